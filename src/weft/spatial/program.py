@@ -2,8 +2,8 @@
 
 This is the only thing that the verifier and the simulator read. An entry is a group: an instruction and its
 repetitions, `period` cycles apart, with addresses and tags that move by a step each time. A tag names a vector of the
-program: an instruction says which vectors it takes (`want0`, `want1`) and which it makes (`tag`), so that a wrong vector
-at the right place is seen.
+program: an instruction says which it takes (`want0`, `want1`) and which it makes (`tag`), so that a wrong vector at the
+right place is seen.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ INSTRUCTION = np.dtype(
         ("origin", np.int32),
     ]
 )
-"""`detail` is an accumulator's bits, and of a write the byte that it keeps plus 16 for each of the vector's; `origin` is a line of the program's table of graph ops."""
+"""`detail` is an accumulator's bits, and of a write the byte that it keeps plus 16 for each of the vector's. `origin`
+is a line of the program's table of graph ops."""
 
 MOVING = {"cycle": "period", "address": "step", "tag": "tag_step", "want0": "want0_step", "want1": "want1_step"}
 """What repetitions change, and by which field."""

@@ -1,8 +1,8 @@
-"""What the stream registers hold: for a stream, a position and a cycle, which instruction drove the vector that is there.
+"""What the stream registers hold: for a stream, a position and a cycle, who drove the vector that is there.
 
-A vector moves one register a cycle and is there until another is driven over it. In the frame that moves along, a flight
-is a point: all of it has the same (stream, cycle ∓ position). So the vector at a place is that of the nearest driver
-upstream among those of the same point.
+A vector moves one register a cycle until another is driven over it. In the frame that moves along, a flight is a point:
+all of it has the same (stream, cycle ∓ position). So the vector at a place is that of the nearest driver upstream among
+those of the same point.
 """
 
 from __future__ import annotations

@@ -103,7 +103,9 @@ def save_program(program: Program, path: Path) -> None:
     ports: list[dict[str, Any]] = []
     for role, given in (("input", program.inputs), ("output", program.outputs)):
         for number, port in enumerate(given):
-            ports.append({"role": role, "name": port.name, "shape": port.shape, "dtype": port.dtype.str, "fill": port.fill})
+            ports.append(
+                {"role": role, "name": port.name, "shape": port.shape, "dtype": port.dtype.str, "fill": port.fill}
+            )
             for name in _PORT_ARRAYS:
                 arrays[f"{role}{number}_{name}"] = getattr(port, name)
     arrays["ports"] = np.array(json.dumps(ports))

@@ -35,7 +35,9 @@ def machine_command(
 @spatial.command("compile")
 def compile_command(
     file: Annotated[str, typer.Argument(help="A graph of 8-bit integers; `-` is standard input.")],
-    output: Annotated[Path, typer.Option("-o", "--output", help="Where to write the schedule.")] = Path("schedule.mlir"),
+    output: Annotated[Path, typer.Option("-o", "--output", help="Where to write the schedule.")] = Path(
+        "schedule.mlir"
+    ),
     machine: Machine = "tsp1",
     set_: Set = None,
     constants: Annotated[

@@ -69,7 +69,13 @@ def show_machine(terminal: Terminal, name: str, overrides: Mapping[str, Any]) ->
 
 
 def compile_file(
-    terminal: Terminal, file: str, machine_name: str, overrides: Mapping[str, Any], constants: Path | None, seed: int, output: Path
+    terminal: Terminal,
+    file: str,
+    machine_name: str,
+    overrides: Mapping[str, Any],
+    constants: Path | None,
+    seed: int,
+    output: Path,
 ) -> None:
     """Compile a graph, verify its schedule and write it."""
     check_file(output, "--output")
@@ -106,7 +112,9 @@ def _constants(function: FuncOp, path: Path | None, seed: int) -> dict[str, np.n
         tensor = tensor_of(value.type)
         shape = tuple(int(size) for size in tensor.shape)  # type: ignore[arg-type]
         small = tensor.dtype.is_integer
-        made[name] = (rng.integers(-128, 128, shape) if small else rng.uniform(0.001, 0.01, shape)).astype(tensor.dtype.numpy)
+        made[name] = (rng.integers(-128, 128, shape) if small else rng.uniform(0.001, 0.01, shape)).astype(
+            tensor.dtype.numpy
+        )
     return made
 
 
@@ -118,8 +126,12 @@ def _report(terminal: Terminal, program: Program, band: list[int], ending: str) 
     table = Table("", "", show_header=False, title=f"{machine.name}@{machine.digest}")
     table.add_row("cycles", f"{program.cycles:,} [{band[0]:,} … {band[1]:,}] with assumed latencies halved and doubled")
     table.add_row("time", f"{program.cycles / machine.clock_hz * 1e6:.3f} µs at {machine.clock_hz / 1e6:g} MHz")
-    table.add_row("lower bound", f"{bound:,} ({binding}); " + ", ".join(f"{k} {v:,}" for k, v in program.bounds.items()))
-    table.add_row("instructions", f"{int(program.instructions['count'].sum()):,} in {len(program.instructions):,} groups")
+    table.add_row(
+        "lower bound", f"{bound:,} ({binding}); " + ", ".join(f"{k} {v:,}" for k, v in program.bounds.items())
+    )
+    table.add_row(
+        "instructions", f"{int(program.instructions['count'].sum()):,} in {len(program.instructions):,} groups"
+    )
     table.add_row("rests on", f"{assumed} assumed latencies; {_NOTE}")
     terminal.show(table, ending)
     terminal.finish(
@@ -199,7 +211,9 @@ def count_systolic(terminal: Terminal, m: int, k: int, n: int, machine_name: str
     schedule = schedule_product(machine, m, k, n)
     cycles = schedule.last_cycle
     array = machine.array
-    terminal.show(f"{cycles:,} cycles for [{m}, {k}] by [{k}, {n}] on {array.rows} × {array.columns}, as SCALE-Sim counts")
+    terminal.show(
+        f"{cycles:,} cycles for [{m}, {k}] by [{k}, {n}] on {array.rows} × {array.columns}, as SCALE-Sim counts"
+    )
     terminal.finish({"ok": True, "cycles": cycles, "folds": len(schedule.folds)})
 
 

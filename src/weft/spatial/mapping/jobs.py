@@ -1,7 +1,7 @@
 """The jobs of products: which input rows meet which tile of weights.
 
-A convolution is a matrix product whose rows are read where they lie (implicit GEMM): each tap of the kernel is a pass over
-the same pixels, a step further, and a border around the image is read as padding.
+A convolution is a matrix product whose rows are read where they lie (implicit GEMM): each tap of the kernel is a pass
+over the same pixels, a step further, and a border around the image is read as padding.
 """
 
 from __future__ import annotations
@@ -22,9 +22,7 @@ class Window:
     padding: tuple[tuple[int, int], ...]
 
 
-def convolution_jobs(
-    model: Model, source: Placed, output: Placed, weights: np.ndarray, window: Window
-) -> list[Job]:
+def convolution_jobs(model: Model, source: Placed, output: Placed, weights: np.ndarray, window: Window) -> list[Job]:
     """A job for each block of output channels; weights are [N, C, rows, columns]."""
     lanes = model.lanes
     pixels = np.arange(output.height * output.width)
@@ -61,6 +59,4 @@ def sum_jobs(model: Model, source: Placed, output: Placed) -> list[Job]:
 
 def pixel_jobs(output: Placed) -> list[Job]:
     """Nothing is multiplied: the vector unit computes each pixel of each block."""
-    return [
-        Job(block, output.inside(), np.arange(output.height * output.width), ()) for block in range(output.blocks)
-    ]
+    return [Job(block, output.inside(), np.arange(output.height * output.width), ()) for block in range(output.blocks)]

@@ -1,8 +1,8 @@
 """Layers: a product on the matrix units, an expression on the vector unit, and the tensor that is written.
 
-A layer is the unit of scheduling. Its work is stated as jobs: rows of output, and for each of them the passes over input
-rows that are multiplied by a tile of weights and added up. Matrix products, convolutions, sums over pixels: all of them
-are lists of jobs.
+A layer is the unit of scheduling. Its work is stated as jobs: rows of output, and for each of them the passes over
+input rows that are multiplied by a tile of weights and added up. Matrix products, convolutions and sums over pixels are
+all lists of jobs.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Placed:
 
     @property
     def pitch(self) -> int:
-        """Pixels from a row to the next: neighbours in the order of pixels lie in neighbouring slices, across rows too."""
+        """Pixels from a row to the next: the next pixel lies in the next slice, across rows too."""
         return self.width + -(-2 * self.border // RESIDUES) * RESIDUES
 
     @property
@@ -150,7 +150,9 @@ class Model:
     macs: int = 0
     _known: dict[bytes, int] = field(default_factory=dict[bytes, int])
 
-    def tensor(self, name: str, shape: tuple[int, ...], dtype: np.dtype[np.generic], image: tuple[int, int, int]) -> Placed:
+    def tensor(
+        self, name: str, shape: tuple[int, ...], dtype: np.dtype[np.generic], image: tuple[int, int, int]
+    ) -> Placed:
         height, width, channels = image
         made = Placed(name, shape, dtype, height, width, channels, self.lanes, number=len(self.tensors))
         self.tensors.append(made)

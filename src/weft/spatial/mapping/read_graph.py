@@ -1,7 +1,7 @@
 """Reads a graph of 8-bit integers as layers: products, what is computed of them element by element, and windows.
 
-The graph says all there is to say of numerics: what is cast, scaled, rounded and clamped is what the machine computes, and
-running the graph on NumPy gives the same bits.
+The graph says all there is to say of numerics: what is cast, scaled, rounded and clamped is what the machine computes,
+and running the graph on NumPy gives the same bits.
 
     %p = graph.dot %x, %w {dtype = i32}                 a product on the matrix units
     %f = graph.cast %p {dtype = f32}                  ┐
@@ -143,7 +143,12 @@ class GraphReader:
         )
 
     def _sum(self, op: GraphOp, x: Any) -> Product | None:
-        if not isinstance(x, Wide) or len(x.tensor.shape) != 4 or tuple(op.params["dims"]) != (2, 3) or x.value is not None:
+        if (
+            not isinstance(x, Wide)
+            or len(x.tensor.shape) != 4
+            or tuple(op.params["dims"]) != (2, 3)
+            or x.value is not None
+        ):
             return None
         shape = tuple(int(size) for size in tensor_of(op.results[0].type).shape)  # type: ignore[arg-type]
         source = x.tensor

@@ -1,1 +1,1 @@
-"""From layers to a schedule: where tensors lie, which cycle every instruction issues in, and the words of the queues."""
+"""From layers to a schedule: where tensors lie, when every instruction issues, and the words of the queues."""

@@ -30,7 +30,9 @@ class Emitter:
 
     def columns(self) -> dict[str, np.ndarray]:
         return {
-            name: np.concatenate([part[name] for part in self.parts]).astype(np.int64) if self.parts else np.zeros(0, int)
+            name: np.concatenate([part[name] for part in self.parts]).astype(np.int64)
+            if self.parts
+            else np.zeros(0, int)
             for name in _COLUMNS
         }
 

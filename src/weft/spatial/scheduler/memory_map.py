@@ -1,9 +1,9 @@
 """Where everything lies: slices by what they are for, a bank for each tensor, an address for each tile of weights.
 
 In each half the slices next to the middle hold constants, those at the edge weights, and between them are sixteen for
-activations: four copies, one for each plane that may read, of four slices, in which the vectors of a tensor lie in turn.
-So no two units ever ask a slice for two words, whatever a window looks like. A tensor has one bank of all sixteen; what a
-layer reads and writes at the same time lies in different banks or halves.
+activations: four copies, one for each plane that may read, of four slices, in which the vectors of a tensor lie in
+turn. So no two units ever ask a slice for two words, whatever a window looks like. A tensor has one bank of all
+sixteen; what a layer reads and writes at the same time lies in different banks or halves.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ class MemoryMap:
     tile_end: list[int] = field(default_factory=lambda: [0, 0])
     constants: dict[tuple[bytes, int, int], int] = field(default_factory=dict[tuple[bytes, int, int], int])
     """The address of a constant vector, by its bytes, half and place in an expression."""
+    constant_order: dict[tuple[bytes, int, int], int] = field(default_factory=dict[tuple[bytes, int, int], int])
     constant_end: dict[tuple[int, int], int] = field(default_factory=dict[tuple[int, int], int])
 
     def __post_init__(self) -> None:
@@ -89,13 +90,8 @@ class MemoryMap:
             self.constant_end[half, place] = end + 1
             if end >= self.machine.slice_words:
                 raise CapacityError(f"more than {self.machine.slice_words} constants", hint="raise memory.bank_words")
-        order = list(self.constants).index(key) if len(self.constants) < 64 else self._order(key)
-        return self.constants[key], self.constant_tag + order
-
-    def _order(self, key: tuple[bytes, int, int]) -> int:
-        if not hasattr(self, "_orders") or key not in self._orders:
-            self._orders = {each: number for number, each in enumerate(self.constants)}
-        return self._orders[key]
+            self.constant_order[key] = len(self.constant_order)
+        return self.constants[key], self.constant_tag + self.constant_order[key]
 
     def _place_tensors(self) -> None:
         ends = {(half, bank): 0 for half in (0, 1) for bank in range(self.machine.memory.banks)}
@@ -116,9 +112,10 @@ class MemoryMap:
             if region is None or ends[region] + words > self.machine.memory.bank_words:
                 demand = sum(each.words for each in self.model.tensors)
                 capacity = len(ends) * self.machine.memory.bank_words
+                left = self.machine.memory.bank_words - (ends[region] if region else 0)
                 raise CapacityError(
-                    f"{tensor.name} needs {words} words of a bank in {self.copies * RESIDUES} slices, and "
-                    f"{self.machine.memory.bank_words - (ends[region] if region else 0)} are left; all tensors need {demand} of {capacity}",
+                    f"{tensor.name} needs {words} words of a bank in {self.copies * RESIDUES} slices, and {left} are "
+                    f"left; all tensors need {demand} of {capacity}",
                     hint="raise memory.bank_words",
                 )
             tensor.half, tensor.bank = region

@@ -1,7 +1,7 @@
 """Puts an expression on the mesh of ALUs: each operation next to those that take its result.
 
-An ALU hands its result to a neighbour without a stream, and in exactly one cycle. So operations are as far from the last
-one in time as they are in the expression, and copies of an expression that is small enough work side by side.
+An ALU hands its result to a neighbour without a stream, and in exactly one cycle. So operations are as far from the
+last one in time as they are in the expression, and copies of an expression that is small enough work side by side.
 """
 
 from __future__ import annotations

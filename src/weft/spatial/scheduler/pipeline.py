@@ -1,8 +1,8 @@
 """The pipeline of a layer: read → multiply → accumulate → vector unit → write, without a stop in memory on the way.
 
-All units keep a fixed distance from the cycle τ in which a row enters a plane, so a layer is scheduled by giving each row
-its τ: rows follow each other at the interval that the vector unit allows, passes follow when their weights are there,
-and the weights of the next pass are loaded while this one runs.
+All units keep a fixed distance from the cycle τ in which a row enters a plane, so a layer is scheduled by giving each
+row its τ: rows follow each other at the interval that the vector unit allows, passes follow when their weights are
+there, and the weights of the next pass are loaded while this one runs.
 
     row        read activations   multiply   accumulate   ALUs, the product first taken   write
     cycle      τ - way - d        τ          τ + d        …, + edge                       … + way
@@ -73,7 +73,9 @@ class LayerPipeline:
         self.chains: Chains = place_expression(self.layer.root, self.machine.vector, most)
         self.constants = list(_constants_of(self.layer.root))
         if len(self.constants) > CONSTANTS:
-            raise UnsupportedError(f"an expression has {len(self.constants)} constants", hint=f"at most {CONSTANTS} fit")
+            raise UnsupportedError(
+                f"an expression has {len(self.constants)} constants", hint=f"at most {CONSTANTS} fit"
+            )
         self.taken: dict[tuple[int, int], list[np.ndarray]] = {}
         self.installed: dict[int, tuple[int, int]] = {}
         self.asked = np.zeros(0, np.int64)
@@ -154,7 +156,9 @@ class LayerPipeline:
 
     def _plain(self, workers: list[Worker], cursor: int) -> int:
         for worker in workers:
-            self._express(worker, worker.rows, cursor + np.arange(len(worker.rows)) + self._depth * self.machine.latency.alu)
+            self._express(
+                worker, worker.rows, cursor + np.arange(len(worker.rows)) + self._depth * self.machine.latency.alu
+            )
         return cursor + max(len(worker.rows) for worker in workers)
 
     @property
@@ -214,9 +218,7 @@ class LayerPipeline:
         tags = source.tags(step.block, places)
         self._read_tensor(source, worker.number, step.block, places, times, edge, stream)
         wanted = memory.tile_tag + step.tile * machine.matrix.rows
-        self._emit(
-            Opcode.MULTIPLY, memory.units.plane(worker.number, 1), times, source0=stream, want0=tags, tag=wanted
-        )
+        self._emit(Opcode.MULTIPLY, memory.units.plane(worker.number, 1), times, source0=stream, want0=tags, tag=wanted)
         made = self.layer.output.tags(job.block, job.positions[rows])
         self._emit(
             Opcode.ACCUMULATE,
@@ -288,7 +290,9 @@ class LayerPipeline:
                 sources[at], wants[at] = self._stream(_inward(worker.half), _SUMS + 4 * lane), made
         return sources, wants
 
-    def _read_stream(self, worker: Worker, rows: np.ndarray, operand: Stream, times: np.ndarray) -> tuple[int, np.ndarray]:
+    def _read_stream(
+        self, worker: Worker, rows: np.ndarray, operand: Stream, times: np.ndarray
+    ) -> tuple[int, np.ndarray]:
         """Read a tensor of the expression."""
         tensors, output, tensor = streams_of(self.layer.root), self.layer.output, operand.tensor
         number = next(n for n, each in enumerate(tensors) if each is operand)
@@ -317,7 +321,9 @@ class LayerPipeline:
                 return copies
             copies[taken] += 1
             copies = np.minimum(copies, self.memory.copies - 1)
-        raise UnsupportedError(f"a window reads a slice of {tensor.name} too often in a cycle", hint="pool in two steps")
+        raise UnsupportedError(
+            f"a window reads a slice of {tensor.name} too often in a cycle", hint="pool in two steps"
+        )
 
     def _tensor_streams(self) -> tuple[int, ...]:
         """Streams that bring tensors to the vector unit."""
@@ -371,7 +377,9 @@ class LayerPipeline:
     def _stream(self, direction: int, number: int) -> int:
         return direction * self.machine.streams.per_direction + number
 
-    def _emit(self, opcode: Opcode, queue: np.ndarray | int, cycle: np.ndarray | int, **columns: np.ndarray | int) -> None:
+    def _emit(
+        self, opcode: Opcode, queue: np.ndarray | int, cycle: np.ndarray | int, **columns: np.ndarray | int
+    ) -> None:
         self.emitter.emit(opcode, queue, cycle, origin=self.layer.origin, **columns)
 
 

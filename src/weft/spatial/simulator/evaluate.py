@@ -36,11 +36,12 @@ class Evaluator:
         computed = np.isin(issues["opcode"][self.sources.drives.issues], (Opcode.ALU, Opcode.ACCUMULATE))
         self.slots = np.cumsum(computed) - 1
         self.streamed = np.zeros((int(computed.sum()), machine.width), np.uint8)
-        self.accumulators = np.zeros(
-            (machine.matrix.planes, machine.matrix.accumulator_rows, machine.width), np.int32
-        )
+        self.accumulators = np.zeros((machine.matrix.planes, machine.matrix.accumulator_rows, machine.width), np.int32)
         self.group_of = issues["group"]
-        self.handed = [dict(zip(*(part.tolist() for part in chained(self.program, issues, each)), strict=True)) for each in (0, 1)]  # fmt: skip
+        self.handed = [
+            dict(zip(*(part.tolist() for part in chained(self.program, issues, operand)), strict=True))
+            for operand in (0, 1)
+        ]
         self._find_products()
         self._find_weights()
 

@@ -70,9 +70,8 @@ def _length(program: Program, issues: Issues) -> int:
 
 def _argument(port: Port, array: np.ndarray) -> np.ndarray:
     if array.shape != port.shape or array.dtype != port.dtype:
-        raise GuardError(
-            f"argument {port.name} is {array.dtype}{list(array.shape)}, the program takes {port.dtype}{list(port.shape)}"
-        )
+        given, taken = (f"{each.dtype}{list(each.shape)}" for each in (array, port))
+        raise GuardError(f"argument {port.name} is {given}, the program takes {taken}")
     return np.ascontiguousarray(array)
 
 

@@ -40,7 +40,9 @@ def _check_versions(checks: Checks, accesses: np.ndarray) -> None:
     is_write = issues["opcode"][accesses] == Opcode.WRITE
     place = np.concatenate([start, issues["queue"][accesses].astype(np.int64) * words + issues["address"][accesses]])
     # A word is new when the write is done, and a read in that very cycle finds it.
-    time = np.concatenate([np.full(len(start), -1), issues["cycle"][accesses] + np.where(is_write, machine.latency.write, 0)])
+    time = np.concatenate(
+        [np.full(len(start), -1), issues["cycle"][accesses] + np.where(is_write, machine.latency.write, 0)]
+    )
     writes = np.concatenate([np.ones(len(start), bool), is_write])
     tag = np.concatenate(
         [
@@ -55,9 +57,13 @@ def _check_versions(checks: Checks, accesses: np.ndarray) -> None:
     known = (last >= 0) & (place[np.maximum(last, 0)] == place)
     reads = ~writes
     checks.refuse(4, issue[reads & ~known], "reads a word that no one has written")
-    checks.refuse(4, issue[reads & known & (tag[np.maximum(last, 0)] != tag)], "reads another vector than was written for it")
+    checks.refuse(
+        4, issue[reads & known & (tag[np.maximum(last, 0)] != tag)], "reads another vector than was written for it"
+    )
     for port in program.outputs:
-        _check_output(checks, port.slices.astype(np.int64) * words + port.addresses, port.tags, place, writes, tag, port.name)
+        _check_output(
+            checks, port.slices.astype(np.int64) * words + port.addresses, port.tags, place, writes, tag, port.name
+        )
 
 
 def _check_output(
@@ -75,4 +81,6 @@ def _check_output(
     if not right.all():
         wrong = int(places[~right][0])
         unit, address = divmod(wrong, checks.program.machine.slice_words)
-        checks.say(4, f"{checks.program.units.name(unit)}: at the end, address {address} does not hold a vector of {name}")
+        checks.say(
+            4, f"{checks.program.units.name(unit)}: at the end, address {address} does not hold a vector of {name}"
+        )

@@ -97,7 +97,9 @@ def _check_types(checks: Checks, reading: np.ndarray, drivers: np.ndarray, opera
     alu = op[reading] == Opcode.ALU
     needs = _operand_types(operand)[issues["function"][reading]]
     writes = op[reading] == Opcode.WRITE
-    wrong = (alu & (made != needs)) | (writes & (size != issues["detail"][reading] // 16)) | (~alu & ~writes & (size != 1))
+    wrong = (
+        (alu & (made != needs)) | (writes & (size != issues["detail"][reading] // 16)) | (~alu & ~writes & (size != 1))
+    )
     checks.refuse(6, reading[wrong], "finds a vector of another type")
 
 

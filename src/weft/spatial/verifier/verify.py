@@ -1,4 +1,4 @@
-"""Checks a program against the invariants of its machine. It reads the schedule and the description, and nothing else."""
+"""Checks a program against the invariants of its machine. It reads nothing but the schedule."""
 
 from __future__ import annotations
 

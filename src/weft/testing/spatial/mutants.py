@@ -61,7 +61,13 @@ def single_issues(program: Program, rng: np.random.Generator) -> Program:
 def _part(row: np.void, first: int, count: int) -> np.ndarray:
     made = np.array([row])
     made["count"] = count
-    for name, step in (("cycle", "period"), ("address", "step"), ("tag", "tag_step"), ("want0", "want0_step"), ("want1", "want1_step")):
+    for name, step in (
+        ("cycle", "period"),
+        ("address", "step"),
+        ("tag", "tag_step"),
+        ("want0", "want0_step"),
+        ("want1", "want1_step"),
+    ):
         made[name] += first * row[step]
     return made
 
@@ -145,11 +151,14 @@ def _alu(program: Program, rng: np.random.Generator) -> Program | None:
 
 def _function(program: Program, rng: np.random.Generator) -> Program | None:
     rows = program.instructions.copy()
-    fitting = np.flatnonzero((rows["opcode"] == Opcode.ALU) & np.isin(rows["function"], (Function.I32_TO_F32, Function.F32_TO_I8)))  # fmt: skip
+    converts = np.isin(rows["function"], (Function.I32_TO_F32, Function.F32_TO_I8))
+    fitting = np.flatnonzero((rows["opcode"] == Opcode.ALU) & converts)
     if not len(fitting):
         return None
     chosen = int(rng.choice(fitting))
-    rows["function"][chosen] = Function.I8_TO_F32 if rows["function"][chosen] == Function.I32_TO_F32 else Function.RELU_F32
+    rows["function"][chosen] = (
+        Function.I8_TO_F32 if rows["function"][chosen] == Function.I32_TO_F32 else Function.RELU_F32
+    )
     return _with_rows(program, rows)
 
 
@@ -214,7 +223,12 @@ def is_harmful(mutant: Mutant, arrays: Sequence[np.ndarray], expected: Sequence[
 
 
 def count_mutants(
-    program: Program, arrays: Sequence[np.ndarray], expected: Sequence[np.ndarray], number: int, seed: int, into: MutantCount
+    program: Program,
+    arrays: Sequence[np.ndarray],
+    expected: Sequence[np.ndarray],
+    number: int,
+    seed: int,
+    into: MutantCount,
 ) -> None:
     """Make mutants of a program, run them and ask the verifier."""
     rng = np.random.default_rng(seed)

@@ -53,7 +53,9 @@ def _matrices(rng: np.random.Generator) -> RandomProgram:
     elif value == build.argument("x"):
         value = build.to_int8(build.scaled(value, _scale(rng, 1, width) * 5500))
     function = build.finish([value])
-    return RandomProgram(function, build.constants, [_weights(rng, rows, build.builder.tensor(build.argument("x")).shape[1])])  # type: ignore[list-item, arg-type]
+    return RandomProgram(
+        function, build.constants, [_weights(rng, rows, build.builder.tensor(build.argument("x")).shape[1])]
+    )  # type: ignore[list-item, arg-type]
 
 
 def _converted(rng: np.random.Generator, build: Int8Builder, product: SSAValue, terms: int, channels: int) -> SSAValue:
