@@ -16,6 +16,7 @@ from weft.tools.cli_commands import Commands, ScriptCommand
 from weft.tools.cli_onnx import conform_onnx
 from weft.tools.cli_options import Budget, Device, Json, Resume, Shard
 from weft.tools.cli_plan import plan
+from weft.tools.cli_spatial import spatial
 from weft.tools.cli_zoo import conform_zoo
 from weft.tools.terminal import Terminal, UsageError, check_folder, counted
 
@@ -437,3 +438,4 @@ app.command("compile")(compile_command)
 app.command("run")(run_command)
 app.command("inspect")(inspect_command)
 app.add_typer(bench, name="bench")
+app.add_typer(spatial, name="spatial")
