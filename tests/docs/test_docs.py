@@ -45,7 +45,7 @@ pages = _pages()
 @pytest.mark.parametrize("name", [name for name, text in TEXTS.items() if pages.runs(text)])
 def test_a_page_runs_and_prints_what_it_shows(name: str, tmp_path: Path) -> None:
     script, page = ROOT / "tests/docs/pages.py", ROOT / "docs" / name
-    environment = {**os.environ, "WEFT_CACHE_DIR": str(tmp_path)}
+    environment = {**os.environ, "WEFT_CACHE_DIR": str(tmp_path), "WEFT_CONFIG_DIR": str(tmp_path / "config")}
     done = subprocess.run([sys.executable, script, page], capture_output=True, text=True, env=environment, timeout=600)
     advice = f"`python tests/docs/pages.py --update docs/{name}` brings the page up to date"
     assert done.returncode == 0, f"{advice}\n{done.stdout}\n{done.stderr}"
@@ -128,7 +128,7 @@ def test_commands_and_their_options_exist(name: str) -> None:
 @pytest.mark.parametrize("name", TEXTS)
 def test_environment_variables_exist(name: str) -> None:
     known = {f"WEFT_{field.name.upper()}" for field in fields(Config)}
-    known |= {"WEFT_CACHE_DIR", "WEFT_COMMIT", "WEFT_INTERPRET"}
+    known |= {"WEFT_CACHE_DIR", "WEFT_COMMIT", "WEFT_CONFIG_DIR", "WEFT_INTERPRET"}
     assert set(re.findall(r"\bWEFT_[A-Z_]*[A-Z]\b", TEXTS[name])) <= known
 
 

@@ -31,7 +31,7 @@ from weft.backends.nvidia.ir.warp_specialization import AffineApplyOp
 from weft.ir.expr import Size, floordiv, maximum, minimum, mod, product, symbol
 from weft.ir.locations import inherit_locations, sourced
 from weft.lower.plan import Planned
-from weft.lower.steps import KernelStep, LaunchStep, Step
+from weft.lower.steps import KernelStep, LaunchStep, Step, all_steps
 from weft.tile import dialect as tile
 
 _MOST_KERNELS, _MOST_PROGRAMS = 4, 1024
@@ -148,7 +148,7 @@ def fuse_horizontally(planned: Planned) -> None:
 def set_steps(planned: Planned, steps: Sequence[Step]) -> None:
     """Let a plan have other steps; kernels that none of them runs are dropped."""
     planned.plan = replace(planned.plan, steps=tuple(steps))
-    used = {step.function for step in steps if isinstance(step, KernelStep | LaunchStep)}
+    used = {step.function for step in all_steps(steps) if isinstance(step, KernelStep | LaunchStep)}
     for name in [each for each in planned.kernels if each not in used]:
         del planned.kernels[name]
 
