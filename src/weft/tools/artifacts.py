@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from weft.artifact.manifest import Manifest
+from weft.artifact.opened import Artifact, open_artifact
 from weft.artifact.processors import runs_here
-from weft.artifact.read import Artifact, load, open_artifact
+from weft.artifact.read import load
 from weft.artifact.signature import Signature
 from weft.tools.terminal import Terminal, UsageError, scaled
 
