@@ -12,6 +12,8 @@ if _typing.TYPE_CHECKING:
     from weft.config import Config as Config
     from weft.errors import ArtifactError as ArtifactError
     from weft.errors import CompilationError as CompilationError
+    from weft.errors import CountError as CountError
+    from weft.errors import DataError as DataError
     from weft.errors import DeviceError as DeviceError
     from weft.errors import DeviceMemoryError as DeviceMemoryError
     from weft.errors import DivisionError as DivisionError
@@ -22,6 +24,7 @@ if _typing.TYPE_CHECKING:
     from weft.errors import NoDeviceError as NoDeviceError
     from weft.errors import ParseError as ParseError
     from weft.errors import PlaceError as PlaceError
+    from weft.errors import PowerError as PowerError
     from weft.errors import ShapeError as ShapeError
     from weft.errors import UnsupportedError as UnsupportedError
     from weft.errors import WeftError as WeftError
@@ -50,6 +53,9 @@ _HOMES = {
     "GuardError": "weft.errors",
     "PlaceError": "weft.errors",
     "DivisionError": "weft.errors",
+    "CountError": "weft.errors",
+    "PowerError": "weft.errors",
+    "DataError": "weft.errors",
     "DeviceError": "weft.errors",
     "NoDeviceError": "weft.errors",
     "DeviceMemoryError": "weft.errors",

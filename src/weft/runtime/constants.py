@@ -21,6 +21,7 @@ from weft.ops.dialect import parse_module
 from weft.ops.graph import FuncOp
 from weft.passes.hoist_constants import RUNS_ONCE
 from weft.runtime.cores import available_cores
+from weft.runtime.strides import lowest, span
 
 _MOST_THREADS = 8
 
@@ -81,9 +82,9 @@ def _strided(array: np.ndarray, strides: object) -> np.ndarray:
 
 
 def strided_zeros(shape: Sequence[int], strides: Sequence[int], dtype: np.dtype) -> np.ndarray:
-    """A new array with strides in elements, which may overlap or leave gaps."""
-    reach = sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True)) + 1 if 0 not in shape else 0
+    """A new array with strides in elements, which may overlap, leave gaps, or go backwards."""
     # NumPy cannot stride over some of the types that it has from elsewhere, but over bytes.
-    memory = np.zeros((max(reach, 1), dtype.itemsize), np.uint8)
+    memory = np.zeros((max(span(shape, strides), 1), dtype.itemsize), np.uint8)
     steps = [*(stride * dtype.itemsize for stride in strides), 1]
-    return np.lib.stride_tricks.as_strided(memory, (*shape, dtype.itemsize), steps).view(dtype)[..., 0]
+    first = memory[-lowest(shape, strides) :]
+    return np.lib.stride_tricks.as_strided(first, (*shape, dtype.itemsize), steps).view(dtype)[..., 0]

@@ -12,7 +12,19 @@ from weft.errors import ParseError, WeftError
 from weft.ir.types import Tensor
 from weft.lower.constants import Constant
 from weft.lower.packing import PackedPanels, Packing
-from weft.lower.steps import Buffer, CallStep, DotStep, KernelStep, LaunchStep, Place, Plan
+from weft.lower.steps import (
+    Buffer,
+    CallStep,
+    DotStep,
+    IfStep,
+    KernelStep,
+    LaunchStep,
+    LoopStep,
+    Place,
+    Plan,
+    SlicePlace,
+    all_steps,
+)
 from weft.ops.layouts import StridedLayout
 from weft.runtime.cache import DiskCache
 from weft.runtime.check_plan import check_plan
@@ -30,6 +42,9 @@ _PLAN_CLASSES = table(
         CallStep,
         DotStep,
         LaunchStep,
+        LoopStep,
+        SlicePlace,
+        IfStep,
         StridedLayout,
         Tensor,
         Constant,
@@ -96,7 +111,7 @@ def decode_program(
 
 
 def _check_kernels(plan: Plan, code: DeviceCode) -> None:
-    names = {step.function for step in plan.steps if isinstance(step, KernelStep)}
+    names = {step.function for step in all_steps(plan.steps) if isinstance(step, KernelStep)}
     if missing := names - code.launches.keys():
         raise ParseError(f"a stored program without its kernels {', '.join(sorted(missing))}")
 
