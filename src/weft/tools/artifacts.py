@@ -34,6 +34,7 @@ class CompileOptions:
     sign: Path | None = None
     quantize: str = ""
     emit: str = "artifact"
+    sizes: tuple[str, ...] = ()
 
 
 def compile_model(terminal: Terminal, model: Path, asked: CompileOptions) -> None:
@@ -44,7 +45,7 @@ def compile_model(terminal: Terminal, model: Path, asked: CompileOptions) -> Non
     if asked.emit not in ("artifact", "object"):
         raise UsageError(f"nothing is called {asked.emit!r} that could be written", hint="`artifact` or `object`")
     start = time.perf_counter()
-    source = read_source(model, asked.weights, asked.function)
+    source = read_source(model, asked.weights, asked.function, _sizes(asked.sizes))
     request = Request(asked.targets, asked.license, asked.sign, asked.quantize)
     if asked.emit == "object":
         from weft.artifact.emit_object import emit_object
@@ -57,6 +58,16 @@ def compile_model(terminal: Terminal, model: Path, asked: CompileOptions) -> Non
     terminal.text(f"{asked.output}: {scaled(size, 'B')}, {time.perf_counter() - start:.1f} s")
     terminal.text(str(Signature(manifest)))
     terminal.finish({"ok": True, "file": str(asked.output), "bytes": size, "targets": list(asked.targets)})
+
+
+def _sizes(texts: Sequence[str]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for text in texts:
+        name, _, number = text.rpartition("=")
+        if not name or not number.isdecimal():
+            raise UsageError(f"{text} states no size", hint="--size batch=1")
+        found[name] = int(number)
+    return found
 
 
 @dataclass(frozen=True)
