@@ -62,7 +62,7 @@ class StepCosts:
     def attend(self, new: Any, prefix: Any) -> Any:
         """Attention of new tokens after a prefix: that of both less the prefix's own."""
         after = np.asarray(prefix, dtype=float)
-        whole = np.interp(after + new, LENGTHS, self.prefill_attention)
+        whole = np.interp(np.asarray(after + new, dtype=float), LENGTHS, self.prefill_attention)
         before = np.interp(after, LENGTHS, self.prefill_attention)
         least = self.prefill_attention[0]
         return np.where(after > 0, np.maximum(whole - before + least, least), whole)

@@ -299,17 +299,19 @@ def _rank(errors: Errors, family: str, cases: list[tuple[Case, float]]) -> None:
         return
     for limit in LIMITS:
         allowed = [(case, measured) for case, measured in cases if measured <= limit]
-        # What is predicted to be just above a limit may be below it: the band of measured operations is allowed for.
-        likely = [(case, measured) for case, measured in allowed if case.tpot <= limit * 1.1]
-        if len({case.parallel for case, _ in allowed}) < 2 or not likely:
+        if len({case.parallel for case, _ in allowed}) < 2:
             continue
+        # The choice is made from predictions alone. One that breaks the limit, or none at all, is a whole loss.
+        likely = [each for each in cases if each[0].tpot <= limit]
+        chosen = max(likely, key=lambda each: _given(each[0], each[0].tpot)) if likely else None
+        best = max(_given(case, measured) for case, measured in allowed)
+        kept = chosen is not None and chosen[1] <= limit
+        errors.add(family, 1 - _given(*chosen) / best if kept and chosen is not None else 1.0)
 
-        def given(case: Case, seconds: float) -> float:
-            return case.clients / seconds / case.parallel.gpus
 
-        chosen = max(likely, key=lambda each: given(each[0], each[0].tpot))
-        best = max(given(case, measured) for case, measured in allowed)
-        errors.add(family, 1 - given(*chosen) / best)
+def _given(case: Case, seconds: float) -> float:
+    """Output tokens a second of a GPU with such a TPOT."""
+    return case.clients / seconds / case.parallel.gpus
 
 
 def throughput(folder: Path) -> Errors:
