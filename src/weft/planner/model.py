@@ -98,7 +98,6 @@ class Model:
     expert_weights: str = "bf16"
     draft_layers: int = 0
     max_length: int = 0
-    checked: bool = True
 
     @property
     def depth(self) -> int:
