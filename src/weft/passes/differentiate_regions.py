@@ -33,10 +33,15 @@ class Gradients(Protocol):
     def propagate(self, op: Operation) -> None: ...
 
 
-def with_history(op: LoopOp) -> LoopOp:
+def keep_histories(block: Block) -> None:
+    """Let the loops of a block, which is going to be differentiated, stack their states."""
+    for op in list(block.ops):
+        if isinstance(op, LoopOp) and not op.conditional:
+            _with_history(op)
+
+
+def _with_history(op: LoopOp) -> LoopOp:
     """The loop with one more stack for each state: what it was when each turn began. It takes the op's place."""
-    if op.conditional:
-        raise UnsupportedError("a loop with a condition has no gradient", hint="give it a number of turns")
     (region,) = op.bodies
     block = region.block
     carried = len(op.starts)
@@ -64,12 +69,16 @@ def with_history(op: LoopOp) -> LoopOp:
 
 def propagate_control(tape: Gradients, op: ControlOp, make: Callable[[GraphBuilder], Gradients]) -> None:
     """Take the gradients of the results of control flow to its operands."""
-    given = {result: tape.gradients.get(result) for result in op.results}
-    grads = {r: zeros(tape.b, r) if g is None else g for r, g in given.items() if _is_float(r)}
+    grads: dict[SSAValue, SSAValue] = {}
+    for result in filter(_is_float, op.results):
+        known = tape.gradients.get(result)
+        grads[result] = zeros(tape.b, result) if known is None else known
     if isinstance(op, IfOp):
         _branches(tape, op, grads, make)
     else:
         assert isinstance(op, LoopOp)
+        if op.conditional:
+            raise UnsupportedError("a loop with a condition has no gradient", hint="give it a number of turns")
         _turns(tape, op, grads, make)
 
 
@@ -100,7 +109,8 @@ def _turns(
 ) -> None:
     (region,) = op.bodies
     block, carried = region.block, len(op.starts)
-    history, stacks = op.stacks[-carried:] if carried else [], op.stacks[: len(op.stacks) - carried]
+    own = len(op.stacks) - carried
+    stacks, history = op.stacks[:own], op.stacks[own:]
     directions = op.stacked[: len(stacks)]
     states = [n for n, value in enumerate(op.starts) if _is_float(value)]
     seeds = [n for n, value in enumerate(stacks) if _is_float(value)]
@@ -150,8 +160,8 @@ def _again(
             yielded = [values[operand] for operand in op.operands]
             break
         copy = b.insert(op.clone(value_mapper=values))
-        if isinstance(copy, LoopOp):
-            copy = with_history(copy)
+        if isinstance(copy, LoopOp) and not copy.conditional:
+            copy = _with_history(copy)
         values.update(zip(op.results, copy.results, strict=False))
     return yielded, make(b)
 

@@ -5,7 +5,17 @@ import torch
 from torch._higher_order_ops import map as higher_order_map
 from torch._higher_order_ops import scan, while_loop
 
+from weft.backends.nvidia.target import target_named
+from weft.config import Config
+from weft.ir.types import Tensor, f32
+from weft.lower.machine import gpu_machine
+from weft.lower.steps import IfStep, KernelStep, LoopStep, all_steps
+from weft.ops.control import loop
+from weft.ops.graph import FuncOp, GraphBuilder, ReturnOp
+from weft.pipelines import compile_nvidia
+from weft.runtime.cuda_graphs import why_not_captured
 from weft.runtime.record import recording
+from weft.testing.interpreted import GpuInterpreter
 
 W = torch.linspace(-1.0, 2.0, 3)
 
@@ -73,3 +83,26 @@ def test_branches_are_differentiated():
     (found,) = torch.autograd.grad(result.sum(), x)
     (wanted,) = torch.autograd.grad(branch(x).sum(), x)
     torch.testing.assert_close(found, wanted)
+
+
+def test_loops_and_branches_of_a_gpu_s_kernels():
+    """Planned as for a GPU, with kernels interpreted: the host decides on turns and branches."""
+    for function, shape in ((branch, (3,)), (count, (3,)), (backwards, (5, 3))):
+        torch._dynamo.reset()
+        backend = GpuInterpreter(gpu_machine())
+        x = torch.linspace(-1.0, 1.5, torch.Size(shape).numel()).reshape(shape)
+        with torch.no_grad():
+            torch.testing.assert_close(torch.compile(function, backend=backend)(x), function(x))
+        assert any(isinstance(step, LoopStep | IfStep) for made in backend.plans for step in made.plan.steps)
+
+
+def test_kernels_inside_of_loops_become_device_code():
+    turns = FuncOp.make("f", {"x": Tensor(f32, (5, 64)), "h": Tensor(f32, (64,))})
+    b = GraphBuilder(turns.block)
+    x, h = turns.block.args
+    finals, stacks = loop(b, lambda b, i, s, e: ([b.tanh(b.add(s[0], e[0]))], [b.exp(s[0])]), [h], [x], turns=5)
+    b.insert(ReturnOp.make([*finals, *stacks]))
+    made = compile_nvidia(turns, Config(cache=False), target_named("sm_90a"))
+    names = {step.function for step in all_steps(made.plan.steps) if isinstance(step, KernelStep)}
+    assert names and names <= set(made.code.launches)
+    assert "the host decides" in why_not_captured(made.plan, lambda step: None)
