@@ -54,8 +54,18 @@ def test_what_children_do_is_told() -> None:
     assert raised.kind == WRONG and "ZeroDivisionError" in raised.said
     crashed = in_child(lambda: os.kill(os.getpid(), signal.SIGKILL))
     assert crashed.kind == CRASHED and "SIGKILL" in crashed.said
-    assert in_child(lambda: time.sleep(60), 0.2).kind == HUNG
+    hung = in_child(lambda: time.sleep(60), 0.2)
+    assert hung.kind == HUNG and "of computing" in hung.said
     assert Forked(lambda: time.sleep(60)).outcome(60, killed_after=0.1).kind == KILLED
+
+
+def test_a_child_that_computes_is_slow_and_does_not_hang() -> None:
+    def compute() -> None:
+        until = time.process_time() + 0.5
+        while time.process_time() < until:
+            pass
+
+    assert in_child(compute, 0.4).kind == GOOD
 
 
 def test_a_peak_may_be_half_as_much_again_and_what_the_compiler_takes() -> None:
