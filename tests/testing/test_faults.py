@@ -61,11 +61,11 @@ def test_what_children_do_is_told() -> None:
 
 def test_a_child_that_computes_is_slow_and_does_not_hang() -> None:
     def compute() -> None:
-        until = time.process_time() + 0.5
-        while time.process_time() < until:
+        until = time.monotonic() + 3
+        while time.monotonic() < until:
             pass
 
-    assert in_child(compute, 0.4).kind == GOOD
+    assert in_child(compute, 2).kind == GOOD
 
 
 def test_a_peak_may_be_half_as_much_again_and_what_the_compiler_takes() -> None:
