@@ -8,12 +8,14 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from weft.testing.faults.__main__ import KINDS
 from weft.testing.faults.children import CRASHED, GOOD, HUNG, KILLED, WRONG, Forked, in_child
-from weft.testing.op_memory import ALLOWANCE, exceeds
+from weft.testing.op_memory import ALLOWANCE, enlarged, exceeds
 
 SLICE = """
 import itertools, random, torch
@@ -71,3 +73,10 @@ def test_a_child_that_computes_is_slow_and_does_not_hang() -> None:
 def test_a_peak_may_be_half_as_much_again_and_what_the_compiler_takes() -> None:
     assert not exceeds(ALLOWANCE + 150, 100)
     assert exceeds(ALLOWANCE + 151, 100)
+
+
+def test_samples_with_sparse_tensors_cannot_be_enlarged() -> None:
+    dense = SimpleNamespace(input=torch.randn(4, 3), args=(torch.randn(3, 5),), kwargs={})
+    assert [tuple(args[1].shape) for args, _ in enlarged(dense, 480)] == [(24, 5), (3, 40)]
+    sparse = SimpleNamespace(input=torch.eye(4).to_sparse_coo(), args=(torch.randn(4, 5),), kwargs={})
+    assert not list(enlarged(sparse, 480))
