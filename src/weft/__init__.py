@@ -8,7 +8,9 @@ from __future__ import annotations
 import typing as _typing
 
 if _typing.TYPE_CHECKING:
+    from weft.artifact.read import load as load
     from weft.config import Config as Config
+    from weft.errors import ArtifactError as ArtifactError
     from weft.errors import CompilationError as CompilationError
     from weft.errors import CountError as CountError
     from weft.errors import DataError as DataError
@@ -35,11 +37,13 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "compile": "weft.frontends.torch.api",
+    "load": "weft.artifact.read",
     "refreeze": "weft.runtime.constant_sets",
     "explain": "weft.tools.explain",
     "profile": "weft.runtime.profile",
     "Config": "weft.config",
     "WeftError": "weft.errors",
+    "ArtifactError": "weft.errors",
     "ShapeError": "weft.errors",
     "DTypeError": "weft.errors",
     "ParseError": "weft.errors",

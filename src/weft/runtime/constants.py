@@ -28,10 +28,7 @@ _MOST_THREADS = 8
 
 def prepared(plan: Plan, prepare: FuncOp | None, given: Sequence[np.ndarray]) -> dict[int, np.ndarray]:
     """The array of every constant buffer, from the constant arguments. `prepare` is read from the plan if not given."""
-    if len(given) != len(plan.fixed):
-        raise GuardError(f"the program has {len(plan.fixed)} constant arguments, got {len(given)}")
-    prepare = prepared_by(plan, prepare)
-    sources = [*given, *([] if prepare is None else _results(prepare, given))]
+    sources = sources_of(plan, prepare, given)
 
     def made(constant: Constant) -> np.ndarray:
         array = sources[constant.source]
@@ -40,6 +37,14 @@ def prepared(plan: Plan, prepare: FuncOp | None, given: Sequence[np.ndarray]) ->
     # Packing is copying, which NumPy does without holding the interpreter.
     with ThreadPoolExecutor(min(_MOST_THREADS, available_cores())) as pool:
         return dict(zip((constant.buffer for constant in plan.constants), pool.map(made, plan.constants), strict=True))
+
+
+def sources_of(plan: Plan, prepare: FuncOp | None, given: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """What constants are made of: the constant arguments, then what the program's `prepare` computes of them."""
+    if len(given) != len(plan.fixed):
+        raise GuardError(f"the program has {len(plan.fixed)} constant arguments, got {len(given)}")
+    prepare = prepared_by(plan, prepare)
+    return [*given, *([] if prepare is None else _results(prepare, given))]
 
 
 def prepared_by(plan: Plan, prepare: FuncOp | None) -> FuncOp | None:
