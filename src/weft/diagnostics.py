@@ -16,12 +16,11 @@ import logging
 import os
 import sys
 import sysconfig
-import threading
 from collections.abc import Iterable
 from types import FrameType
 
-_told: set[tuple[str, str | None, str]] = set()
-_telling = threading.Lock()
+_told: dict[tuple[str, str | None, str], object] = {}
+"""Of threads that tell the same thing one enters it. There is no lock: a forked child would inherit it held."""
 _WEFT = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _PYTHON = sysconfig.get_path("stdlib") + os.sep
 
@@ -43,10 +42,9 @@ def warn(
     """
     what = f"{what}, {_line(why)}" if why else what
     key = topic, location, cause or what
-    with _telling:
-        if key in _told:
-            return False
-        _told.add(key)
+    mine = object()
+    if _told.setdefault(key, mine) is not mine:
+        return False
     text = ": ".join(filter(None, ("weft", location or calling_line(), what)))
     text = f"{text}; {_line(advice)}" if advice else text
     logging.getLogger(f"weft.{topic}").warning("%s", text, exc_info=error)
@@ -55,8 +53,7 @@ def warn(
 
 def forget() -> None:
     """Tell everything again that was told: for tests, and for notebooks that are run again."""
-    with _telling:
-        _told.clear()
+    _told.clear()
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

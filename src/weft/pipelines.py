@@ -145,7 +145,7 @@ def cpu_passes(config: Config, *, blas: bool = True, matrix_tiles: bool = False)
 
 
 def cpu_passes_for(config: Config, target: CpuTarget, *, framework: bool = False) -> list[ModulePass]:
-    """`cpu_passes` with the libraries that there are: this process's BLAS, and a `framework`'s that runs the program."""
+    """`cpu_passes` with the libraries that there are: this process's BLAS, and that of a `framework`."""
     tiles = framework and target.capabilities.library_matrix_tiles
     return cpu_passes(config, blas=bool(blas_symbols()), matrix_tiles=tiles)
 

@@ -8,12 +8,14 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from weft.testing.faults.__main__ import KINDS
 from weft.testing.faults.children import CRASHED, GOOD, HUNG, KILLED, WRONG, Forked, in_child
-from weft.testing.op_memory import ALLOWANCE, exceeds
+from weft.testing.op_memory import ALLOWANCE, enlarged, exceeds
 
 SLICE = """
 import itertools, random, torch
@@ -54,10 +56,27 @@ def test_what_children_do_is_told() -> None:
     assert raised.kind == WRONG and "ZeroDivisionError" in raised.said
     crashed = in_child(lambda: os.kill(os.getpid(), signal.SIGKILL))
     assert crashed.kind == CRASHED and "SIGKILL" in crashed.said
-    assert in_child(lambda: time.sleep(60), 0.2).kind == HUNG
+    hung = in_child(lambda: time.sleep(60), 0.2)
+    assert hung.kind == HUNG and "of computing" in hung.said
     assert Forked(lambda: time.sleep(60)).outcome(60, killed_after=0.1).kind == KILLED
+
+
+def test_a_child_that_computes_is_slow_and_does_not_hang() -> None:
+    def compute() -> None:
+        until = time.monotonic() + 3
+        while time.monotonic() < until:
+            pass
+
+    assert in_child(compute, 2).kind == GOOD
 
 
 def test_a_peak_may_be_half_as_much_again_and_what_the_compiler_takes() -> None:
     assert not exceeds(ALLOWANCE + 150, 100)
     assert exceeds(ALLOWANCE + 151, 100)
+
+
+def test_samples_with_sparse_tensors_cannot_be_enlarged() -> None:
+    dense = SimpleNamespace(input=torch.randn(4, 3), args=(torch.randn(3, 5),), kwargs={})
+    assert [tuple(args[1].shape) for args, _ in enlarged(dense, 480)] == [(24, 5), (3, 40)]
+    sparse = SimpleNamespace(input=torch.eye(4).to_sparse_coo(), args=(torch.randn(4, 5),), kwargs={})
+    assert not list(enlarged(sparse, 480))

@@ -15,7 +15,7 @@ from weft.runtime.constants import strided_zeros
 from weft.runtime.dlpack import array_at, lent
 from weft.runtime.executable import Executable
 from weft.runtime.huge_pages import use_huge_pages
-from weft.runtime.openmp import can_use_threads, default_threads
+from weft.runtime.openmp import can_use_threads, default_threads, in_forked_child, stay_alone
 from weft.runtime.plan_executor import Frame, PlanExecutor
 from weft.runtime.tape import Tape
 
@@ -146,5 +146,7 @@ class HostExecutor(PlanExecutor[Executable, np.ndarray]):
 
     def _thread_count(self) -> int:
         if not can_use_threads():
+            if in_forked_child():
+                stay_alone()
             return 1
         return self.threads or default_threads()

@@ -82,6 +82,22 @@ def can_use_threads() -> bool:
     return uses_own_pool() or (bool(pool_symbols()) and not in_forked_child())
 
 
+def stay_alone() -> None:
+    """In a forked child, let what this thread calls of libraries run in this thread alone.
+
+    Its OpenMP pool has stayed in the parent: a library that hands work to it, such as BLAS, would wait for ever.
+    """
+    if (library := _pool_library()) is not None:
+        library.omp_set_num_threads(1)
+        # A number of threads that was asked of a library itself, MKL's for example, does not override this one.
+        library.omp_set_max_active_levels(0)
+
+
+@lru_cache(maxsize=1)
+def _pool_library() -> ctypes.CDLL | None:
+    return next((each for each in _pools() if hasattr(each, "omp_set_max_active_levels")), None)
+
+
 def pool_threads() -> int:
     """How many threads the pool runs a loop in, as the framework has set it; 1 where there is no pool."""
     if uses_own_pool():

@@ -39,8 +39,13 @@ def exceeds(weft: int, eager: int) -> bool:
 
 
 def enlarged(sample: Any, size: int) -> Iterator[tuple[Sequence[Any], dict[str, Any]]]:
-    """A sample's arguments with its tensors repeated along a dimension until the largest has `size` bytes."""
+    """A sample's arguments with its tensors repeated along a dimension until the largest has `size` bytes.
+
+    There are none of a sample with sparse tensors, which torch does not repeat.
+    """
     leaves, structure = pytree.tree_flatten((sample.input, sample.args, sample.kwargs))
+    if any(isinstance(leaf, torch.Tensor) and leaf.layout != torch.strided for leaf in leaves):
+        return
     tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.dim()]
     largest = max(tensors, key=lambda tensor: tensor.numel() * tensor.itemsize, default=None)
     if largest is None or not largest.numel():

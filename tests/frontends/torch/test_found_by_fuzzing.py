@@ -65,3 +65,18 @@ def test_bits_that_are_put_together_and_chosen() -> None:
 
     for dtype in (torch.int32, torch.int64):
         check(function, *(torch.randint(-(2**31), 2**31, (67,)).to(dtype) for _ in range(3)))
+
+
+def test_strides_of_an_argument_that_nothing_reads() -> None:
+    """Tracing names the stride of a tensor that is another argument's base anew, and passes only the other's."""
+
+    def function(x: Tensor, part: Tensor) -> Tensor:
+        torch.atan2(x, x + 9)
+        return part.narrow(-1, 0, 1)
+
+    torch.compiler.reset()
+    compiled = torch.compile(function, backend="weft", options={"fallback": "error", "cache": False})
+    with torch.no_grad():
+        for x in (torch.randn(4), torch.randn(9)[1::2].detach()):
+            part = x[1:]
+            torch.testing.assert_close(compiled(x, part), function(x, part))

@@ -15,7 +15,7 @@ from xdsl.dialects.builtin import DictionaryAttr
 from weft.frontends.torch.importer.sizes import multiple
 from weft.frontends.torch.importer.strides import unusual_strides
 from weft.ir.attributes import to_attribute
-from weft.ir.expr import symbols_of
+from weft.ir.expr import Size, symbols_of
 from weft.ops.graph import FuncOp
 
 
@@ -36,7 +36,7 @@ def annotate(
     constants, more = own
     names = [node.name for node in arguments] + [f"constant{position}" for position in range(constants)]
     function.attributes["arg_names"] = to_attribute(tuple(names))
-    arg_strides = tuple(unusual_strides(node.meta["val"]) for node in arguments) + (None,) * constants
+    arg_strides = tuple(map(_argument_strides, arguments)) + (None,) * constants
     wanted = [unusual_strides(node.meta["val"], exact=True) for node in results]
     for argument, result in replaced:
         wanted[result] = arg_strides[argument]
@@ -54,6 +54,12 @@ def annotate(
     if ranges:
         function.attributes["symbols"] = DictionaryAttr({k: to_attribute(v) for k, v in ranges.items()})
     return found
+
+
+def _argument_strides(node: fx.Node) -> tuple[Size, ...] | None:
+    """The strides of an argument; of one that nothing reads, tracing may name strides that no argument tells."""
+    strides = unusual_strides(node.meta["val"])
+    return None if strides and not node.users and any(map(symbols_of, strides)) else strides
 
 
 def _ranges(nodes: Sequence[fx.Node], names: set[str]) -> dict[str, tuple[int, int | None]]:

@@ -203,7 +203,8 @@ def fix_facts(shape_env: Any) -> None:
     for guard in shape_env.guards:
         if type(guard.expr).__name__ != "Equality":
             continue
-        if (divided := _whole_multiple(*guard.expr.args, shape_env)) is not None:
+        left, right = guard.expr.args
+        if (divided := _whole_multiple(left, right, shape_env)) is not None:
             divisors[divided[0]] = math.lcm(divisors.get(divided[0], 1), divided[1])
         if not guard.expr.args[1].is_Integer:
             continue
