@@ -291,6 +291,8 @@ def _read_off(
     index: list[Size] = [symbol(f"i{d}") for d in range(result.rank)]
     over: list[Size] = [symbol(f"k{n}") for n in range(len(ranges))]
     element(body, index, over, [_Operand(tensor, number) for number, tensor in enumerate(tensors)])
+    if len({number for number, _ in body.reads}) < len(tensors):
+        return whole(tensors, [result])  # an operand without elements still has to fit the others
     found = body.factors(tensors)
     if kind not in _PARTIAL:
         body.blocked |= {str(each) for each in over}

@@ -207,7 +207,7 @@ def part_of(tensor: torch.Tensor, sharding: Sharding, mesh: Mesh, rank: int) -> 
     for dim, splits in enumerate(sharding.dims):
         for split in splits:
             shape = list(tensor.shape)
-            blocks = tensor.reshape(*shape[:dim], split.blocks, -1, *shape[dim + 1 :])
+            blocks = tensor.reshape(*shape[:dim], split.blocks, shape[dim] // split.blocks, *shape[dim + 1 :])
             own = blocks.chunk(mesh.size([split.axis]), dim + 1)[here[split.axis]]
             tensor = own.reshape(*shape[:dim], shape[dim] // mesh.size([split.axis]), *shape[dim + 1 :])
     return tensor
