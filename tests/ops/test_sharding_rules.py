@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,13 +13,13 @@ import weft.ops  # noqa: F401  (fills the registry)
 from weft.backends.reference.graph import run
 from weft.backends.reference.ranks import part_of, run_ranks, whole_of
 from weft.ir.sharding import Mesh, Sharding, Split
-from weft.ir.types import Tensor, dtype_of_numpy, f32, i64, tensor_of
+from weft.ir.types import Tensor, dtype_of_numpy, f32, i64
 from weft.ops.base import REGISTRY, GraphOp, OpSpec
 from weft.ops.collectives import AllGather, AllToAll
 from weft.ops.graph import FuncOp, GraphBuilder, ReturnOp, module_of
 from weft.ops.samples import Sample
 from weft.ops.sharding_rules import ShardingRule, rule_of, sharding_rule
-from weft.passes.sharding.annotations import ARGS, OUT, RESULTS, set_mesh, set_shardings, shardings_at
+from weft.passes.sharding.annotations import ARGS, OUT, RESULTS, set_mesh, set_shardings
 from weft.passes.sharding.factor_splits import sharding_by
 from weft.passes.sharding.partition import Partition
 
@@ -48,6 +49,10 @@ def program(spec: OpSpec, sample: Sample) -> tuple[FuncOp, list[np.ndarray]]:
     return function, arrays
 
 
+def parts_of(arrays: list[np.ndarray], shardings: list[Sharding], mesh: Mesh, rank: int) -> list[np.ndarray]:
+    return [part_of(array, sharding, mesh, rank) for array, sharding in zip(arrays, shardings, strict=True)]
+
+
 def divisor(size: Any) -> int | None:
     return next((n for n in (2, 3, 5, 7, 11) if isinstance(size, int) and size and size % n == 0), None)
 
@@ -74,11 +79,15 @@ def test_parts_of_operands_give_parts_of_results(spec: OpSpec) -> None:
             module.verify()
             local = next(op for op in module.body.block.ops if isinstance(op, FuncOp))
             assert not any(isinstance(op, AllGather | AllToAll) for op in local.block.ops), (factor, str(rule))
-            got = run_ranks(local, mesh, lambda r, a=arguments, m=mesh: [part_of(x, s, m, r) for x, s in zip(arrays, a, strict=True)])
+            got = run_ranks(local, mesh, partial(parts_of, arrays, arguments, mesh))
             for number, (array, sharding) in enumerate(zip(expected, results, strict=True)):
                 actual = whole_of([parts[number] for parts in got], sharding, mesh)
                 np.testing.assert_allclose(
-                    actual.astype(np.float64) if actual.dtype.kind == "V" else actual, array.astype(np.float64) if array.dtype.kind == "V" else array, rtol=2e-2 if array.dtype.itemsize < 4 else 1e-5, atol=1e-4, err_msg=f"{factor} of {rule}"
+                    actual.astype(np.float64) if actual.dtype.kind == "V" else actual,
+                    array.astype(np.float64) if array.dtype.kind == "V" else array,
+                    rtol=2e-2 if array.dtype.itemsize < 4 else 1e-5,
+                    atol=1e-4,
+                    err_msg=f"{factor} of {rule}",
                 )
 
 

@@ -16,9 +16,7 @@ from weft.ir.attributes import from_attribute, to_attribute
 from weft.ir.sharding import Mesh, MeshAttr, Sharding, ShardingAttr
 from weft.ops.graph import FuncOp
 
-MESH, ARGS, RESULTS, LATE, OUT = (
-    f"sharding.{name}" for name in ("mesh", "args", "results", "late", "out")
-)
+MESH, ARGS, RESULTS, LATE, OUT = (f"sharding.{name}" for name in ("mesh", "args", "results", "late", "out"))
 
 
 def mesh_of(function: FuncOp) -> Mesh | None:

@@ -19,7 +19,7 @@ from weft.frontends.torch.importer.encoding import TensorArgument
 from weft.frontends.torch.importer.opaque import make_opaque
 from weft.ir.types import Tensor, boolean, u8
 from weft.ops.base import GraphOp
-from weft.ops.collectives import AllGather, AllReduce, AllToAll, Collective, ReduceScatter, Recv, Send, Wait
+from weft.ops.collectives import AllGather, AllReduce, AllToAll, Collective, Recv, ReduceScatter, Send, Wait
 from weft.ops.graph import FuncOp, GraphBuilder
 from weft.ops.rules import move_dim
 
@@ -77,11 +77,14 @@ class CollectiveLowering:
                 call = (_ops.all_gather_into_tensor.default, value, (params["ranks"], group), gathered)
             case ReduceScatter():
                 value = _cut(b, op.operands[0], params["dim"], params["ranks"])
-                finish, call = _same, (
-                    _ops.reduce_scatter_tensor.default,
-                    value,
-                    (kind, params["ranks"], group),
-                    b.tensor(op.results[0]),
+                finish, call = (
+                    _same,
+                    (
+                        _ops.reduce_scatter_tensor.default,
+                        value,
+                        (kind, params["ranks"], group),
+                        b.tensor(op.results[0]),
+                    ),
                 )
             case AllToAll():
                 value = _cut(b, op.operands[0], params["split_dim"], params["ranks"])
