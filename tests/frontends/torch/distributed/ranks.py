@@ -15,7 +15,7 @@ import torch.distributed as dist
 from weft.frontends.torch.distributed.failures import TIMEOUT
 
 
-def on_ranks(count: int, function: Callable[..., Any], *arguments: Any, seconds: float = 120) -> list[Any]:
+def on_ranks(count: int, function: Callable[..., Any], *arguments: Any, seconds: float = 300) -> list[Any]:
     """What the function returns on each rank, given its number and the arguments; a rank that raised gives the text."""
     context = multiprocessing.get_context("fork")
     with socket.socket() as free:
