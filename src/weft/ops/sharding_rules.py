@@ -68,19 +68,19 @@ def sharding_rule(
         return _elementwise(tensors, results[0])
     if cls.name == "graph.reshape":
         return _reshape(tensors[0], results[0])
+    rules: Any = cls  # the methods of its kind
     if issubclass(cls, Movement):
-        return _read_off(
-            tensors, results[0], (), "", lambda body, index, over, args: cls.pull(body, index, *args, **params)
-        )  # type: ignore[attr-defined]
+
+        def pulled(body: Any, index: list[Size], over: list[Size], args: list[_Operand]) -> Any:
+            return rules.pull(body, index, *args, **params)
+
+        return _read_off(tensors, results[0], (), "", pulled)
     if issubclass(cls, Reduction) and not hasattr(cls, "finish"):
-        ranges: tuple[Size, ...] = cls.ranges(*tensors, **params)  # type: ignore[attr-defined]
-        return _read_off(
-            tensors,
-            results[0],
-            ranges,
-            cls.KIND,
-            lambda body, index, over, args: cls.element(body, index, over, *args, **params),  # type: ignore[attr-defined]
-        )
+
+        def combined(body: Any, index: list[Size], over: list[Size], args: list[_Operand]) -> Any:
+            return rules.element(body, index, over, *args, **params)
+
+        return _read_off(tensors, results[0], rules.ranges(*tensors, **params), cls.KIND, combined)
     if issubclass(cls, Scatter):
         return _scatter(cls, tensors, results[0], params)
     if issubclass(cls, Scan):
@@ -279,7 +279,7 @@ class _Recorder:
                 name = str(place)
                 plain = isinstance(place, Expr) and self.ranges.get(name) == tensors[number].shape[d]
                 if found[number][d] is not False and found[number][d] != (name if plain else None):
-                    self.blocked |= {found[number][d]} if isinstance(found[number][d], str) else set()
+                    self.blocked |= {str(found[number][d])}
                     plain = False
                 if not plain:
                     self.blocked |= symbols_of(place)

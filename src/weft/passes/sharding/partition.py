@@ -87,7 +87,7 @@ class _Partitioning:
             sharding or Sharding.replicated(tensor_of(value.type).rank)
             for value, sharding in zip(arguments, shardings_at(function, ARGS, len(arguments)), strict=True)
         ]
-        types = {}
+        types: dict[str, Tensor] = {}
         for name, value, sharding in zip(names, arguments, given, strict=True):
             sharding.check(tensor_of(value.type), self.mesh, name)
             types[name] = sharding.local(tensor_of(value.type), self.mesh)

@@ -5,14 +5,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.utils._pytree as pytree
-from torch import nn
+from torch import fx, nn
 from torch._functorch.aot_autograd import aot_export_module
 from xdsl.context import Context
 
@@ -82,7 +82,7 @@ class _Flat(nn.Module):
 
 
 @contextmanager
-def _compiling() -> Iterator[None]:
+def _compiling() -> Generator[None]:
     """Code that asks whether it is being compiled gets the answer yes, and reads no data."""
     before = torch.compiler._is_compiling_flag
     torch.compiler._is_compiling_flag = True
@@ -109,9 +109,10 @@ def capture_model(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, An
     flat = _Flat(model, leaves, spec)
     device = next((tensor.device.type for tensor in tensors), "cpu")
     with _compiling(), torch.no_grad():
-        module, signature = aot_export_module(
+        traced, signature = aot_export_module(
             flat, tensors, trace_joint=False, decompositions=decompositions("cuda" if device == "cuda" else "cpu")
         )
+    module = cast(fx.GraphModule, traced)
     for node in list(module.graph.nodes):
         if node.target is torch.ops.aten._assert_tensor_metadata.default:
             module.graph.erase_node(node)
