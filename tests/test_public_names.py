@@ -30,6 +30,7 @@ def test_a_listing_shows_nothing_but_names_for_users() -> None:
     "name",
     [
         *("Config", "WeftError", "ShapeError", "GuardError", "PlaceError", "DivisionError"),
+        *("CountError", "PowerError", "DataError"),
         *("DeviceError", "NoDeviceError", "DeviceMemoryError", "KernelFaultError"),
     ],
 )

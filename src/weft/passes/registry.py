@@ -33,6 +33,7 @@ from weft.passes.dot.tile_grouped_gemm import TileGroupedGemm
 from weft.passes.grouping.group_into_kernels import GroupIntoKernels
 from weft.passes.grouping.inline_small import InlineSmall
 from weft.passes.hoist_constants import HoistConstants
+from weft.passes.outline_regions import OutlineRegions
 from weft.passes.place_launches import PlaceLaunches
 from weft.passes.quantize.fuse_dequantization import FuseDequantization
 from weft.passes.quantize.quantize_weight_only import QuantizeWeightOnly
@@ -54,6 +55,7 @@ from weft.passes.update_in_place import UpdateInPlace
 PASSES: dict[str, type[ModulePass]] = {
     each.name: each
     for each in (
+        OutlineRegions,
         OrderByComparing,
         FoldConstants,
         Simplify,
