@@ -29,6 +29,7 @@ if _typing.TYPE_CHECKING:
     from weft.errors import UnsupportedError as UnsupportedError
     from weft.errors import WeftError as WeftError
     from weft.frontends.torch.api import compile as compile
+    from weft.frontends.torch.distributed.distribute import distribute as distribute
     from weft.runtime.constant_sets import refreeze as refreeze
     from weft.runtime.profile import profile as profile
     from weft.tools.explain import explain as explain
@@ -37,6 +38,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "compile": "weft.frontends.torch.api",
+    "distribute": "weft.frontends.torch.distributed.distribute",
     "load": "weft.artifact.read",
     "refreeze": "weft.runtime.constant_sets",
     "explain": "weft.tools.explain",

@@ -160,7 +160,10 @@ class Sharding:
         """What a rank holds of a tensor."""
         if len(self.dims) != tensor.rank:
             raise ShardingError(f"sharding {self} is not for {tensor}, which has {tensor.rank} dimensions")
-        shape = [local_size(size, splits, mesh, f"{tensor} as {self}") for size, splits in zip(tensor.shape, self.dims, strict=True)]
+        shape = [
+            local_size(size, splits, mesh, f"{tensor} as {self}")
+            for size, splits in zip(tensor.shape, self.dims, strict=True)
+        ]
         return Tensor(tensor.dtype, tuple(shape))
 
     def check(self, tensor: Tensor, mesh: Mesh, name: str) -> None:
@@ -226,7 +229,7 @@ def local_size(size: Size, splits: Splits, mesh: Mesh, what: str) -> Size:
         if size % (split.blocks * count):
             raise ShardingError(
                 f"{what}: {size} is not a multiple of {split.blocks * count}, and cannot be split over {split.axis}",
-                hint=f"pad the dimension to {-(-size // (split.blocks * count)) * split.blocks * count}, or leave it whole",
+                hint=f"pad it to {-(-size // (split.blocks * count)) * split.blocks * count}, or leave it whole",
             )
         size = size // count
     return size

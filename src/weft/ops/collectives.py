@@ -33,7 +33,7 @@ Given = Sequence[Sequence[np.ndarray]]
 
 
 class Collective(GraphOp):
-    """An op of several ranks."""
+    """An op of several ranks: `exchange(given, **params)` is what each of them gets."""
 
     @staticmethod
     def exchange(given: Given, **params: Any) -> Given:
@@ -71,7 +71,7 @@ class AllReduce(Collective):
         return tensors
 
     @staticmethod
-    def exchange(given: Given, kind: str, **params: Any) -> Given:
+    def exchange(given: Given, *, kind: str, **params: Any) -> Given:
         sums = [combined(kind, arrays) for arrays in zip(*given, strict=True)]
         return [sums for _ in given]
 
@@ -87,7 +87,7 @@ class AllGather(Collective):
         return tuple(_resized("all_gather", x, dim, lambda size: size * ranks) for x in tensors)
 
     @staticmethod
-    def exchange(given: Given, dim: int, **params: Any) -> Given:
+    def exchange(given: Given, *, dim: int, **params: Any) -> Given:
         joined = [np.concatenate(arrays, dim) for arrays in zip(*given, strict=True)]
         return [joined for _ in given]
 
@@ -103,7 +103,7 @@ class ReduceScatter(Collective):
         return tuple(_part("reduce_scatter", x, dim, ranks) for x in tensors)
 
     @staticmethod
-    def exchange(given: Given, kind: str, dim: int, **params: Any) -> Given:
+    def exchange(given: Given, *, kind: str, dim: int, **params: Any) -> Given:
         sums = [combined(kind, arrays) for arrays in zip(*given, strict=True)]
         return list(zip(*(np.split(total, len(given), dim) for total in sums), strict=True))
 
@@ -120,7 +120,7 @@ class AllToAll(Collective):
         return tuple(_resized("all_to_all", x, dim, lambda size: size * ranks) for x in cut)
 
     @staticmethod
-    def exchange(given: Given, dim: int, split_dim: int, **params: Any) -> Given:
+    def exchange(given: Given, *, dim: int, split_dim: int, **params: Any) -> Given:
         parts = [[np.split(x, len(given), split_dim) for x in arrays] for arrays in given]
         return [
             [np.concatenate([parts[source][n][to] for source in range(len(given))], dim) for n in range(len(given[0]))]

@@ -184,9 +184,7 @@ class Slice(View):
         return Tensor(x.dtype, shape)
 
     @staticmethod
-    def sharding(
-        x: Tensor, starts: tuple[Size, ...], shape: tuple[Size, ...], steps: tuple[Size, ...]
-    ) -> ShardingRule:
+    def sharding(x: Tensor, starts: tuple[Size, ...], shape: tuple[Size, ...], steps: tuple[Size, ...]) -> ShardingRule:
         return blocks_of(x.shape, shape, starts, steps)
 
     @staticmethod

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 from weft.ir.expr import Expr, Size, product, symbol, symbols_of
@@ -67,13 +68,19 @@ def sharding_rule(
         return _elementwise(tensors, results[0])
     if cls.name == "graph.reshape":
         return _reshape(tensors[0], results[0])
+    rules: Any = cls  # the methods of its kind
     if issubclass(cls, Movement):
-        return _read_off(tensors, results[0], (), "", lambda body, index, over, args: cls.pull(body, index, *args, **params))  # type: ignore[attr-defined]
+
+        def pulled(body: Any, index: list[Size], over: list[Size], args: list[_Operand]) -> Any:
+            return rules.pull(body, index, *args, **params)
+
+        return _read_off(tensors, results[0], (), "", pulled)
     if issubclass(cls, Reduction) and not hasattr(cls, "finish"):
-        ranges: tuple[Size, ...] = cls.ranges(*tensors, **params)  # type: ignore[attr-defined]
-        return _read_off(
-            tensors, results[0], ranges, cls.KIND, lambda body, index, over, args: cls.element(body, index, over, *args, **params)  # type: ignore[attr-defined]
-        )
+
+        def combined(body: Any, index: list[Size], over: list[Size], args: list[_Operand]) -> Any:
+            return rules.element(body, index, over, *args, **params)
+
+        return _read_off(tensors, results[0], rules.ranges(*tensors, **params), cls.KIND, combined)
     if issubclass(cls, Scatter):
         return _scatter(cls, tensors, results[0], params)
     if issubclass(cls, Scan):
@@ -151,7 +158,8 @@ def _elementwise(tensors: Sequence[Tensor], result: Tensor) -> ShardingRule:
     def dims(tensor: Tensor) -> Dims:
         lead = result.rank - tensor.rank
         return tuple(
-            () if size == 1 and result.shape[lead + d] != 1 else (f"d{lead + d}",) for d, size in enumerate(tensor.shape)
+            () if size == 1 and result.shape[lead + d] != 1 else (f"d{lead + d}",)
+            for d, size in enumerate(tensor.shape)
         )
 
     sizes = {f"d{d}": size for d, size in enumerate(result.shape)}
@@ -199,9 +207,9 @@ def _common_factors(left: Sequence[Size], right: Sequence[Size]) -> list[int] | 
             step *= size
             bounds.add(step)
     ordered = sorted(bounds)
-    if any(b % a for a, b in zip(ordered, ordered[1:], strict=False)):
+    if any(b % a for a, b in pairwise(ordered)):
         return None
-    return [b // a for a, b in zip(ordered, ordered[1:], strict=False)][::-1]
+    return [b // a for a, b in pairwise(ordered)][::-1]
 
 
 # -- what the index maps of movements, reductions and scatters say ------------------------------------------------
@@ -265,13 +273,13 @@ class _Recorder:
 
     def factors(self, tensors: Sequence[Tensor]) -> list[list[str | None]]:
         """Of each dimension of each operand the variable that it is read at, if it is one over its whole size."""
-        found: list[list[str | None | bool]] = [[False] * tensor.rank for tensor in tensors]
+        found: list[list[str | bool | None]] = [[False] * tensor.rank for tensor in tensors]
         for number, index in self.reads:
             for d, place in enumerate(index):
                 name = str(place)
                 plain = isinstance(place, Expr) and self.ranges.get(name) == tensors[number].shape[d]
                 if found[number][d] is not False and found[number][d] != (name if plain else None):
-                    self.blocked |= {found[number][d]} if isinstance(found[number][d], str) else set()
+                    self.blocked |= {str(found[number][d])}
                     plain = False
                 if not plain:
                     self.blocked |= symbols_of(place)
@@ -291,6 +299,8 @@ def _read_off(
     index: list[Size] = [symbol(f"i{d}") for d in range(result.rank)]
     over: list[Size] = [symbol(f"k{n}") for n in range(len(ranges))]
     element(body, index, over, [_Operand(tensor, number) for number, tensor in enumerate(tensors)])
+    if len({number for number, _ in body.reads}) < len(tensors):
+        return whole(tensors, [result])  # an operand without elements still has to fit the others
     found = body.factors(tensors)
     if kind not in _PARTIAL:
         body.blocked |= {str(each) for each in over}
@@ -303,10 +313,8 @@ def _read_off(
     return ShardingRule(tuple(map(dims, found)), (dims([str(i) for i in index]),), kept, reduced)
 
 
-def _scatter(
-    cls: Any, tensors: Sequence[Tensor], result: Tensor, params: Mapping[str, Any]
-) -> ShardingRule:
-    """A scatter into zeros of updates that are added is a sum over the updates; else only what it does not index splits."""
+def _scatter(cls: Any, tensors: Sequence[Tensor], result: Tensor, params: Mapping[str, Any]) -> ShardingRule:
+    """Updates that are added are a sum over their places; else only what is not indexed splits."""
     shape: tuple[Size, ...] = cls.updates(*tensors, **params)
     sizes = {f"u{d}": size for d, size in enumerate(shape)}
     body = _Recorder(sizes)

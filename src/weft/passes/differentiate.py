@@ -63,11 +63,11 @@ def vjp_function(function: FuncOp) -> FuncOp:
 def value_and_vjp_function(function: FuncOp, wanted: Sequence[int]) -> FuncOp:
     """The function that gives, beside the results, the gradients of the arguments at the `wanted` places.
 
-        graph.func @f(%x, %y) {            graph.func @f_joint(%x, %y, %g) {
-          %p = graph.mul %x, %y              %p  = graph.mul %x, %y
-          graph.return %p             →      %gx = graph.mul %g, %y
-        }                                    graph.return %p, %gx
-                                           }
+    graph.func @f(%x, %y) {            graph.func @f_joint(%x, %y, %g) {
+      %p = graph.mul %x, %y              %p  = graph.mul %x, %y
+      graph.return %p             →      %gx = graph.mul %g, %y
+    }                                    graph.return %p, %gx
+                                       }
     """
     joint = function.clone()
     block, returned = joint.block, joint.returned

@@ -47,11 +47,15 @@ def split_joint(joint: FuncOp, results: int, seeds: int) -> SplitFunctions:
     name = joint.sym_name.data.removesuffix("_joint")
     names = [each.data for each in joint.arg_names] if joint.arg_names else [f"arg{n}" for n in range(len(block.args))]
     first = [op for op in block.ops if op in forward]
-    made = _function(f"{name}_forward", dict(zip(names, primal, strict=False)), first, [*returned.operands[:results], *kept])
+    made = _function(
+        f"{name}_forward", dict(zip(names, primal, strict=False)), first, [*returned.operands[:results], *kept]
+    )
     inputs = {names[number]: primal[number] for number in again}
     inputs |= {f"kept{number}": value for number, value in enumerate(kept)}
     inputs |= {f"grad{number}": value for number, value in enumerate(given)}
     back = _function(f"{name}_backward", inputs, later, gradients)
+    for function in (made, back):
+        function.attributes |= {key: value for key, value in joint.attributes.items() if key == "sharding.mesh"}
     return SplitFunctions(made, back, tuple(again), len(kept))
 
 

@@ -129,7 +129,7 @@ def part_of(array: np.ndarray, sharding: Sharding, mesh: Mesh, rank: int) -> np.
         for split in splits:
             count = mesh.size([split.axis])
             shape = array.shape
-            blocks = array.reshape(*shape[:dim], split.blocks, -1, *shape[dim + 1 :])
+            blocks = array.reshape(*shape[:dim], split.blocks, shape[dim] // split.blocks, *shape[dim + 1 :])
             own = np.split(blocks, count, dim + 1)[here[split.axis]]
             array = own.reshape(*shape[:dim], shape[dim] // count, *shape[dim + 1 :])
     if any(here[axis] for axis, _ in sharding.partial):
@@ -144,7 +144,8 @@ def whole_of(parts: Sequence[np.ndarray], sharding: Sharding, mesh: Mesh) -> np.
         for split in reversed(splits):
             for group in mesh.groups([split.axis]):
                 shape = held[group[0]].shape
-                blocks = [held[r].reshape(*shape[:dim], split.blocks, -1, *shape[dim + 1 :]) for r in group]
+                inner = (*shape[:dim], split.blocks, shape[dim] // split.blocks, *shape[dim + 1 :])
+                blocks = [held[r].reshape(inner) for r in group]
                 joined = np.concatenate(blocks, dim + 1)
                 joined = joined.reshape(*shape[:dim], shape[dim] * len(group), *shape[dim + 1 :])
                 for r in group:

@@ -10,15 +10,14 @@ from collections.abc import Sequence
 
 from xdsl.dialects.builtin import ArrayAttr, NoneType, StringAttr
 from xdsl.ir import Attribute, Operation
+from xdsl.utils.hints import isa
 
 from weft.errors import ShardingError
 from weft.ir.attributes import from_attribute, to_attribute
 from weft.ir.sharding import Mesh, MeshAttr, Sharding, ShardingAttr
 from weft.ops.graph import FuncOp
 
-MESH, ARGS, RESULTS, LATE, OUT = (
-    f"sharding.{name}" for name in ("mesh", "args", "results", "late", "out")
-)
+MESH, ARGS, RESULTS, LATE, OUT = (f"sharding.{name}" for name in ("mesh", "args", "results", "late", "out"))
 
 
 def mesh_of(function: FuncOp) -> Mesh | None:
@@ -44,7 +43,7 @@ def shardings_at(op: Operation, key: str, count: int) -> list[Sharding | None]:
     attribute = op.attributes.get(key)
     if attribute is None:
         return [None] * count
-    items: list[Attribute] = list(attribute.data) if isinstance(attribute, ArrayAttr) else [attribute]
+    items: list[Attribute] = list(attribute) if isa(attribute, ArrayAttr[Attribute]) else [attribute]
     if len(items) != count:
         raise ShardingError(f"{op.name}: {key} has {len(items)} shardings for {count} values")
     return [item.sharding if isinstance(item, ShardingAttr) else None for item in items]

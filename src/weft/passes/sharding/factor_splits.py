@@ -66,9 +66,7 @@ def compose(found: Mapping[str, Splits], factors: Sequence[str], sizes: Mapping[
     return tuple(splits)
 
 
-def tensor_factors(
-    sharding: Sharding, dims: Dims, rule: ShardingRule, mesh: Mesh
-) -> tuple[FactorSplits, set[str]]:
+def tensor_factors(sharding: Sharding, dims: Dims, rule: ShardingRule, mesh: Mesh) -> tuple[FactorSplits, set[str]]:
     """The splits of a tensor's factors, and the axes whose splits fall on none."""
     found: FactorSplits = {}
     lost: set[str] = set()

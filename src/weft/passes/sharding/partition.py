@@ -30,7 +30,7 @@ from weft.passes.sharding.reshard import Resharder
 class Partition(ModulePass):
     """graph.func @f(%x: 8x64 [{}, {tp}], %w: 64x32 [{tp}, {}])      graph.func @f(%x: 8x16, %w: 16x32)
       %y = graph.dot %x, %w : 8x32                              →      %0 = graph.dot %x, %w : 8x32
-                                                                       %1 = graph.all_reduce %0 {axes = ["tp"], kind = "sum"}
+                                                                       %1 = graph.all_reduce %0 {axes = ["tp"]}
                                                                        %y = graph.wait %1
 
     Every op runs on the parts that `choose_splits` gives it, whatever does not lie so is resharded. A sum over a split
@@ -71,17 +71,23 @@ class _Partitioning:
     held: dict[SSAValue, _Held] = field(default_factory=dict[SSAValue, _Held])
     wanted: dict[SSAValue, Sharding] = field(default_factory=dict[SSAValue, Sharding])
     """The sharding that each value is annotated with."""
-    layouts: dict[tuple[SSAValue, Sharding], SSAValue] = field(default_factory=dict[tuple[SSAValue, Sharding], SSAValue])
+    layouts: dict[tuple[SSAValue, Sharding], SSAValue] = field(
+        default_factory=dict[tuple[SSAValue, Sharding], SSAValue]
+    )
 
     def run(self) -> FuncOp:
         function = self.function
         arguments = list(function.block.args)
-        names = [name.data for name in function.arg_names] if function.arg_names else [f"arg{n}" for n in range(len(arguments))]
+        names = (
+            [name.data for name in function.arg_names]
+            if function.arg_names
+            else [f"arg{n}" for n in range(len(arguments))]
+        )
         given = [
             sharding or Sharding.replicated(tensor_of(value.type).rank)
             for value, sharding in zip(arguments, shardings_at(function, ARGS, len(arguments)), strict=True)
         ]
-        types = {}
+        types: dict[str, Tensor] = {}
         for name, value, sharding in zip(names, arguments, given, strict=True):
             sharding.check(tensor_of(value.type), self.mesh, name)
             types[name] = sharding.local(tensor_of(value.type), self.mesh)
@@ -125,7 +131,9 @@ class _Partitioning:
             results[result] = self.wanted[self.function.block.args[argument]]  # type: ignore[index]
         for value, sharding in zip(values, results, strict=True):
             sharding.check(tensor_of(value.type), self.mesh, "a result")
-        self.b.insert(ReturnOp.make([self._as(value, sharding.whole) for value, sharding in zip(values, results, strict=True)]))
+        self.b.insert(
+            ReturnOp.make([self._as(value, sharding.whole) for value, sharding in zip(values, results, strict=True)])
+        )
         set_shardings(made, RESULTS, [sharding.whole for sharding in results])
 
     def _as(self, value: SSAValue, target: Sharding) -> SSAValue:
@@ -181,7 +189,9 @@ class _Partitioning:
         ]
         if sums and op.name in _ADDS_TO:
             parts[0] = self._counted_once(op, parts[0], [axis for axis, _ in sums])
-        made = self._local(op, parts, [layout.local(tensor, self.mesh) for layout, (tensor, _) in zip(layouts, results, strict=True)])
+        made = self._local(
+            op, parts, [layout.local(tensor, self.mesh) for layout, (tensor, _) in zip(layouts, results, strict=True)]
+        )
         for value, result, layout in zip(op.results, made.results, layouts, strict=True):
             result.name_hint = value.name_hint
             self.held[value] = _Held(result, layout)

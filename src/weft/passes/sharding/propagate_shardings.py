@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import takewhile
 from typing import ClassVar
 
 from xdsl.context import Context
@@ -39,9 +38,10 @@ class PropagateShardings(ModulePass):
       %z = graph.exp %y                                       %z = graph.exp %y       {sharding.out = [{dp}, {tp}]}
 
     A split goes from a dimension to all that the op's rule ties to it, forwards and backwards, until nothing changes.
-    Where two claim one axis or one factor, the order is: what comes of hints that are not late; a hint of the
-    user's on this very tensor, or one that it is a view of; elementwise ops and movements before others; the larger tensor. Dimensions that the user
-    gives are closed, and so are arguments without a hint, which stay whole. What an op sums over goes to no operand.
+    Where two claim one axis or one factor, the order is: what comes of hints that are not late; a hint of the user's on
+    this very tensor, or one that it is a view of; elementwise ops and movements before others; the larger tensor.
+    Dimensions that the user gives are closed, and so are arguments without a hint, which stay whole. What an op sums
+    over goes to no operand.
     """
 
     name: ClassVar[str] = "propagate_shardings"
@@ -138,17 +138,28 @@ class _Propagation:
             found, _ = tensor_factors(self.known[value], dims, rule, self.mesh)
             late, hinted = self.late.get(value, set[str]()), viewed(value) in self.hints
             for factor, splits in found.items():
-                early = tuple(takewhile(lambda split: split.axis not in late, splits))
+                first = next((n for n, split in enumerate(splits) if split.axis in late), len(splits))
+                early = splits[:first]
                 heard = [(0, early), (1, splits)] if self.round and len(early) < len(splits) else [(0, early)]
                 for number, some in heard:
                     claims.append((factor, _Claim(number, hinted, size if isinstance(size, int) else 0, some)))
         if not claims:
             return False
         chosen = _chosen(claims)
-        return any([self._project(value, dims, rule, chosen, is_operand) for value, dims, is_operand in self._tensors(op, rule)])
+        return any(
+            [
+                self._project(value, dims, rule, chosen, is_operand)
+                for value, dims, is_operand in self._tensors(op, rule)
+            ]
+        )
 
     def _project(
-        self, value: SSAValue, dims: Dims, rule: ShardingRule, chosen: Mapping[str, tuple[Splits, int]], is_operand: bool
+        self,
+        value: SSAValue,
+        dims: Dims,
+        rule: ShardingRule,
+        chosen: Mapping[str, tuple[Splits, int]],
+        is_operand: bool,
     ) -> bool:
         """Split the open dimensions of a tensor as its factors are; says whether anything is new."""
         tensor, changed = tensor_of(value.type), False

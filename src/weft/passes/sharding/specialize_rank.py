@@ -20,7 +20,10 @@ from weft.passes.sharding.annotations import mesh_of
 
 @dataclass(frozen=True)
 class SpecializeRank(ModulePass):
-    """%y = graph.shard %x {dim = 0, axes = ["tp"], ranks = 4}   →   %y = graph.slice %x {starts = [2*n], …}   (rank 2)"""
+    """%y = graph.shard %x {dim = 0, axes = ["tp"], ranks = 4}   →   %y = graph.slice %x {starts = [2*n], …}
+
+    That is on rank 2.
+    """
 
     name: ClassVar[str] = "specialize_rank"
     rank: int = 0

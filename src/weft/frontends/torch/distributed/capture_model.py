@@ -5,14 +5,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.utils._pytree as pytree
-from torch import nn
+from torch import fx, nn
 from torch._functorch.aot_autograd import aot_export_module
 from xdsl.context import Context
 
@@ -82,7 +82,7 @@ class _Flat(nn.Module):
 
 
 @contextmanager
-def _compiling() -> Iterator[None]:
+def _compiling() -> Generator[None]:
     """Code that asks whether it is being compiled gets the answer yes, and reads no data."""
     before = torch.compiler._is_compiling_flag
     torch.compiler._is_compiling_flag = True
@@ -90,6 +90,36 @@ def _compiling() -> Iterator[None]:
         yield
     finally:
         torch.compiler._is_compiling_flag = before
+
+
+_BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def _stop_gradient_of_padding(graph: fx.Graph, node: fx.Node) -> None:
+    """A row of an embedding that pads has no gradient: where it is read, its bits are, and bits have none."""
+    table, places, *rest = node.args
+    padding = rest[0] if rest else -1
+    assert isinstance(table, fx.Node) and isinstance(places, fx.Node), "traced"
+    if not isinstance(padding, int) or padding < 0:
+        return
+    readers, aten = list(node.users), torch.ops.aten
+    made: fx.Node = node
+
+    def add(target: Any, *args: Any) -> fx.Node:
+        nonlocal made
+        with graph.inserting_after(made):
+            made = graph.call_function(target, args)
+        values = [arg.meta["val"] if isinstance(arg, fx.Node) else arg for arg in args]
+        made.meta = {**node.meta, "val": target(*values)}
+        return made
+
+    kind: torch.dtype = node.meta["val"].dtype
+    bits = add(aten.view.dtype, node, _BITS[kind.itemsize])
+    fixed = add(aten.view.dtype, bits, kind)
+    pads = add(aten.unsqueeze.default, add(aten.eq.Scalar, places, padding), -1)
+    chosen = add(aten.where.self, pads, fixed, node)
+    for reader in readers:
+        reader.replace_input_with(node, chosen)
 
 
 def _drop_verdict(function: FuncOp) -> None:
@@ -109,12 +139,15 @@ def capture_model(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, An
     flat = _Flat(model, leaves, spec)
     device = next((tensor.device.type for tensor in tensors), "cpu")
     with _compiling(), torch.no_grad():
-        module, signature = aot_export_module(
+        traced, signature = aot_export_module(
             flat, tensors, trace_joint=False, decompositions=decompositions("cuda" if device == "cuda" else "cpu")
         )
+    module = cast(fx.GraphModule, traced)
     for node in list(module.graph.nodes):
         if node.target is torch.ops.aten._assert_tensor_metadata.default:
             module.graph.erase_node(node)
+        elif node.target is torch.ops.aten.embedding.default:
+            _stop_gradient_of_padding(module.graph, node)
     if signature.buffers_to_mutate or getattr(signature, "user_inputs_to_mutate", None):
         raise UnsupportedError(
             "the model changes its buffers or inputs", hint="use eval mode for batch norm, and no cache"

@@ -95,7 +95,12 @@ class DistributedModel(nn.Module):
             placed = nn.Parameter(part, requires_grad=parameter.requires_grad)  # no placement says this
         else:
             whole = DTensor.from_local(
-                part, self.groups.devices, placements_of(sharding, mesh), run_check=False, shape=parameter.shape, stride=parameter.stride()
+                part,
+                self.groups.devices,
+                placements_of(sharding, mesh),
+                run_check=False,
+                shape=parameter.shape,
+                stride=parameter.stride(),
             )
             placed = nn.Parameter(whole, requires_grad=parameter.requires_grad)
         for other in self.model.modules():  # a parameter may be tied
@@ -120,7 +125,12 @@ class DistributedModel(nn.Module):
     def _sharded(self, leaves: Sequence[Any], spec: Any, trains: bool) -> tuple[CapturedModel, ShardedProgram]:
         skeleton = self.skeleton[0].train(self.model.training)
         with self.fake:
-            given = [torch.empty(leaf.shape, dtype=leaf.dtype, device=self.device) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+            given = [
+                torch.empty(leaf.shape, dtype=leaf.dtype, device=self.device)
+                if isinstance(leaf, torch.Tensor)
+                else leaf
+                for leaf in leaves
+            ]
         args, kwargs = pytree.tree_unflatten(given, spec)
         captured = capture_model(skeleton, args, kwargs)
         paths = [pytree.keystr(path) for path, _ in pytree.tree_flatten_with_path((args, kwargs))[0]]
@@ -207,7 +217,7 @@ def part_of(tensor: torch.Tensor, sharding: Sharding, mesh: Mesh, rank: int) -> 
     for dim, splits in enumerate(sharding.dims):
         for split in splits:
             shape = list(tensor.shape)
-            blocks = tensor.reshape(*shape[:dim], split.blocks, -1, *shape[dim + 1 :])
+            blocks = tensor.reshape(*shape[:dim], split.blocks, shape[dim] // split.blocks, *shape[dim + 1 :])
             own = blocks.chunk(mesh.size([split.axis]), dim + 1)[here[split.axis]]
             tensor = own.reshape(*shape[:dim], shape[dim] // mesh.size([split.axis]), *shape[dim + 1 :])
     return tensor

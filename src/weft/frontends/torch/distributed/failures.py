@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from datetime import timedelta
 
@@ -20,7 +20,7 @@ _ANSWER = timedelta(seconds=8)
 
 
 @contextmanager
-def naming_dead_ranks() -> Iterator[None]:
+def naming_dead_ranks() -> Generator[None]:
     """Turns the error of a collective into one that says which ranks do not answer."""
     try:
         yield

@@ -23,7 +23,7 @@ from weft.ir.types import Tensor
 class Plan:
     """Hints by name: patterns of parameters and buffers, and of inputs, each with the text of a sharding.
 
-    A dictionary of patterns stands for `Plan(parameters=…)`. The first pattern that matches counts. `fsdp` names an axis
+    A dictionary of patterns stands for `Plan(parameters=…)`. The first pattern that matches counts. `fsdp` is an axis
     over which every parameter's first dimension that fits is split, too, after all else: what batches are split over
     wins, so that parameters are gathered before they are used and their gradients reduced and scattered.
     """

@@ -19,7 +19,7 @@ from weft.frontends.torch.importer.encoding import TensorArgument
 from weft.frontends.torch.importer.opaque import make_opaque
 from weft.ir.types import Tensor, boolean, u8
 from weft.ops.base import GraphOp
-from weft.ops.collectives import AllGather, AllReduce, AllToAll, Collective, ReduceScatter, Recv, Send, Wait
+from weft.ops.collectives import AllGather, AllReduce, AllToAll, Collective, Recv, ReduceScatter, Send, Wait
 from weft.ops.graph import FuncOp, GraphBuilder
 from weft.ops.rules import move_dim
 
@@ -61,30 +61,34 @@ class CollectiveLowering:
         b = GraphBuilder(self.function.block, op.location, before=op)
         params, group = op.params, self.groups[op.params["axes"]]
         kind = _REDUCTIONS[params["kind"]] if "kind" in params else ""
+        value, restore = _as_numbers(b, op.operands[0])
         match op:
             case AllReduce() if len(op.operands) > 1:
                 self._start_together(b, op, kind, group)
                 return
             case AllReduce():
-                value, finish = _as_numbers(b, op.operands[0])
+                finish = _same
                 call = (_ops.all_reduce.default, value, (kind, group), b.tensor(value))
             case AllGather():
-                value, finish = op.operands[0], _joined(params["dim"], params["ranks"])
+                finish = _joined(params["dim"], params["ranks"])
                 tensor = b.tensor(value)
                 if tensor.rank == 0:
                     raise UnsupportedError("a number is gathered", hint="reshape it")
                 gathered = Tensor(tensor.dtype, (tensor.shape[0] * params["ranks"], *tensor.shape[1:]))
                 call = (_ops.all_gather_into_tensor.default, value, (params["ranks"], group), gathered)
             case ReduceScatter():
-                value = _cut(b, op.operands[0], params["dim"], params["ranks"])
-                finish, call = _same, (
-                    _ops.reduce_scatter_tensor.default,
-                    value,
-                    (kind, params["ranks"], group),
-                    b.tensor(op.results[0]),
+                value = _cut(b, value, params["dim"], params["ranks"])
+                finish, call = (
+                    _same,
+                    (
+                        _ops.reduce_scatter_tensor.default,
+                        value,
+                        (kind, params["ranks"], group),
+                        Tensor(b.tensor(value).dtype, b.tensor(op.results[0]).shape),
+                    ),
                 )
             case AllToAll():
-                value = _cut(b, op.operands[0], params["split_dim"], params["ranks"])
+                value = _cut(b, value, params["split_dim"], params["ranks"])
                 size = b.tensor(value).shape[0] // params["ranks"]
                 finish = _joined(params["dim"], params["ranks"])
                 parts = [size] * params["ranks"]
@@ -94,7 +98,7 @@ class CollectiveLowering:
         target, value, rest, result = call
         made = make_opaque(target, (TensorArgument(value), *rest), {}, [result], self.objects, op.location)
         b.insert(made)
-        self.started[op.results[0]] = _Started(made.results[0], finish)
+        self.started[op.results[0]] = _Started(made.results[0], lambda b, value: restore(b, finish(b, value)))
 
     def _start_together(self, b: GraphBuilder, op: GraphOp, kind: str, group: str) -> None:
         given = [_as_numbers(b, value) for value in op.operands]

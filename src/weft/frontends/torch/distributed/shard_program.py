@@ -69,7 +69,9 @@ def shard_program(
             for place, name in enumerate(captured.state)
             if isinstance(parameter := attrgetter(name)(model), torch.Tensor) and parameter.requires_grad
         )
-        seeds = [sharding for value, sharding in zip(function.returned.operands, results, strict=True) if is_float(value)]
+        seeds = [
+            sharding for value, sharding in zip(function.returned.operands, results, strict=True) if is_float(value)
+        ]
         function = value_and_vjp_function(function, wanted)
         results += [arguments[place] for place in wanted]
         arguments, late = [*arguments, *seeds], [*late, *([] for _ in seeds)]

@@ -1,0 +1,54 @@
+"""Runs a function on several ranks of gloo, forked from this process, which has imported all there is to import."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import socket
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from weft.frontends.torch.distributed.failures import TIMEOUT
+
+
+def on_ranks(count: int, function: Callable[..., Any], *arguments: Any, seconds: float = 300) -> list[Any]:
+    """What the function returns on each rank, given its number and the arguments; a rank that raised gives the text."""
+    context = multiprocessing.get_context("fork")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    queue: Any = context.Queue()
+    ranks = [context.Process(target=_rank, args=(n, count, port, queue, function, arguments)) for n in range(count)]
+    for rank in ranks:
+        rank.start()
+    results: dict[int, Any] = {}
+    try:
+        while len(results) < count:
+            number, result = queue.get(timeout=seconds)
+            results[number] = result
+    finally:
+        for rank in ranks:
+            rank.join(timeout=5)
+            if rank.is_alive():
+                rank.kill()
+    return [results[number] for number in range(count)]
+
+
+def _rank(
+    number: int, count: int, port: int, queue: Any, function: Callable[..., Any], arguments: tuple[Any, ...]
+) -> None:
+    torch.set_num_threads(1)
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": str(number), "WORLD_SIZE": str(count)}
+    try:
+        dist.init_process_group("gloo", rank=number, world_size=count, timeout=TIMEOUT)
+        result = function(number, *arguments)
+    except BaseException:
+        result = traceback.format_exc()
+    queue.put((number, result))
+    queue.close()
+    queue.join_thread()
+    os._exit(0)

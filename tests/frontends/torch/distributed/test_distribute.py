@@ -1,0 +1,232 @@
+"""Models on several ranks give what they give on one: outputs, losses and gradients."""
+
+from __future__ import annotations
+
+import copy
+import os
+import time
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+import weft
+from tests.frontends.torch.distributed.ranks import on_ranks
+from weft.errors import RankError, ShardingError
+from weft.frontends.torch.distributed.capture_model import capture_model
+from weft.frontends.torch.distributed.hints import Plan, plan_of_transformers
+from weft.testing.models import SMALL, configured, seeded
+
+BERT = Plan(
+    {
+        "*.query.*": "[{tp}, {}]",
+        "*.key.*": "[{tp}, {}]",
+        "*.value.*": "[{tp}, {}]",
+        "*.attention.output.dense.weight": "[{}, {tp}]",
+        "*.intermediate.dense.weight": "[{tp}, {}]",
+        "*.output.dense.weight": "[{}, {tp}]",
+    }
+)
+
+
+def small(family: str) -> tuple[nn.Module, dict[str, torch.Tensor], Any]:
+    """A model of one layer, four rows of inputs, and its loss."""
+    torch.manual_seed(0)
+    case = SMALL[family]
+    model = case.build()
+    layers = getattr(getattr(model, "model", model), "layers", None)
+    if layers is not None:
+        del layers[1:]
+    elif family == "bert":
+        del model.encoder.layer[1:]  # type: ignore[union-attr]
+    if family == "mixtral":
+        case.train(model)
+    return model, {key: torch.cat([value, value.flip(0)]) for key, value in case.inputs(0).items()}, case.loss
+
+
+def plan_for(family: str, kind: str, model: nn.Module) -> Plan:
+    if family == "bert":
+        names = [name for name, _ in model.named_parameters()]
+        split = [name for name in names if name.split(".")[-2] in ("query", "key", "value") and name.endswith("bias")]
+        rules = {name: "[{tp}]" for name in split} | dict(BERT.parameters)
+        tensor = Plan(rules)
+    else:
+        tensor = plan_of_transformers(model)
+    sequence = {"*": "[{}, {tp}]"}
+    return {
+        "tp": tensor,
+        "sp": replace(tensor, inputs=sequence),
+        "dp": Plan(inputs={"*": "[{dp}, {}]"}),
+        "fsdp": Plan(inputs={"*": "[{dp}, {}]"}, fsdp="dp"),
+        "dp_tp": replace(tensor, inputs={"*": "[{dp}, {}]"}),
+        "fsdp_sp": replace(tensor, inputs={"*": "[{dp}, {tp}]"}, fsdp="dp"),
+        "cp": Plan(inputs={"*": "[{}, {cp}]"}),
+    }[kind]
+
+
+def same_as_one_rank(rank: int, family: str, kind: str, mesh: dict[str, int]) -> dict[str, float]:
+    """How far outputs, loss and gradients are from those of the whole model, relative to the largest."""
+    model, inputs, loss_of = small(family)
+    whole = copy.deepcopy(model)
+    expected = loss_of(whole(**inputs))
+    expected.backward()
+    spread = weft.distribute(model, mesh, plan_for(family, kind, model))
+    loss = loss_of(spread(**inputs))
+    loss.backward()
+    errors = {"loss": abs(loss.item() - expected.item()) / abs(expected.item())}
+    scale = max(float(p.grad.abs().max()) for p in whole.parameters() if p.grad is not None)
+    for (name, parameter), other in zip(spread.model.named_parameters(), whole.parameters(), strict=True):
+        if other.grad is None:
+            continue
+        gradient = parameter.grad
+        assert gradient is not None, name
+        if isinstance(gradient, DTensor):
+            gradient = gradient.full_tensor()
+            errors[name] = float((gradient - other.grad).abs().max()) / scale
+    return errors
+
+
+@pytest.fixture(scope="module", autouse=True)
+def traced_before() -> None:
+    """What tracing imports is imported once, before ranks are forked."""
+    for family in ("llama", "mixtral", "bert"):
+        small(family)
+    capture_model(nn.Linear(2, 2), (torch.ones(1, 2),), {})
+
+
+def check(results: list[Any]) -> None:
+    for result in results:
+        assert isinstance(result, dict), result
+        assert max(result.values()) < 2e-5, {name: error for name, error in result.items() if error >= 2e-5}
+
+
+@pytest.mark.parametrize(("family", "kind"), [("llama", "tp"), ("bert", "sp")])
+def test_a_training_step_on_two_ranks(family: str, kind: str) -> None:
+    check(on_ranks(2, same_as_one_rank, family, kind, {"tp": 2}))
+
+
+def test_a_training_step_on_four_ranks() -> None:
+    check(on_ranks(4, same_as_one_rank, "mixtral", "dp_tp", {"dp": 2, "tp": 2}))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["llama", "mixtral", "bert"])
+@pytest.mark.parametrize(
+    ("kind", "mesh"),
+    [
+        ("tp", {"tp": 2}),
+        ("sp", {"tp": 2}),
+        ("dp", {"dp": 4}),
+        ("fsdp", {"dp": 4}),
+        ("cp", {"cp": 4}),
+        ("fsdp_sp", {"dp": 2, "tp": 2}),
+        ("dp_tp", {"dp": 4, "tp": 2}),
+    ],
+)
+def test_every_way_to_split_trains_the_same(family: str, kind: str, mesh: dict[str, int]) -> None:
+    count = 1
+    for size in mesh.values():
+        count *= size
+    check(on_ranks(count, same_as_one_rank, family, kind, mesh, seconds=300))
+
+
+def _dies(rank: int) -> str:
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    spread = weft.distribute(model, {"tp": 2}, {"0.weight": "[{tp}, {}]", "0.bias": "[{tp}]", "1.weight": "[{}, {tp}]"})
+    x = torch.ones(2, 8)
+    with torch.no_grad():
+        spread(x)
+        dist.barrier()
+        if rank == 1:
+            time.sleep(0.2)
+            return "gone"
+        time.sleep(1)
+        try:
+            spread(x)
+        except RankError as error:
+            return f"{error.ranks} {error.message}"
+    return "it went on"
+
+
+def test_a_rank_that_dies_is_named() -> None:
+    start = time.monotonic()
+    first, second = on_ranks(2, _dies)
+    assert second == "gone"
+    assert "(1,) rank 1 does not answer" in first
+    assert time.monotonic() - start < 60
+
+
+def _optimizes_and_saves(rank: int, folder: str) -> Any:
+    import torch.distributed.checkpoint as checkpoint
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8))
+    whole = copy.deepcopy(model)
+    plan = {"0.weight": "[{tp}, {}]", "0.bias": "[{tp}]", "2.weight": "[{}, {tp}]"}
+    spread = weft.distribute(model, {"tp": 2}, plan)
+    x = torch.randn(4, 8)
+    for each in (whole, spread):
+        optimizer = torch.optim.Adam(each.parameters(), lr=0.1)
+        for _ in range(2):
+            optimizer.zero_grad()
+            each(x).square().sum().backward()
+            optimizer.step()
+    checkpoint.save({"model": spread.model.state_dict()}, checkpoint_id=folder)
+    error = float((spread(x) - whole(x)).abs().max().detach())
+    with torch.no_grad():
+        for parameter in spread.parameters():
+            parameter.zero_()
+    state = {"model": spread.model.state_dict()}
+    checkpoint.load(state, checkpoint_id=folder)
+    spread.model.load_state_dict(state["model"])
+    return {"steps": error, "loaded": float((spread(x) - whole(x)).abs().max().detach())}
+
+
+def test_parameters_are_optimized_saved_and_loaded_in_parts(tmp_path: Any) -> None:
+    check(on_ranks(2, _optimizes_and_saves, os.fspath(tmp_path)))
+
+
+def _refusals(rank: int) -> list[str]:
+    model = nn.Linear(6, 9)
+    told: list[str] = []
+    for mesh, plan in (
+        ({"tp": 2}, {"weight": "[{tp}, {}]"}),
+        ({"tp": 2}, {"wieght": "[{}, {tp}]"}),
+        ({"tp": 2}, {"weight": "[{tp}]"}),
+        ({"tp": 3}, {"weight": "[{}, {tp}]"}),
+        ({"tp": 2}, {"weight": "[{}, {dp}]"}),
+        ({"tp": 2}, "tp"),
+    ):
+        try:
+            weft.distribute(model, mesh, plan)
+        except ShardingError as error:
+            told.append(str(error))
+    return told
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    (told, _) = on_ranks(2, _refusals)
+    expected = (
+        "9 is not a multiple of 2",
+        "no parameter is called wieght",
+        "has 2 dimensions",
+        "has 3 ranks, and there are 2",
+        "has no axis dp",
+        "carries no plan",
+    )
+    assert len(told) == len(expected), told
+    for text, part in zip(told, expected, strict=True):
+        assert part in text
+
+
+def test_a_plan_of_transformers_is_read() -> None:
+    settings = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4}
+    model = seeded(lambda: configured("Llama", "ForCausalLM", {**settings, "vocab_size": 48}))
+    plan = plan_of_transformers(model)
+    assert plan.parameters["model.layers.0.self_attn.q_proj.weight"] == "[{tp}, {}]"
+    assert plan.parameters["model.layers.0.mlp.down_proj.weight"] == "[{}, {tp}]"
+    assert "model.norm.weight" not in plan.parameters
