@@ -106,7 +106,7 @@ def test_the_weights_of_the_next_pass_load_while_this_one_runs() -> None:
 
 def test_a_model_that_does_not_fit_says_demand_and_capacity() -> None:
     small = streaming_machine("tsp1", {"memory.bank_words": 16})
-    with pytest.raises(CapacityError, match="words of a bank in 16 slices, and 16 are left; all tensors need"):
+    with pytest.raises(CapacityError, match="needs 100 words of a bank in 16 slices, and 16 are left; the tensors"):
         compile_graph(functions_of(parse_program(product(400, 64, 64)))[0], small, {"w": np.ones((64, 64), np.int8)})
 
 
