@@ -127,8 +127,8 @@ class MemoryMap:
                 most = max((size for each in allowed for _, size in free[each]), default=0)
                 demand = sum(each.words for each in (*placed, tensor))
                 raise CapacityError(
-                    f"{tensor.name} needs {tensor.words} words of a bank in {self.copies * RESIDUES} slices, and {most} "
-                    f"are left; the tensors that are held at the same time need {demand} of {len(free) * words}",
+                    f"{tensor.name} needs {tensor.words} words of a bank in {self.copies * RESIDUES} slices, and "
+                    f"{most} are left; the tensors that are held at the same time need {demand} of {len(free) * words}",
                     hint="raise memory.bank_words",
                 )
             start = room[region]

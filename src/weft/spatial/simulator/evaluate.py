@@ -76,7 +76,7 @@ class Evaluator:
                 early = int(multiplies[used == 0][0])
                 raise SimulationError(f"{describe(self.program, issues, early)} finds no weights installed")
             self.install[multiplies] = installs[used - 1]
-            begins = np.searchsorted(issues["cycle"][loads], np.concatenate([[-1], times[:-1]])) if len(times) else []
+            begins = np.searchsorted(issues["cycle"][loads], np.concatenate([[-1], times])[: len(times)])
             ends = np.searchsorted(issues["cycle"][loads] + machine.latency.load_weights, times, side="right")
             for install, begin, end in zip(installs.tolist(), begins, ends, strict=True):
                 self.loads[install] = loads[begin:end]

@@ -1,8 +1,8 @@
 """ResNet-50, -101 and -152 as graphs of 8-bit integers, with random weights and scales that keep values in range.
 
-After a ReLU the least integer, -128, stands for 0: the conversion to 8 bits saturates there, so a ReLU costs nothing, and
-padding is -128. The image arrives with the windows of the first convolution unfolded, 147 numbers for each of its pixels.
-The stride is in the 3 × 3 convolutions.
+After a ReLU the least integer, -128, stands for 0: the conversion to 8 bits saturates there, so a ReLU costs nothing,
+and padding is -128. The image arrives with the windows of the first convolution unfolded, 147 numbers for each of its
+pixels. The stride is in the 3 × 3 convolutions.
 """
 
 from __future__ import annotations
@@ -23,12 +23,14 @@ class _Network:
         self.rng = np.random.default_rng(seed)
         self.build = Int8Builder("resnet", {"x": Tensor(i8, (1, 147, side, side))})
 
-    def convolution(self, x: SSAValue, channels: int, size: int = 1, stride: int = 1, beside: SSAValue | None = None) -> SSAValue:
+    def convolution(
+        self, x: SSAValue, channels: int, size: int = 1, stride: int = 1, beside: SSAValue | None = None
+    ) -> SSAValue:
         """A convolution, a tensor beside it if there is one, and a ReLU."""
         build, rng = self.build, self.rng
         ins = int(build.builder.tensor(x).shape[1])  # type: ignore[arg-type]
         weights = rng.normal(0, 30, (channels, ins, size, size)).clip(-127, 127).astype(np.int8)
-        product = build.convolution(x, weights, (stride, stride), (size // 2,) * 2, zero=ZERO)
+        product = build.convolution(x, weights, (stride, stride), (size // 2, size // 2), zero=ZERO)
         scale = np.full(channels, 1.0 / (30 * np.sqrt(ins * size * size)), np.float32)
         # What -128 stands for is 0: the weights' sums times 128 are taken off, and the result is put 128 below.
         sums = weights.reshape(channels, -1).sum(1, dtype=np.int64)
