@@ -12,23 +12,37 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
 
 from xdsl.dialects.builtin import FileLineColLoc, LocationAttr, StringAttr
-from xdsl.ir import BlockArgument, Operation, SSAValue
+from xdsl.ir import Block, BlockArgument, Operation, Region, SSAValue
 
 from weft.errors import LoweringError
 from weft.ir.attributes import from_attribute, identity_of
 from weft.ir.expr import Size, product, symbols_of
 from weft.ir.locations import sourced
-from weft.ir.types import Tensor, tensor_of
+from weft.ir.types import Tensor, tensor_of, tensor_type
 from weft.lower.constants import Constant, PanelForm, packing_of, preparing
 from weft.lower.dispatch import lower, origin_of
 from weft.lower.lowered import Lowered, slice_written_by
 from weft.lower.machine import CPU, Machine
 from weft.lower.packing import PackedLayout
+from weft.lower.plan_control import plan_if, plan_loop
 from weft.lower.scalar_arguments import word_of
-from weft.lower.steps import Buffer, CallStep, DotStep, KernelStep, LaunchStep, Place, Plan, Step
+from weft.lower.steps import (
+    Buffer,
+    CallStep,
+    DotStep,
+    IfStep,
+    KernelStep,
+    LaunchStep,
+    LoopStep,
+    Place,
+    Plan,
+    Step,
+    all_steps,
+)
 from weft.lower.work import work_of
 from weft.ops.base import GraphOp, View
-from weft.ops.graph import FuncOp, GroupOp, LaunchOp, OpaqueOp, ReturnOp
+from weft.ops.control import IfOp, LoopOp
+from weft.ops.graph import FuncOp, GraphBuilder, GroupOp, LaunchOp, OpaqueOp, ReturnOp, YieldOp
 from weft.ops.layouts import StridedLayout, contiguous, same_places, slice_layout, view_layout
 from weft.passes.check_first import verdict_of
 from weft.passes.grouping.build_groups import (
@@ -64,11 +78,13 @@ class Planned:
 
 def build_plan(function: FuncOp, panel_form: PanelForm | None = None, machine: Machine = CPU) -> Planned:
     """Lower every group of a function and lay out its memory. Without `panel_form` no weights are packed."""
-    return _Planner(function, panel_form, machine).run()
+    return Planner(function, panel_form, machine).run()
 
 
 @dataclass
-class _Planner:
+class Planner:
+    """Plans a function, or, in the memory of the function around it, a region of it."""
+
     function: FuncOp
     panel_form: PanelForm | None
     machine: Machine
@@ -85,31 +101,14 @@ class _Planner:
     constants: dict[int, Constant] = field(default_factory=dict[int, Constant])
     packed: dict[Constant, int] = field(default_factory=dict[Constant, int])
     sources: dict[str, set[LocationAttr]] = field(default_factory=dict[str, set[LocationAttr]])
+    given: dict[SSAValue, int] | None = None
+    """Of a region: the results that have a buffer already."""
 
     def run(self) -> Planned:
         function = self.function
         inputs = self._inputs()
         returned = function.returned
-        outputs = result_targets(function)
-        verdict, decided_after = verdict_of(function), 0
-        for op in list(function.block.ops):
-            match op:
-                case ReturnOp():
-                    continue
-                case GroupOp():
-                    self._group(op, outputs)
-                case OpaqueOp():
-                    self._call(op)
-                case LaunchOp():
-                    self._launch(op, outputs)
-                case GraphOp() if op.attributes.get("weft.claim") == StringAttr("blas"):
-                    self._dot(op, outputs)
-                case View():
-                    self._view(op)
-                case _:
-                    raise LoweringError(f"{op.name} is neither in a group nor claimed")
-            if verdict is not None and op is verdict.owner:
-                decided_after = len(self.steps)
+        decided_after = self._plan_ops()
         results = tuple(self.places[value].buffer for value in returned.operands)
         self._collect_symbols()
         prepare = preparing(function)
@@ -130,10 +129,57 @@ class _Planner:
         )
         return Planned(plan, self.kernels, self.schedules, prepare, self.sources)
 
+    def region(self, function: FuncOp, arguments: Sequence[Place], given: Sequence[int | None]) -> Planner:
+        """Plan what an op of control flow runs, on places of this function's; results go to the buffers given for them.
+
+        Buffers, kernels and constants are this function's own; the steps are the region's.
+        """
+        inner = replace(
+            self,
+            function=function,
+            steps=[],
+            places=dict(zip(function.block.args, arguments, strict=True)),
+            strided={},
+            replacing=set(),
+            given={v: n for v, n in zip(function.returned.operands, given, strict=True) if n is not None},
+        )
+        inner._plan_ops()
+        inner._collect_symbols()
+        return inner
+
+    def _plan_ops(self) -> int:
+        """Plan the ops in order; gives how many steps it takes to know whether the data is right."""
+        function = self.function
+        outputs = result_targets(function)
+        verdict, decided_after = verdict_of(function), 0
+        for op in list(function.block.ops):
+            match op:
+                case ReturnOp():
+                    continue
+                case GroupOp():
+                    self._group(op, outputs)
+                case OpaqueOp():
+                    self._call(op)
+                case LaunchOp():
+                    self._launch(op, outputs)
+                case IfOp():
+                    plan_if(self, op, outputs)
+                case LoopOp():
+                    plan_loop(self, op, outputs)
+                case GraphOp() if op.attributes.get("weft.claim") == StringAttr("blas"):
+                    self._dot(op, outputs)
+                case View():
+                    self._view(op)
+                case _:
+                    raise LoweringError(f"{op.name} is neither in a group nor claimed")
+            if verdict is not None and op is verdict.owner:
+                decided_after = len(self.steps)
+        return decided_after
+
     def _used_constants(self, results: Sequence[int]) -> tuple[Constant, ...]:
         """Weights that are only read packed, or only to prepare others, need not be there."""
         used = set(results)
-        for step in self.steps:
+        for step in all_steps(self.steps):
             match step:
                 case KernelStep():
                     used.update(step.buffers)
@@ -143,6 +189,9 @@ class _Planner:
                     used.update((step.a.buffer, step.b.buffer))
                 case LaunchStep():
                     used.update(place.buffer for place in step.places)
+                case LoopStep() | IfStep():
+                    used.update(place.whole.buffer for place in getattr(step, "slices", ()))
+                    used.add(step.condition)
         return tuple(constant for number, constant in self.constants.items() if number in used)
 
     def _collect_symbols(self) -> None:
@@ -158,24 +207,30 @@ class _Planner:
         inputs: list[int] = []
         for value, stride in zip(arguments, strides, strict=True):
             role = "constant" if value in sources else "input"
-            number = self._new(value, role, StridedLayout(stride) if stride else contiguous(tensor_of(value.type)))
+            number = self.new(value, role, StridedLayout(stride) if stride else contiguous(tensor_of(value.type)))
             if role == "input":
                 inputs.append(number)
             else:
                 self.constants[number] = Constant(number, sources[value])
         return tuple(inputs)
 
-    def _new(self, value: SSAValue, role: str, layout: StridedLayout) -> int:
+    def new(self, value: SSAValue, role: str, layout: StridedLayout) -> int:
         tensor = tensor_of(value.type)
         self.buffers.append(Buffer(role, tensor, layout))
         self.places[value] = Place(len(self.buffers) - 1, tensor, layout)
         return len(self.buffers) - 1
 
-    def _result(self, value: SSAValue, outputs: dict[SSAValue, Target]) -> int:
+    def result(self, value: SSAValue, outputs: dict[SSAValue, Target]) -> int:
+        """The buffer that a value is made in."""
         target = outputs.get(value)
         if target is None:
-            return self._new(value, "temporary", self.strided.get(value, contiguous(tensor_of(value.type))))
-        number = self._new(target.result, "output", target.result_layout)
+            return self.new(value, "temporary", self.strided.get(value, contiguous(tensor_of(value.type))))
+        if self.given is None:
+            number = self.new(target.result, "output", target.result_layout)
+        elif target.result in self.given:
+            number = self.given[target.result]
+        else:
+            number = self.new(target.result, "temporary", target.result_layout)
         self.places[value] = Place(number, tensor_of(value.type), target.layout)
         return number
 
@@ -229,9 +284,13 @@ class _Planner:
         results = [
             self._written_over(result, in_place[result.index], outputs)
             if result.index in in_place
-            else self._result(result, outputs)
+            else self.result(result, outputs)
             for result in op.results
         ]
+        self._run(lowered, label, buffers, results)
+
+    def _run(self, lowered: Lowered, label: str, buffers: Sequence[int], results: Sequence[int]) -> None:
+        """Append the steps of a group's kernels."""
         scratch = [self._scratch(tensor) for tensor in lowered.scratch]
         roles = {"input": buffers, "output": results, "scratch": scratch}
         for call in lowered.calls:
@@ -269,6 +328,24 @@ class _Planner:
             buffers[operand], layouts[operand] = self.packed[key], PackedLayout.of(panels)
         return buffers, layouts
 
+    def copy(self, source: Place, target: Place) -> None:
+        """Copy a tensor to other memory."""
+        self._fill(target, [source])
+
+    def clear(self, target: Place) -> None:
+        """Fill a tensor with zeros."""
+        self._fill(target, [])
+
+    def _fill(self, target: Place, sources: Sequence[Place]) -> None:
+        kind = tensor_type(target.tensor)
+        given, block = Block(arg_types=[kind for _ in sources]), Block(arg_types=[kind for _ in sources])
+        b = GraphBuilder(block)
+        value = block.args[0] if sources else b.full(value=0, shape=target.tensor.shape, dtype=target.tensor.dtype)
+        b.insert(YieldOp.create(operands=[value]))
+        group = GroupOp.create(operands=given.args, result_types=[kind], regions=[Region(block)])
+        lowered, label = self._lower(group, [place.layout for place in sources], [target.layout])
+        self._run(lowered, label, [place.buffer for place in sources], [target.buffer])
+
     def _scratch(self, tensor: Tensor) -> int:
         self.buffers.append(Buffer("temporary", tensor, contiguous(tensor)))
         return len(self.buffers) - 1
@@ -304,7 +381,7 @@ class _Planner:
         operands = tuple(self.places[operand] for operand in op.operands)
         strides = strides_of(op, "result_strides", len(op.results))
         results = tuple(
-            self._new(result, "external", StridedLayout(given) if given else contiguous(tensor_of(result.type)))
+            self.new(result, "external", StridedLayout(given) if given else contiguous(tensor_of(result.type)))
             for result, given in zip(op.results, strides, strict=True)
         )
         if (told := op.attributes.get("symbols")) is not None:
@@ -326,7 +403,7 @@ class _Planner:
                     self.replacing.add(result)
             else:
                 self.strided[result] = launch_layout(result)
-                self._result(result, outputs)
+                self.result(result, outputs)
         known: dict[str, Sequence[Place]] = {"operand": operands, "result": [self.places[r] for r in op.results]}
         arguments: list[Place | Size] = []
         for kind, value in op.words:
@@ -345,7 +422,7 @@ class _Planner:
 
     def _dot(self, op: Operation, outputs: dict[SSAValue, Target]) -> None:
         a, b = (self.places[operand] for operand in op.operands)
-        self._result(op.results[0], outputs)
+        self.result(op.results[0], outputs)
         told = op.attributes.get(PARTIAL_SUMS)
         count: Size = 1 if told is None else from_attribute(told)  # type: ignore[assignment]
         self.steps.append(DotStep(a, b, self.places[op.results[0]], "dot", count))

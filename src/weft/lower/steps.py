@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from weft.ir.expr import Size
@@ -14,8 +14,8 @@ from weft.ops.layouts import StridedLayout
 
 @dataclass(frozen=True)
 class Buffer:
-    """Memory of a tensor: an `input`, `output` or `temporary` of a call, an `external` result of the framework, or a
-    `constant`, which is the same in every call."""
+    """Memory of a tensor: an `input`, `output` or `temporary` of a call, an `external` result of the framework, a
+    `constant`, which is the same in every call, or a `slice`, a part of another that moves on with a loop's turns."""
 
     role: str
     tensor: Tensor
@@ -85,7 +85,77 @@ class LaunchStep:
         return tuple(argument for argument in self.arguments if isinstance(argument, Place))
 
 
-Step: TypeAlias = KernelStep | CallStep | DotStep | LaunchStep
+@dataclass(frozen=True)
+class SlicePlace:
+    """A buffer of no memory of its own: in every turn of a loop, the next slice of a tensor along its first dimension.
+
+    The `direction` is 1, or -1 where the first turn has the last slice.
+    """
+
+    buffer: int
+    whole: Place
+    direction: int
+
+
+@dataclass(frozen=True)
+class LoopStep:
+    """Run steps again and again: so many turns, or -1 without bound, while a buffer (-1: none) holds true."""
+
+    body: tuple[Step, ...]
+    turns: Size
+    condition: int
+    slices: tuple[SlicePlace, ...]
+    label: str
+
+
+@dataclass(frozen=True)
+class IfStep:
+    """Run the steps of one of two branches, as a buffer says."""
+
+    condition: int
+    then: tuple[Step, ...]
+    otherwise: tuple[Step, ...]
+    label: str
+
+
+ControlStep: TypeAlias = LoopStep | IfStep
+Step: TypeAlias = KernelStep | CallStep | DotStep | LaunchStep | LoopStep | IfStep
+
+
+def inner_steps(step: Step) -> tuple[Step, ...]:
+    """The steps that a step of control flow runs."""
+    match step:
+        case LoopStep():
+            return step.body
+        case IfStep():
+            return (*step.then, *step.otherwise)
+        case _:
+            return ()
+
+
+def all_steps(steps: Iterable[Step]) -> Iterator[Step]:
+    """Steps, and all that are inside of them."""
+    for step in steps:
+        yield step
+        yield from all_steps(inner_steps(step))
+
+
+def with_functions(steps: Iterable[Step], instead: Mapping[str, str]) -> tuple[Step, ...]:
+    """Steps with other kernels in place of some, also inside of them."""
+    changed: list[Step] = []
+    for step in steps:
+        match step:
+            case LoopStep():
+                step = replace(step, body=with_functions(step.body, instead))
+            case IfStep():
+                then, otherwise = (with_functions(each, instead) for each in (step.then, step.otherwise))
+                step = replace(step, then=then, otherwise=otherwise)
+            case KernelStep() | LaunchStep():
+                step = replace(step, function=instead.get(step.function, step.function))
+            case _:
+                pass
+        changed.append(step)
+    return tuple(changed)
 
 
 def buffers_of(step: Step) -> Iterable[int]:
@@ -97,6 +167,10 @@ def buffers_of(step: Step) -> Iterable[int]:
             return (step.a.buffer, step.b.buffer, step.out.buffer)
         case LaunchStep():
             return (place.buffer for place in step.places)
+        case LoopStep() | IfStep():
+            own = [n for each in getattr(step, "slices", ()) for n in (each.buffer, each.whole.buffer)]
+            own += [step.condition] if step.condition >= 0 else []
+            return (*own, *(number for each in inner_steps(step) for number in buffers_of(each)))
         case _:
             return step.buffers
 

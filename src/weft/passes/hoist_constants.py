@@ -6,6 +6,7 @@ of sines) becomes an argument of the same kind, filled by the second function. N
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -17,10 +18,12 @@ from xdsl.passes import ModulePass
 from weft.ir.attributes import to_attribute
 from weft.ir.expr import Size, product
 from weft.ir.types import tensor_of
-from weft.ops.base import Elementwise
+from weft.ops.base import Elementwise, GraphOp
+from weft.ops.control import LoopOp, functions_run, runner_of
 from weft.ops.graph import FuncOp, OpaqueOp, ReturnOp
 from weft.passes.choose_layouts import wanted_strides
 from weft.passes.grouping.build_groups import is_free, strides_of
+from weft.passes.outline_regions import REGION
 from weft.passes.simplify.constant_values import constant_arguments, fixed_values
 
 _CHEAP = frozenset(
@@ -54,25 +57,80 @@ class HoistConstants(ModulePass):
     name: ClassVar[str] = "hoist_constants"
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
-        for function in list(op.body.block.ops):
-            if isinstance(function, FuncOp) and not {"prepares", RUNS_ONCE} & function.attributes.keys():
-                prepare = _Hoisting(function).run()
-                if prepare is not None:
-                    op.body.block.add_op(prepare)
+        # Regions first, the inner ones before the outer: what leaves one may leave the next.
+        for function in reversed(list(op.body.block.ops)):
+            if not isinstance(function, FuncOp) or {"prepares", RUNS_ONCE} & function.attributes.keys():
+                continue
+            if REGION in function.attributes:
+                _leave_region(function, op)
+                continue
+            prepare = _Hoisting(function, fixed_values(function)).run()
+            if prepare is not None:
+                op.body.block.add_op(prepare)
+
+
+def _leave_region(function: FuncOp, module: ModuleOp) -> None:
+    """Compute before a loop what is the same in all of its turns, and before a branch what is the same in every call.
+
+    The function around has it from there: it is a constant, or one more value that is captured.
+    """
+    runner = runner_of(function, module)
+    if runner is None:
+        return
+    functions = functions_run(runner)
+    captured = function.block.args[len(function.block.args) - len(runner.captures) :]
+    kept = captured if isinstance(runner, LoopOp) else constant_arguments(function)
+    hoisting = _Hoisting(function, _made_of_alone(function, kept))
+    hoisting.find()
+    if not hoisting.hoisted:
+        return
+    block = runner.parent
+    assert block is not None, "in a function"
+    values: dict[SSAValue, SSAValue] = dict(zip(captured, runner.captures, strict=True))
+    needed = {op for value in hoisting.hoisted for op in _made_of(value, free=True)}
+    for op in list(function.block.ops):
+        if op in needed:
+            copy = op.clone(value_mapper=values)
+            block.insert_op_before(copy, runner)
+            values.update(zip(op.results, copy.results, strict=True))
+    constants = [value.index for value in constant_arguments(function)]
+    same = _made_of_alone(function, constant_arguments(function))
+    for value in hoisting.hoisted:
+        arguments = [each.block.insert_arg(value.type, len(each.block.args)) for each in functions]
+        argument = arguments[functions.index(function)]
+        value.replace_all_uses_with(argument)
+        if value in same:
+            constants.append(argument.index)
+        runner.operands = [*runner.operands, values[value]]
+    if constants:
+        function.attributes["constants"] = to_attribute(tuple(constants))
+
+
+def _made_of_alone(function: FuncOp, values: Iterable[SSAValue]) -> set[SSAValue]:
+    """All values that depend on nothing but these."""
+    found = set(values)
+    for op in function.block.ops:
+        if isinstance(op, GraphOp) and all(operand in found for operand in op.operands):
+            found.update(op.results)
+    return found
 
 
 class _Hoisting:
-    def __init__(self, function: FuncOp) -> None:
+    def __init__(self, function: FuncOp, fixed: set[SSAValue]) -> None:
         self.function = function
         self.arguments = constant_arguments(function)
-        self.fixed = fixed_values(function)
+        self.fixed = fixed
         self.hoisted: dict[SSAValue, None] = {}
 
-    def run(self) -> FuncOp | None:
+    def find(self) -> None:
+        """Find what goes: the values that the rest of the function reads."""
         for op in self.function.block.ops:
             if not op.results or not all(result in self.fixed for result in op.results):
                 for operand in op.operands:
                     self._consider(operand)
+
+    def run(self) -> FuncOp | None:
+        self.find()
         if not self.hoisted:
             return None
         prepare = self._prepare()

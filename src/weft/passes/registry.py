@@ -33,11 +33,17 @@ from weft.passes.dot.tile_grouped_gemm import TileGroupedGemm
 from weft.passes.grouping.group_into_kernels import GroupIntoKernels
 from weft.passes.grouping.inline_small import InlineSmall
 from weft.passes.hoist_constants import HoistConstants
+from weft.passes.outline_regions import OutlineRegions
 from weft.passes.place_launches import PlaceLaunches
 from weft.passes.quantize.fuse_dequantization import FuseDequantization
 from weft.passes.quantize.quantize_weight_only import QuantizeWeightOnly
 from weft.passes.quantize.quantize_weights import QuantizeWeights
 from weft.passes.quantize.recognize_dequantization import RecognizeDequantization
+from weft.passes.sharding.combine_collectives import CombineCollectives
+from weft.passes.sharding.partition import Partition
+from weft.passes.sharding.propagate_shardings import PropagateShardings
+from weft.passes.sharding.schedule_collectives import ScheduleCollectives
+from weft.passes.sharding.specialize_rank import SpecializeRank
 from weft.passes.simplify.compare_indices import CompareIndices
 from weft.passes.simplify.eliminate_common import EliminateCommon
 from weft.passes.simplify.eliminate_dead import EliminateDead
@@ -49,6 +55,7 @@ from weft.passes.update_in_place import UpdateInPlace
 PASSES: dict[str, type[ModulePass]] = {
     each.name: each
     for each in (
+        OutlineRegions,
         OrderByComparing,
         FoldConstants,
         Simplify,
@@ -81,6 +88,11 @@ PASSES: dict[str, type[ModulePass]] = {
         ChooseLayouts,
         UpdateInPlace,
         PlaceLaunches,
+        PropagateShardings,
+        Partition,
+        CombineCollectives,
+        ScheduleCollectives,
+        SpecializeRank,
     )
 }
 

@@ -10,10 +10,10 @@ from collections.abc import Iterable
 from weft.errors import ParseError
 from weft.ir.expr import Size, symbols_of
 from weft.ir.types import Tensor
-from weft.lower.steps import CallStep, DotStep, KernelStep, LaunchStep, Place, Plan, Step
+from weft.lower.steps import CallStep, DotStep, IfStep, KernelStep, LaunchStep, LoopStep, Place, Plan, Step, all_steps
 from weft.ops.layouts import StridedLayout
 
-ROLES = ("input", "output", "temporary", "external", "constant")
+ROLES = ("input", "output", "temporary", "external", "constant", "slice")
 
 
 def check_plan(plan: Plan) -> None:
@@ -22,7 +22,7 @@ def check_plan(plan: Plan) -> None:
     for buffer in plan.buffers:
         _require(buffer.role in ROLES, f"a buffer with the role {buffer.role!r}")
         _check_memory(buffer.tensor, buffer.layout, symbols)
-    for step in plan.steps:
+    for step in all_steps(plan.steps):
         _check_step(step, symbols)
         _check_numbers(_buffers(step), buffers, "a step's buffer")
     arguments = range(len(plan.inputs) + len(plan.fixed))
@@ -57,6 +57,16 @@ def _check_step(step: Step, symbols: set[str]) -> None:
         case LaunchStep():
             _check_places(step.places, symbols)
             _check_sizes([step.grid, *(a for a in step.arguments if not isinstance(a, Place))], symbols)
+        case LoopStep():
+            wholes = [each.whole for each in step.slices]
+            _check_places(wholes, symbols)
+            _require(all(each.direction in (1, -1) for each in step.slices), "slices in no direction")
+            _require(all(each.tensor.shape[:1] == (step.turns,) for each in wholes), "other slices than turns")
+            _require(step.condition >= 0 or step.turns != -1, "a loop without an end")
+            _require(not isinstance(step.turns, int) or step.turns >= -1, f"a loop of {step.turns} turns")
+            _check_sizes([step.turns], symbols)
+        case IfStep():
+            _require(step.condition >= 0, "a branch without a condition")
 
 
 def _buffers(step: Step) -> tuple[int, ...]:
@@ -69,6 +79,11 @@ def _buffers(step: Step) -> tuple[int, ...]:
             return (step.a.buffer, step.b.buffer, step.out.buffer)
         case LaunchStep():
             return tuple(place.buffer for place in step.places)
+        case LoopStep():
+            slices = [number for each in step.slices for number in (each.buffer, each.whole.buffer)]
+            return (*slices, *([step.condition] if step.condition != -1 else []))
+        case IfStep():
+            return (step.condition,)
 
 
 def _check_places(places: Iterable[Place], symbols: set[str]) -> None:

@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol
 
 from weft.diagnostics import warn
-from weft.lower.steps import CallStep, KernelStep, Plan
+from weft.lower.steps import CallStep, KernelStep, Plan, inner_steps
 from weft.runtime.array_adapter import ArrayT
 from weft.runtime.constant_sets import ConstantSet
 from weft.runtime.device_executor import DeviceExecutor
@@ -351,6 +351,8 @@ def why_not_captured(plan: Plan, why_not_called: Callable[[CallStep], str | None
     if plan.symbols:
         return f"the sizes {', '.join(plan.symbols)} change"
     for step in plan.steps:
+        if inner_steps(step):
+            return f"the host decides what a {step.label} runs"
         if isinstance(step, CallStep) and (reason := why_not_called(step)) is not None:
             return f"{step.target} {reason}"
     return None

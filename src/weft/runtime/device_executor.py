@@ -10,11 +10,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from weft.ir.types import u8
-from weft.lower.steps import CallStep, DotStep
+from weft.lower.steps import CallStep
 from weft.runtime.array_adapter import ArrayT
 from weft.runtime.constant_sets import ConstantSet
 from weft.runtime.device_program import DeviceProgram, DeviceTape
 from weft.runtime.plan_executor import Frame, PlanExecutor
+from weft.runtime.program import Apart
 from weft.runtime.tape import Tape
 
 ALIGNMENT = 16
@@ -120,7 +121,7 @@ class DeviceExecutor(PlanExecutor[DeviceProgram, ArrayT]):
     def _fitting(self, tensor: ArrayT, strides: tuple[int, ...]) -> ArrayT:
         return self.services.aligned(super()._fitting(tensor, strides))
 
-    def _carry_out(self, step: CallStep | DotStep, frame: Frame[ArrayT], held: dict[int, ArrayT]) -> None:
+    def _carry_out(self, step: Apart, frame: Frame[ArrayT], held: dict[int, ArrayT]) -> None:
         super()._carry_out(step, frame, held)
         if isinstance(step, CallStep):
             for number in step.results:

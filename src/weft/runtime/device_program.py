@@ -18,8 +18,9 @@ from weft.backends.nvidia.driver.libcuda import FAULTS, Driver, device_facts, dr
 from weft.backends.nvidia.driver.modules import DeviceFunction
 from weft.backends.nvidia.driver.tensor_maps import encode_map, scratch_words
 from weft.errors import DeviceError, GuardError, LoweringError
+from weft.forks import compiled_once
 from weft.ir.expr import evaluate
-from weft.lower.steps import CallStep, DotStep, KernelStep, Plan, Step
+from weft.lower.steps import CallStep, DotStep, IfStep, KernelStep, LoopStep, Plan, Step, all_steps
 from weft.runtime.cache import DiskCache
 from weft.runtime.captures import Captures, Early, Span
 from weft.runtime.cubins import load_code
@@ -59,15 +60,16 @@ class DeviceProgram(Program):
         code: DeviceCode = self.code
         maps = max((len(launch.maps) for launch in code.launches.values()), default=0)
         self.scratch += scratch_words(maps)
-        names = {step.function for step in self.plan.steps if isinstance(step, KernelStep)}
+        names = {step.function for step in all_steps(self.plan.steps) if isinstance(step, KernelStep)}
         if missing := names - code.launches.keys():
             raise LoweringError(f"a program without its kernels {', '.join(sorted(missing))}")
         self.driver = driver()
         self.facts = device_facts(self.device)
-        self.driver.use(self.device)
+        self.driver.use_if_none(self.device)
         self.functions: Mapping[str, DeviceFunction] = {}
         if names:
-            self._loaded = load_code(self.driver, self.facts, code, self.cache)
+            with self.driver.within(self.device):
+                self._loaded = load_code(self.driver, self.facts, code, self.cache)
             self.functions = self._loaded.functions
             taken = {name: Resources(each.registers, each.local_bytes) for name, each in self.functions.items()}
             note_loaded(self.plan, taken)
@@ -75,7 +77,7 @@ class DeviceProgram(Program):
         self.captures = captures_of(self.driver)
 
     def is_apart(self, step: Step) -> bool:
-        return isinstance(step, CallStep | DotStep)
+        return isinstance(step, CallStep | DotStep | LoopStep | IfStep)
 
     def write_tape(self, steps: Sequence[Step], sizes: Mapping[str, int]) -> Tape:
         return write_device_tape(self.driver, self.plan, steps, sizes, self.functions)
@@ -151,7 +153,7 @@ def write_device_tape(
     if early is not None:
         words = words.copy()
         words[HEAD_WORDS + PROGRAMMATIC] = 0
-    return DeviceTape(words, tuple(steps), True, tuple(step.function for step in launched), early)
+    return DeviceTape(words, tuple(steps), True, (), tuple(step.function for step in launched), early)
 
 
 def _early(
@@ -194,7 +196,7 @@ def captures_of(driver: Driver) -> Captures:
     return Captures(driver)
 
 
-@lru_cache
+@compiled_once
 def device_launcher(driver: Driver) -> Launcher:
     """The function that launches tapes, compiled once in a process."""
     target = host_target()

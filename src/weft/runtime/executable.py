@@ -7,7 +7,6 @@ import os
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, TypeAlias
 
 from weft.backends.cpu.blas import ROUTINES
@@ -15,7 +14,8 @@ from weft.backends.cpu.launcher import LAUNCHER, launcher_module
 from weft.backends.cpu.target import compile_object, host_target
 from weft.backends.cpu.thread_pool import RESET
 from weft.errors import CompilationError
-from weft.lower.steps import CallStep, DotStep, KernelStep, LaunchStep, Step
+from weft.forks import compiled_once
+from weft.lower.steps import CallStep, DotStep, KernelStep, LaunchStep, Step, all_steps, inner_steps
 from weft.runtime.blas import blas_symbols
 from weft.runtime.linking import link, unload
 from weft.runtime.openmp import uses_own_pool
@@ -32,19 +32,21 @@ class Executable(Program):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        names = sorted({step.function for step in self.plan.steps if isinstance(step, KernelStep | LaunchStep)})
+        steps = list(all_steps(self.plan.steps))
+        names = sorted({step.function for step in steps if isinstance(step, KernelStep | LaunchStep)})
         self._library: Any = link(self.code, names) if names else {}
         if names:
             weakref.finalize(self, unload, self._library).atexit = False
         routines = blas_symbols()
-        if not routines and any(isinstance(step, DotStep) and not is_foreign(step) for step in self.plan.steps):
+        if not routines and any(isinstance(step, DotStep) and not is_foreign(step) for step in steps):
             raise CompilationError("a program calls BLAS, and this process has none", hint="compile it anew")
         self.addresses: dict[str, int] = {name: self._library[name] for name in names} | routines
         self.launch = launcher()
 
     def is_apart(self, step: Step) -> bool:
-        """Calls, and products of types that BLAS has no routine for: these are the framework's."""
-        return isinstance(step, CallStep) or is_foreign(step)
+        """Calls, and products of types that BLAS has no routine for, which are the framework's, and what has such
+        inside."""
+        return isinstance(step, CallStep) or is_foreign(step) or any(map(self.is_apart, inner_steps(step)))
 
     def write_tape(self, steps: Sequence[Step], sizes: Mapping[str, int]) -> Tape:
         return write_tape(self.plan, steps, sizes, self.addresses)
@@ -55,7 +57,7 @@ def is_foreign(step: Step) -> bool:
     return isinstance(step, DotStep) and step.out.tensor.dtype not in ROUTINES
 
 
-@lru_cache(maxsize=1)
+@compiled_once
 def launcher() -> Launch:
     """The function that runs tapes, compiled once in a process."""
     target, own_pool = host_target(), uses_own_pool()

@@ -7,23 +7,23 @@ are, so that programs run on those of any framework, or of none.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeAlias, TypeVar
 
 import numpy as np
 
 from weft.ir.expr import evaluate
-from weft.lower.steps import CallStep, DotStep, Place, Step
+from weft.lower.steps import CallStep, DotStep, IfStep, Place, Step, all_steps
 from weft.runtime.array_adapter import ArrayAdapter, ArrayT, ForeignCalls
 from weft.runtime.constant_sets import ConstantSet, Preparing, make_set
 from weft.runtime.profile import Profile, active_profile, single_steps
-from weft.runtime.program import Binding, Program
-from weft.runtime.tape import Tape
+from weft.runtime.program import Apart, Binding, ControlSegment, Program, Segment
+from weft.runtime.tape import Tape, slice_step, slice_words
 
 _MOST_SIZES = 8
 """Sets of sizes that memory is kept for."""
 
-SingleSteps: TypeAlias = Sequence[tuple[Step, Tape | CallStep | DotStep]]
+SingleSteps: TypeAlias = Sequence[tuple[Step, Segment]]
 """The steps of a program, each with what carries it out by itself."""
 
 ProgramT = TypeVar("ProgramT", bound=Program)
@@ -120,9 +120,10 @@ class PlanExecutor(Generic[ProgramT, ArrayT]):
     def constants(self, given: Sequence[ArrayT]) -> ConstantSet[ArrayT]:
         """The constants that the program makes of these tensors: made when it first meets them."""
         for known in self.sets:
-            if known.is_of(given) and known.is_fresh(given):
+            if known.is_current(given):
                 return known
         made = make_set(self.executable, given, self.arrays, self._preparing())
+        made = replace(made, unchanged=self._unchanged(given))
         self.sets = [known for known in self.sets if known.is_needed() and not known.is_of(given)] + [made]
         return made
 
@@ -130,6 +131,10 @@ class PlanExecutor(Generic[ProgramT, ArrayT]):
 
     def _preparing(self) -> Preparing[ArrayT] | None:
         """What computes constants on the device; None where the processor does."""
+        return None
+
+    def _unchanged(self, given: Sequence[ArrayT]) -> Callable[[Sequence[ArrayT]], bool] | None:
+        """What tells quickly that constants are the very arrays that were given, unchanged; None where nothing does."""
         return None
 
     def _maker(self, shape: Sequence[int], strides: Sequence[int], dtype: Any) -> Callable[..., ArrayT]:
@@ -216,7 +221,7 @@ class PlanExecutor(Generic[ProgramT, ArrayT]):
                 self._decide(held)
             return nanoseconds
 
-        def call(step: CallStep | DotStep) -> None:
+        def call(step: Apart) -> None:
             self._carry_out(step, frame, held)
             self._finish()
             if step is deciding:
@@ -232,7 +237,7 @@ class PlanExecutor(Generic[ProgramT, ArrayT]):
         self,
         frame: Frame[ArrayT],
         held: dict[int, ArrayT],
-        run: Callable[[SingleSteps, Callable[[Tape], None], Callable[[CallStep | DotStep], None]], None],
+        run: Callable[[SingleSteps, Callable[[Tape], None], Callable[[Apart], None]], None],
     ) -> None:
         """Let `run` carry out the steps of a program one by one, by what launches a tape and what makes a call."""
         if frame.single_steps is None:
@@ -245,7 +250,7 @@ class PlanExecutor(Generic[ProgramT, ArrayT]):
             if deciding is not None and tape.steps[-1] is last:
                 self._decide(held)
 
-        def call(step: CallStep | DotStep) -> None:
+        def call(step: Apart) -> None:
             self._carry_out(step, frame, held)
             if step is deciding:
                 self._decide(held)
@@ -287,8 +292,11 @@ class PlanExecutor(Generic[ProgramT, ArrayT]):
             return tensor
         return self.arrays.copied(tensor, strides)
 
-    def _carry_out(self, step: CallStep | DotStep, frame: Frame[ArrayT], held: dict[int, ArrayT]) -> None:
-        """Let the framework carry out a step."""
+    def _carry_out(self, step: Apart, frame: Frame[ArrayT], held: dict[int, ArrayT]) -> None:
+        """Let the framework carry out a step, or decide on what is inside of it."""
+        if isinstance(step, ControlSegment):
+            self._control(step, frame, held)
+            return
         if isinstance(step, DotStep):
             a, b, out = (self._operand(place, frame, held) for place in (step.a, step.b, step.out))
             self.arrays.multiply(a, b, out)
@@ -301,6 +309,44 @@ class PlanExecutor(Generic[ProgramT, ArrayT]):
             result = self._fitting(result, frame.binding.strides[number])
             held[number] = result
             frame.table[number] = self._address(result)
+
+    def _control(self, segment: ControlSegment, frame: Frame[ArrayT], held: dict[int, ArrayT]) -> None:
+        """Run a branch, or turns, as buffers say that the device has filled."""
+        step = segment.step
+        if isinstance(step, IfStep):
+            self._run_parts(segment.parts[0 if self._is_true(step.condition, frame, held) else 1], frame, held)
+            return
+        sizes = frame.binding.sizes
+        turns, turn = evaluate(step.turns, sizes), 0
+        # Tapes read addresses; what the framework carries out reads arrays.
+        shown = any(isinstance(each, CallStep | DotStep) for each in all_steps(step.body))
+        wholes = [(each, self._operand(each.whole, frame, held)) for each in step.slices] if shown else []
+        for each in step.slices:
+            _, place, whole, start = slice_words(each, sizes)
+            frame.table[place] = frame.table[whole] + start
+        while turn != turns and (step.condition < 0 or self._is_true(step.condition, frame, held)):
+            for each, whole in wholes:
+                stride = self._strides(whole)[0]
+                offset = stride * (turn if each.direction > 0 else turns - 1 - turn)
+                shape, strides = self.arrays.shape(whole)[1:], self._strides(whole)[1:]
+                held[each.buffer] = self.arrays.view(whole, shape, strides, offset)
+            self._run_parts(segment.parts[0], frame, held)
+            for each in step.slices:
+                frame.table[each.buffer] += slice_step(each, sizes)
+            turn += 1
+        for each in step.slices:
+            held.pop(each.buffer, None)
+
+    def _run_parts(self, parts: Sequence[Segment], frame: Frame[ArrayT], held: dict[int, ArrayT]) -> None:
+        for part in parts:
+            if isinstance(part, Tape):
+                self._launch(part, frame)
+            else:
+                self._carry_out(part, frame, held)
+
+    def _is_true(self, number: int, frame: Frame[ArrayT], held: dict[int, ArrayT]) -> bool:
+        buffer = self.executable.plan.buffers[number]
+        return bool(self.arrays.number(self._operand(Place(number, buffer.tensor, buffer.layout), frame, held)))
 
     def _operand(self, place: Place, frame: Frame[ArrayT], held: dict[int, ArrayT]) -> ArrayT:
         sizes = frame.binding.sizes

@@ -22,14 +22,14 @@ from typing import TYPE_CHECKING, Any
 
 from weft.errors import WeftError
 from weft.ir.expr import evaluate, product
-from weft.lower.steps import CallStep, DotStep, KernelStep, LaunchStep, Plan, Step
+from weft.lower.steps import CallStep, DotStep, IfStep, KernelStep, LaunchStep, LoopStep, Plan, Step
 from weft.runtime.record import CompilationRecord, recording
 from weft.runtime.tape import Tape
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from weft.runtime.program import Binding, Program
+    from weft.runtime.program import Apart, Binding, Program, Segment
 
 
 @dataclass(frozen=True)
@@ -60,6 +60,8 @@ def step_name(step: Step) -> str:
             return f"{step.label} (BLAS)"
         case CallStep():
             return f"{step.target} (torch)"
+        case LoopStep() | IfStep():
+            return step.label
 
 
 def work_of(step: Step, plan: Plan, sizes: Mapping[str, int]) -> dict[str, int]:
@@ -77,7 +79,7 @@ def work_of(step: Step, plan: Plan, sizes: Mapping[str, int]) -> dict[str, int]:
             inner = evaluate(step.a.tensor.shape[-1], sizes)
             operations = 2 * inner * evaluate(product(step.out.tensor.shape), sizes)
             return {"bytes": bytes_of([step.a.tensor, step.b.tensor, step.out.tensor]), "operations": operations}
-        case CallStep():
+        case CallStep() | LoopStep() | IfStep():
             return {}
     return {"bytes": bytes_of(touched), "programs": evaluate(step.grid, sizes)}
 
@@ -113,8 +115,8 @@ class Profile:
     steps: list[StepEvent] = field(default_factory=list[StepEvent])
     calls: list[CallEvent] = field(default_factory=list[CallEvent])
     compilations: list[CompilationRecord] = field(default_factory=list[CompilationRecord])
-    _tapes: dict[int, tuple[Binding, list[tuple[Step, Tape | CallStep | DotStep]]]] = field(
-        default_factory=dict[int, "tuple[Binding, list[tuple[Step, Tape | CallStep | DotStep]]]"]
+    _tapes: dict[int, tuple[Binding, list[tuple[Step, Segment]]]] = field(
+        default_factory=dict[int, "tuple[Binding, list[tuple[Step, Segment]]]"]
     )
 
     def run(
@@ -122,7 +124,7 @@ class Profile:
         program: Program,
         binding: Binding,
         launch: Callable[[Tape], int | None],
-        call: Callable[[CallStep | DotStep], None],
+        call: Callable[[Apart], None],
     ) -> None:
         """Run a program step by step and note the times; `launch` may give the device's own, in nanoseconds."""
         thread, begun = threading.get_native_id(), time.perf_counter_ns()
@@ -136,7 +138,7 @@ class Profile:
             self.steps.append(StepEvent(step, program.plan, binding.sizes, thread, start, end))
         self.calls.append(CallEvent(program.plan.name, binding.sizes, thread, begun, time.perf_counter_ns()))
 
-    def _single_steps(self, program: Program, binding: Binding) -> list[tuple[Step, Tape | CallStep | DotStep]]:
+    def _single_steps(self, program: Program, binding: Binding) -> list[tuple[Step, Segment]]:
         known = self._tapes.get(id(binding))
         if known is None:
             single = single_steps(program, binding)
@@ -225,7 +227,7 @@ class Profile:
         return captured.get()
 
 
-def single_steps(program: Program, binding: Binding) -> list[tuple[Step, Tape | CallStep | DotStep]]:
+def single_steps(program: Program, binding: Binding) -> list[tuple[Step, Segment]]:
     """The steps of a program that is bound to sizes, each to be run by itself."""
     return [(step, program.segment([step], binding.sizes)) for step in program.plan.steps]
 
@@ -238,6 +240,8 @@ def _category(step: Step) -> str:
             return "library"
         case CallStep():
             return "torch"
+        case LoopStep() | IfStep():
+            return "control flow"
 
 
 def _rate(amount: int, nanoseconds: int) -> str:

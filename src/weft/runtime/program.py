@@ -8,20 +8,34 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from weft.ir.expr import evaluate
-from weft.lower.steps import CallStep, DotStep, Plan, Step
+from weft.lower.steps import CallStep, ControlStep, DotStep, IfStep, LoopStep, Plan, Step
 from weft.ops.graph import FuncOp
 from weft.runtime.constants import prepared
 from weft.runtime.memory import Arena, plan_arena
 from weft.runtime.record import note_arena
-from weft.runtime.tape import Tape, numbers_of, scratch_words, segments, size_place, table_words
+from weft.runtime.tape import Tape, cut_at, numbers_of, scratch_words, segments, size_place, table_words
 
 _MOST_BINDINGS = 256
 """Sets of sizes that a program keeps its layout of memory for."""
+
+
+@dataclass(frozen=True)
+class ControlSegment:
+    """Control flow that no one tape runs: a loop or a branch, and what carries out each list of steps inside."""
+
+    step: ControlStep
+    parts: tuple[tuple[Segment, ...], ...]
+
+
+Apart: TypeAlias = CallStep | DotStep | ControlSegment
+"""What is no tape: the framework carries it out, or the host decides on it."""
+Segment: TypeAlias = Tape | Apart
+"""What carries out steps that follow each other."""
 
 
 @dataclass(frozen=True)
@@ -32,10 +46,10 @@ class Binding:
     arena: Arena
     shapes: tuple[tuple[int, ...], ...]
     strides: tuple[tuple[int, ...], ...]
-    segments: tuple[Tape | CallStep | DotStep, ...]
+    segments: tuple[Segment, ...]
     numbers: Mapping[int, int]
     """Numbers that kernels take, by their places in the table: sizes, and what the user's kernels are given."""
-    deciding: Tape | CallStep | DotStep | None = None
+    deciding: Segment | None = None
     """The segment after which it is known whether the data is right, where later ones write over inputs."""
 
 
@@ -53,8 +67,8 @@ class Program:
         self.scratch = scratch_words(self.plan)
 
     def is_apart(self, step: Step) -> bool:
-        """Whether the framework carries out a step, so that it is in no tape."""
-        return isinstance(step, CallStep)
+        """Whether a step is in no tape: the framework carries it out, or the host decides on what is inside."""
+        return isinstance(step, CallStep | LoopStep | IfStep)
 
     def write_tape(self, steps: Sequence[Step], sizes: Mapping[str, int]) -> Tape:
         """The tape of steps that run without Python between them."""
@@ -64,17 +78,19 @@ class Program:
         """The arrays of constant buffers, made of the program's constant arguments."""
         return prepared(self.plan, self.prepare, given)
 
-    def segment(self, steps: Sequence[Step], sizes: Mapping[str, int]) -> Tape | CallStep | DotStep:
+    def segment(self, steps: Sequence[Step], sizes: Mapping[str, int]) -> Segment:
         """What carries out steps that follow each other: a tape, or the framework."""
         first = steps[0]
         if not self.is_apart(first):
             return self.write_tape(steps, sizes)
+        if isinstance(first, LoopStep | IfStep):
+            bodies = (first.body,) if isinstance(first, LoopStep) else (first.then, first.otherwise)
+            parts = [cut_at(body, self.is_apart) for body in bodies]
+            return ControlSegment(first, tuple(tuple(self.segment(run, sizes) for run in runs) for runs in parts))
         assert isinstance(first, CallStep | DotStep)
         return first
 
-    def _deciding(
-        self, parts: Sequence[tuple[Step, ...]], carried: Sequence[Tape | CallStep | DotStep]
-    ) -> Tape | CallStep | DotStep | None:
+    def _deciding(self, parts: Sequence[tuple[Step, ...]], carried: Sequence[Segment]) -> Segment | None:
         passed = 0
         for steps, segment in zip(parts, carried, strict=True):
             passed += len(steps)

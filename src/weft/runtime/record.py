@@ -29,7 +29,7 @@ from weft.config import Config
 from weft.ir.attributes import from_attribute
 from weft.ir.expr import symbols_of
 from weft.ir.types import tensor_of
-from weft.lower.steps import CallStep, DotStep, KernelStep, LaunchStep, Plan
+from weft.lower.steps import CallStep, DotStep, IfStep, KernelStep, LaunchStep, LoopStep, Plan, all_steps
 from weft.ops.graph import FuncOp
 from weft.tile.dialect import KernelOp
 
@@ -209,10 +209,10 @@ class CompilationRecord:
 
 
 def _steps(plan: Plan, schedules: Mapping[str, str]) -> tuple[list[KernelRecord], list[ClaimRecord]]:
-    uses = Counter(step.function for step in plan.steps if isinstance(step, KernelStep | LaunchStep))
+    uses = Counter(step.function for step in all_steps(plan.steps) if isinstance(step, KernelStep | LaunchStep))
     kernels: dict[str, KernelRecord] = {}
     claims: Counter[tuple[str, str, str]] = Counter()
-    for step in plan.steps:
+    for step in all_steps(plan.steps):
         match step:
             case KernelStep(function=name) | LaunchStep(function=name):
                 schedule = schedules.get(name, "")
@@ -224,6 +224,8 @@ def _steps(plan: Plan, schedules: Mapping[str, str]) -> tuple[list[KernelRecord]
                 claims[library, step.label, " · ".join(str(place.tensor) for place in step.operands)] += 1
             case CallStep():
                 continue  # listed with the fallbacks, which know the user's line
+            case LoopStep() | IfStep():
+                continue  # what is inside is listed
     return list(kernels.values()), [ClaimRecord(*key, count) for key, count in claims.items()]
 
 

@@ -8,11 +8,22 @@ from dataclasses import dataclass
 import numpy as np
 
 from weft.backends.cpu.blas import product_words
-from weft.backends.cpu.launcher import ADDRESS, KERNEL
+from weft.backends.cpu.launcher import ADDRESS, BRANCH, KERNEL, LOOP
 from weft.forks import cached_property
 from weft.ir.expr import Size, evaluate
 from weft.lower.scalar_arguments import signed
-from weft.lower.steps import DotStep, KernelStep, LaunchStep, Place, Plan, Step
+from weft.lower.steps import (
+    DotStep,
+    IfStep,
+    KernelStep,
+    LaunchStep,
+    LoopStep,
+    Place,
+    Plan,
+    SlicePlace,
+    Step,
+    all_steps,
+)
 
 PARALLEL_FROM_NS = 30_000
 """Work that takes less than this is not worth waking a thread for."""
@@ -26,6 +37,8 @@ class Tape:
     steps: tuple[Step, ...]
     alone: bool
     """Whether the calling thread does all of it by itself."""
+    inner: tuple[Tape, ...] = ()
+    """The tapes that loops and branches of this one run."""
 
     @cached_property
     def address(self) -> int:
@@ -37,10 +50,15 @@ def segments(plan: Plan, is_apart: Callable[[Step], bool]) -> list[tuple[Step, .
 
     They are also cut where it is known whether the data is right.
     """
+    return cut_at(plan.steps, is_apart, plan.decided_after)
+
+
+def cut_at(steps: Sequence[Step], is_apart: Callable[[Step], bool], place: int = 0) -> list[tuple[Step, ...]]:
+    """Steps, cut at those that are apart, and before the one at a place."""
     result: list[tuple[Step, ...]] = []
     run: list[Step] = []
-    for number, step in enumerate(plan.steps):
-        if number and number == plan.decided_after and run:
+    for number, step in enumerate(steps):
+        if number and number == place and run:
             result.append(tuple(run))
             run = []
         if not is_apart(step):
@@ -57,8 +75,22 @@ def write_tape(plan: Plan, steps: Sequence[Step], sizes: Mapping[str, int], addr
     """The tape of a run of steps. `addresses` are those of kernels and BLAS routines."""
     written: list[list[int]] = []
     alone = True
+    inner: list[Tape] = []
     for step in steps:
         match step:
+            case LoopStep() if not step.body:
+                continue
+            case LoopStep():
+                body = write_tape(plan, step.body, sizes, addresses)
+                inner.append(body)
+                written += [slice_words(each, sizes) for each in step.slices]
+                moves = [word for each in step.slices for word in (each.buffer, slice_step(each, sizes))]
+                turns = evaluate(step.turns, sizes)
+                written.append([LOOP, body.address, turns, step.condition, len(step.slices), *moves])
+            case IfStep():
+                branches = [write_tape(plan, branch, sizes, addresses) for branch in (step.then, step.otherwise)]
+                inner += branches
+                written.append([BRANCH, step.condition, *(branch.address for branch in branches)])
             case KernelStep():
                 count = evaluate(step.grid, sizes)
                 if count > 0:
@@ -81,7 +113,21 @@ def write_tape(plan: Plan, steps: Sequence[Step], sizes: Mapping[str, int], addr
             case _:
                 raise TypeError(step)
     words = [len(written), table_words(plan), *(word for each in written for word in each)]
-    return Tape(np.array(words, np.int64), tuple(steps), alone)
+    alone &= all(each.alone for each in inner)
+    return Tape(np.array(words, np.int64), tuple(steps), alone, tuple(inner))
+
+
+def slice_words(place: SlicePlace, sizes: Mapping[str, int]) -> list[int]:
+    """The step that finds the slice of a loop's first turn."""
+    whole = place.whole
+    first = 0 if place.direction > 0 else (evaluate(whole.tensor.shape[0], sizes) - 1) * slice_step(place, sizes)
+    start = evaluate(whole.layout.offset, sizes) * whole.tensor.dtype.bytes - first
+    return [ADDRESS, place.buffer, whole.buffer, start]
+
+
+def slice_step(place: SlicePlace, sizes: Mapping[str, int]) -> int:
+    """How many bytes on the slice of the next turn lies."""
+    return evaluate(place.whole.layout.strides[0], sizes) * place.whole.tensor.dtype.bytes * place.direction
 
 
 def size_place(plan: Plan, name: str) -> int:
@@ -93,7 +139,7 @@ def _own_words(plan: Plan) -> dict[Place | Size, int]:
     """The words of the table that kernels of the user's take: numbers, and the addresses of parts of buffers."""
     start = len(plan.buffers) + len(plan.symbols)
     words: dict[Place | Size, int] = {}
-    for step in plan.steps:
+    for step in all_steps(plan.steps):
         if isinstance(step, LaunchStep):
             for argument in step.arguments:
                 if not isinstance(argument, Place) or argument.layout.offset != 0:
@@ -126,6 +172,6 @@ def table_words(plan: Plan) -> int:
 
 def scratch_words(plan: Plan) -> int:
     """The most arguments that a kernel of the plan takes."""
-    kernels = (len(s.buffers) + len(s.symbols) for s in plan.steps if isinstance(s, KernelStep))
-    launches = (len(s.arguments) for s in plan.steps if isinstance(s, LaunchStep))
+    kernels = (len(s.buffers) + len(s.symbols) for s in all_steps(plan.steps) if isinstance(s, KernelStep))
+    launches = (len(s.arguments) for s in all_steps(plan.steps) if isinstance(s, LaunchStep))
     return max((*kernels, *launches), default=1)

@@ -35,7 +35,7 @@ from weft.frontends.torch.importer.opaque import OpaqueRuntime
 from weft.ir.expr import evaluate
 from weft.lower.machine import Machine
 from weft.lower.plan import Planned, build_plan
-from weft.lower.steps import CallStep, DotStep, KernelStep, LaunchStep, Place
+from weft.lower.steps import CallStep, DotStep, IfStep, KernelStep, LaunchStep, LoopStep, Place, Step
 from weft.pipelines import annotate, nvidia_passes, run_passes
 from weft.runtime.constants import prepared
 from weft.runtime.record import compilation
@@ -61,7 +61,14 @@ class InterpretedExecutor:
         if plan.constants:
             arrays = prepared(plan, self.planned.prepare, [to_array(tensor) for tensor in fixed])
             held |= {number: self._fitting(number, to_tensor(array), symbols) for number, array in arrays.items()}
-        for step in plan.steps:
+        self._run_steps(plan.steps, held, symbols)
+        results = [held[number] for number in plan.outputs]
+        kept = set(plan.replacing)
+        return [r if n in kept or plan.outputs[n] not in plan.inputs else r.clone() for n, r in enumerate(results)]
+
+    def _run_steps(self, steps: Sequence[Step], held: dict[int, torch.Tensor], symbols: Mapping[str, int]) -> None:
+        plan = self.planned.plan
+        for step in steps:
             match step:
                 case KernelStep():
                     buffers = [_flat(self._buffer(number, held, symbols)) for number in step.buffers]
@@ -78,9 +85,17 @@ class InterpretedExecutor:
                     out.copy_(a @ b)
                 case LaunchStep():
                     raise UnsupportedError(f"{step.label} is a kernel for the processor")
-        results = [held[number] for number in plan.outputs]
-        kept = set(plan.replacing)
-        return [r if n in kept or plan.outputs[n] not in plan.inputs else r.clone() for n, r in enumerate(results)]
+                case IfStep():
+                    chosen = step.then if bool(self._buffer(step.condition, held, symbols)) else step.otherwise
+                    self._run_steps(chosen, held, symbols)
+                case LoopStep():
+                    turns, turn = evaluate(step.turns, symbols), 0
+                    while turn != turns and (step.condition < 0 or bool(self._buffer(step.condition, held, symbols))):
+                        for each in step.slices:
+                            whole = self._place(each.whole, held, symbols)
+                            held[each.buffer] = whole[turn if each.direction > 0 else turns - 1 - turn]
+                        self._run_steps(step.body, held, symbols)
+                        turn += 1
 
     def _run(self, kernel: KernelOp, buffers: Sequence[np.ndarray], sizes: Sequence[int]) -> None:
         if not self.simulated:

@@ -10,6 +10,9 @@ where there is none; small ones run in the calling thread.
     product: 1, routine, wide, m, n, k, transpose a, transpose b, lda, ldb, ldc,
              then place and offset in bytes of a, b and c, then the batch: count, and the steps of a, b and c in bytes
     address: 2, place, buffer, bytes: the address so far behind a buffer's goes to a place in the table
+    loop:    3, tape, turns (-1: without bound), place of the condition (-1: none), n, then n times a place in the
+             table and by how many bytes the address there moves on after a turn
+    branch:  4, place of the condition, the tape that runs if it holds, and the one that runs if it does not
 """
 
 from __future__ import annotations
@@ -21,9 +24,9 @@ from weft.backends.cpu.thread_pool import PARALLEL, thread_pool
 from weft.backends.llvm.builder import Function, Module, V, i64
 
 LAUNCHER = "weft_run"
-KERNEL, PRODUCT, ADDRESS = 0, 1, 2
+KERNEL, PRODUCT, ADDRESS, LOOP, BRANCH = 0, 1, 2, 3, 4
 HEAD_WORDS = 2
-PRODUCT_WORDS, ADDRESS_WORDS = 21, 4
+PRODUCT_WORDS, ADDRESS_WORDS, LOOP_WORDS, BRANCH_WORDS = 21, 4, 5, 4
 _WORKER = "weft_worker"
 _ROW_MAJOR = 101
 
@@ -47,8 +50,16 @@ def launcher_module(triple: str, *, own_pool: bool = False) -> str:
                 _product(b, reader, table)
                 b.store(b.add(reader.start, i64(PRODUCT_WORDS)), cursor, 8)
                 or_else()
-                _address(b, reader, table)
-                b.store(b.add(reader.start, i64(ADDRESS_WORDS)), cursor, 8)
+                with _either(b, b.icmp("eq", reader.word(0), i64(ADDRESS))) as or_control:
+                    _address(b, reader, table)
+                    b.store(b.add(reader.start, i64(ADDRESS_WORDS)), cursor, 8)
+                    or_control()
+                    with _either(b, b.icmp("eq", reader.word(0), i64(LOOP))) as or_branch:
+                        _loop(b, reader, table, threads)
+                        b.store(b.add(reader.start, b.add(b.mul(reader.word(4), i64(2)), i64(LOOP_WORDS))), cursor, 8)
+                        or_branch()
+                        _branch(b, reader, table, threads)
+                        b.store(b.add(reader.start, i64(BRANCH_WORDS)), cursor, 8)
     b.finish()
     _worker(module, own_pool)
     return str(module) + (thread_pool(triple) if own_pool else "")
@@ -137,6 +148,43 @@ def _product(b: Function, step: _Reader, table: V) -> None:
 def _address(b: Function, step: _Reader, table: V) -> None:
     base = b.load("i64", b.gep(table, step.word(2), "i64"), 8)
     b.store(b.add(base, step.word(3)), b.gep(table, step.word(1), "i64"), 8)
+
+
+def _loop(b: Function, step: _Reader, table: V, threads: V) -> None:
+    """Run a tape turn after turn."""
+    tape, turns, condition, moves = step.pointer(1), step.word(2), step.word(3), step.word(4)
+    turn = b.alloca("i64", 1, 8)
+    b.store(i64(0), turn, 8)
+    head, again, check, body, after = (b.label(hint) for hint in ("turn", "again", "check", "body", "done"))
+    b.branch(head)
+    b.start(head)
+    b.branch_if(b.icmp("ne", b.load("i64", turn, 8), turns), again, after)
+    b.start(again)
+    b.branch_if(b.icmp("slt", condition, i64(0)), body, check)
+    b.start(check)
+    b.branch_if(_is_true(b, table, condition), body, after)
+    b.start(body)
+    b.do(f"call void @{LAUNCHER}({tape}, {table}, {threads})")
+    with b.loop(i64(0), moves, i64(1)) as i:
+        first = b.add(b.mul(i, i64(2)), i64(LOOP_WORDS))
+        entry = b.gep(table, step.word(first), "i64")
+        b.store(b.add(b.load("i64", entry, 8), step.word(b.add(first, i64(1)))), entry, 8)
+    b.store(b.add(b.load("i64", turn, 8), i64(1)), turn, 8)
+    b.branch(head)
+    b.start(after)
+
+
+def _branch(b: Function, step: _Reader, table: V, threads: V) -> None:
+    """Run one of two tapes."""
+    holds = _is_true(b, table, step.word(1))
+    tape = b.select(holds, step.pointer(2), step.pointer(3))
+    b.do(f"call void @{LAUNCHER}({tape}, {table}, {threads})")
+
+
+def _is_true(b: Function, table: V, place: V) -> V:
+    """Whether a buffer holds true."""
+    pointer = b.emit("ptr", f"inttoptr {b.load('i64', b.gep(table, place, 'i64'), 8)} to ptr")
+    return b.icmp("ne", b.load("i8", pointer, 1), V("i8", "0"))
 
 
 def _worker(module: Module, own_pool: bool) -> None:

@@ -13,6 +13,7 @@ from weft.errors import GuardError, UnsupportedError
 from weft.ir.expr import Expr, evaluate, symbols_of
 from weft.ir.types import Tensor, tensor_of
 from weft.ops.base import GraphOp
+from weft.ops.control import ControlOp, IfOp, LoopOp, functions_run
 from weft.ops.graph import FuncOp, GroupOp, LaunchOp, OpaqueOp, ReturnOp, YieldOp
 
 Arrays: TypeAlias = list[np.ndarray]
@@ -64,11 +65,12 @@ def _run_block(
         operands = [values[operand] for operand in op.operands]
         if isinstance(op, ReturnOp | YieldOp):
             return operands
-        values.update(zip(op.results, _run_op(op, operands, symbols, opaque), strict=True))
+        values.update(zip(op.results, run_op(op, operands, symbols, opaque), strict=True))
     raise UnsupportedError("the block has no return or yield at its end")
 
 
-def _run_op(op: Operation, operands: Arrays, symbols: Mapping[str, int], opaque: Opaque | None) -> Arrays:
+def run_op(op: Operation, operands: Arrays, symbols: Mapping[str, int], opaque: Opaque | None) -> Arrays:
+    """The results of one op."""
     match op:
         case GroupOp():
             return _run_block(op.block, operands, symbols, opaque)
@@ -78,6 +80,11 @@ def _run_op(op: Operation, operands: Arrays, symbols: Mapping[str, int], opaque:
             return [np.asarray(result) for result in opaque(op, operands)]
         case LaunchOp():
             return run_launch(op, operands, symbols)
+        case IfOp():
+            chosen = _blocks(op)[0 if operands[0] else 1]
+            return _run_block(chosen, operands[1:], symbols, opaque)
+        case LoopOp():
+            return _run_loop(op, operands, symbols, opaque)
         case GraphOp():
             reference: Callable[..., np.ndarray | Sequence[np.ndarray]] | None = getattr(type(op), "reference", None)
             if reference is None:
@@ -86,6 +93,38 @@ def _run_op(op: Operation, operands: Arrays, symbols: Mapping[str, int], opaque:
             return [np.asarray(result) for result in (results if isinstance(results, tuple) else (results,))]
         case _:
             raise UnsupportedError(f"{op.name} has no meaning in NumPy")
+
+
+def _run_loop(op: LoopOp, operands: Arrays, symbols: Mapping[str, int], opaque: Opaque | None) -> Arrays:
+    (block,) = _blocks(op)
+    values = dict(zip(op.operands, operands, strict=True))
+    going = op.condition is None or bool(values[op.condition])
+    states, wholes, captures = ([values[v] for v in each] for each in (op.starts, op.wholes, op.captures))
+    turns = evaluate(op.turns, symbols)
+    stacks: Arrays = []
+    for result in op.stacks:
+        tensor = tensor_of(result.type)
+        stacks.append(np.zeros([evaluate(size, symbols) for size in tensor.shape], tensor.dtype.numpy))
+    turn = 0
+    while going and turn != turns:
+        at = {1: turn, -1: turns - 1 - turn}
+        slices = [whole[at[direction]] for whole, direction in zip(wholes, op.scanned, strict=True)]
+        number = [np.asarray(turn, np.int64)] if op.bodies else []  # functions are given it as one more state
+        made = _run_block(block, [*number, *states, *slices, *captures], symbols, opaque)
+        if op.conditional:
+            going = bool(made.pop(0))
+        states, new = made[: len(states)], made[len(states) :]
+        for stack, direction, each in zip(stacks, op.stacked, new, strict=True):
+            stack[at[direction]] = each
+        turn += 1
+    return [*states, *stacks]
+
+
+def _blocks(op: ControlOp) -> list[Block]:
+    """What an op of control flow runs: its regions, or the functions that they have become."""
+    if op.bodies:
+        return [region.block for region in op.bodies]
+    return [function.block for function in functions_run(op)]
 
 
 def _with_numbers(value: Any, symbols: Mapping[str, int]) -> Any:

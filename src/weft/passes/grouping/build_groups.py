@@ -11,6 +11,7 @@ from xdsl.ir import Attribute, Block, Operation, OpResult, Region, SSAValue
 from weft.ir.attributes import from_attribute
 from weft.ir.types import tensor_of
 from weft.ops.base import GraphOp, View
+from weft.ops.control import ControlOp
 from weft.ops.graph import FuncOp, GroupOp, LaunchOp, OpaqueOp, YieldOp
 from weft.ops.layouts import StridedLayout, contiguous, source_layout, view_layout
 
@@ -85,6 +86,8 @@ def _written_for(value: SSAValue, layout: StridedLayout) -> tuple[SSAValue, Stri
     if not isinstance(root, OpResult) or is_free(root.op) or isinstance(root.op, OpaqueOp):
         return root, None
     tensor = tensor_of(root.type)
+    if isinstance(root.op, ControlOp) and inner != contiguous(tensor):
+        return root, None
     if root is value:
         plain = CLAIM not in root.op.attributes or inner.strides[-1] == 1
         return root, inner if plain else None
@@ -122,6 +125,8 @@ def launch_layout(value: SSAValue) -> StridedLayout:
 
 def fitting_calls(function: FuncOp) -> set[SSAValue]:
     """The results that a call to the framework, or a kernel of the user's, gives as they are wanted."""
+    if "region_of" in function.attributes:
+        return set()  # what a region gives has its place already
     returned = list(function.returned.operands)
     strides = strides_of(function, "result_strides", len(returned))
     return {value for value, wanted in zip(returned, strides, strict=True) if _called_so(value, wanted)}

@@ -21,6 +21,7 @@ from weft.ir.attributes import to_attribute
 from weft.ir.expr import Size, product
 from weft.ir.types import tensor_of
 from weft.ops.base import Elementwise, GraphOp, Movement, Reduction, Scan, Scatter, Structured, View, viewed
+from weft.ops.control import ControlOp
 from weft.ops.graph import FuncOp, GroupOp, ReturnOp
 from weft.ops.layouts import StridedLayout, blas_takes, contiguous, goes_forward, source_layout
 from weft.ops.reduce import DimensionReduction
@@ -412,6 +413,8 @@ class _Grouping:
 
 def _takes(op: Operation, value: SSAValue, layout: StridedLayout) -> bool:
     """Whether an op outside of groups reads a value that lies so."""
+    if isinstance(op, ControlOp):
+        return layout == contiguous(tensor_of(value.type))
     return blas_takes(tensor_of(value.type), layout) if isinstance(op, GraphOp) else goes_forward(layout)
 
 

@@ -12,7 +12,8 @@ from xdsl.passes import ModulePass
 
 from weft.ir.attributes import to_attribute
 from weft.ops.base import GraphOp
-from weft.ops.graph import FuncOp, GroupOp, LaunchOp, OpaqueOp
+from weft.ops.control import ControlOp, functions_run
+from weft.ops.graph import FuncOp, GroupOp, LaunchOp, OpaqueOp, ReturnOp, YieldOp
 
 
 @dataclass(frozen=True)
@@ -38,4 +39,7 @@ def is_pure(op: Operation) -> bool:
     """Whether an op does nothing but make its results, the same ones whenever it runs."""
     if isinstance(op, OpaqueOp | LaunchOp):
         return op.attributes.get("pure") != to_attribute(False)
-    return isinstance(op, GraphOp | GroupOp)
+    if isinstance(op, ControlOp):
+        blocks = [region.block for region in op.bodies] or [each.block for each in functions_run(op)]
+        return all(is_pure(each) for block in blocks for each in block.ops if not isinstance(each, YieldOp | ReturnOp))
+    return isinstance(op, GroupOp) or (isinstance(op, GraphOp) and not op.EFFECTS)

@@ -21,10 +21,11 @@ from xdsl.ir import BlockArgument, Operation, SSAValue
 from weft.backends.nvidia.code import Launch
 from weft.backends.nvidia.ir.horizontal_select import HorizontalSelectOp
 from weft.backends.nvidia.ir.mma import AHEAD
+from weft.backends.nvidia.ir.rings import TmaLoadOp
 from weft.backends.nvidia.ir.row_streams import BulkCopyRowsOp, StreamOp
-from weft.backends.nvidia.ir.warp_specialization import TmaLoadOp, WarpSpecializeOp
+from weft.backends.nvidia.ir.warp_specialization import WarpSpecializeOp
 from weft.ir.attributes import from_attribute, to_attribute
-from weft.lower.steps import CallStep, DotStep, KernelStep, LaunchStep, Plan
+from weft.lower.steps import CallStep, DotStep, IfStep, KernelStep, LaunchStep, LoopStep, Plan, all_steps
 from weft.tile import dialect as tile
 
 FIXED = "nvidia.fixed"
@@ -43,14 +44,16 @@ def mark_fixed(plan: Plan, kernels: Mapping[str, tile.KernelOp]) -> None:
     fixed: dict[str, set[int]] = {}
     first: set[str] = set()
     launched = False
-    for step in plan.steps:
+    outermost = {id(step) for step in plan.steps}
+    for step in all_steps(plan.steps):
         if not isinstance(step, KernelStep):
             continue
         first |= set() if launched else {step.function}
         given = enumerate(step.buffers)
         found = {i for i, n in given if n not in written and plan.buffers[n].role in ("input", "constant")}
         fixed[step.function] = fixed.get(step.function, found) & found
-        launched = launched or (isinstance(step.grid, int) and step.grid > 0)
+        # What is inside of control flow may not run at all.
+        launched = launched or (id(step) in outermost and isinstance(step.grid, int) and step.grid > 0)
     for name, arguments in fixed.items():
         if arguments:
             kernels[name].attributes[FIXED] = to_attribute(tuple(sorted(arguments)))
@@ -118,7 +121,7 @@ def written_by(kernel: tile.KernelOp) -> tuple[int, ...]:
 def _written(plan: Plan, kernels: Mapping[str, tile.KernelOp]) -> set[int]:
     """The buffers that steps may write."""
     found: set[int] = set()
-    for step in plan.steps:
+    for step in all_steps(plan.steps):
         match step:
             case KernelStep():
                 arguments = zip(kernels[step.function].block.args, step.buffers, strict=False)
@@ -129,6 +132,10 @@ def _written(plan: Plan, kernels: Mapping[str, tile.KernelOp]) -> set[int]:
                 found.update(place.buffer for place in step.places)
             case DotStep():
                 found.add(step.out.buffer)
+            case LoopStep():
+                found.update(each.whole.buffer for each in step.slices)
+            case IfStep():
+                continue
     return found
 
 

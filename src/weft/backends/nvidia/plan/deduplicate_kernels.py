@@ -12,7 +12,7 @@ from collections.abc import Hashable
 from dataclasses import replace
 
 from weft.lower.plan import Planned
-from weft.lower.steps import KernelStep, LaunchStep
+from weft.lower.steps import with_functions
 from weft.tile import dialect as tile
 
 _NAME = "sym_name"
@@ -31,13 +31,7 @@ def deduplicate_kernels(planned: Planned) -> None:
             instead[name] = found
     if not instead:
         return
-    steps = [
-        replace(step, function=instead.get(step.function, step.function))
-        if isinstance(step, KernelStep | LaunchStep)
-        else step
-        for step in planned.plan.steps
-    ]
-    planned.plan = replace(planned.plan, steps=tuple(steps))
+    planned.plan = replace(planned.plan, steps=with_functions(planned.plan.steps, instead))
     for name, found in instead.items():
         del planned.kernels[name]
         planned.sources.setdefault(found, set()).update(planned.sources.pop(name, ()))

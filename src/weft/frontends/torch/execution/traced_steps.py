@@ -13,9 +13,9 @@ from collections.abc import Callable
 from torch._C._profiler import _RecordFunctionFast
 from torch.autograd import profiler
 
-from weft.lower.steps import CallStep, DotStep
 from weft.runtime.plan_executor import SingleSteps
 from weft.runtime.profile import step_name
+from weft.runtime.program import Apart
 from weft.runtime.tape import Tape
 
 
@@ -24,9 +24,7 @@ def is_traced() -> bool:
     return profiler._is_profiler_enabled
 
 
-def run_traced(
-    name: str, steps: SingleSteps, launch: Callable[[Tape], None], call: Callable[[CallStep | DotStep], None]
-) -> None:
+def run_traced(name: str, steps: SingleSteps, launch: Callable[[Tape], None], call: Callable[[Apart], None]) -> None:
     """Run the steps of a program, each as a range of the profiler's."""
     with _RecordFunctionFast(f"weft::{name}"):
         for step, segment in steps:

@@ -1,0 +1,1 @@
+"""ONNX models: reading files, importing their graphs, and running them in stages."""

@@ -1,0 +1,275 @@
+"""Imports the nodes of a model into a graph, one stage at a time: until the end, or until data have to be looked at.
+
+A stage ends where a node needs the elements of a value (a shape, a condition) that is still to be computed, or where an
+operator runs on the host; what follows is imported when the elements, or the host's results, are there.
+"""
+
+# NumPy leaves the types of arrays open that come in by narrowing, and functions for the host take whatever there is.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownLambdaType=false
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import prod
+from typing import Any
+
+import numpy as np
+from xdsl.ir import Block, BlockArgument, SSAValue
+
+from weft.backends.reference.graph import run
+from weft.errors import DataError, ModelError, ShapeError, UnsupportedError
+from weft.frontends.onnx.call import Call, HostFunction, static
+from weft.frontends.onnx.dtypes import STRINGS, kernel_dtype
+from weft.frontends.onnx.functions import inlined, schema_function
+from weft.frontends.onnx.model import Function, Node
+from weft.frontends.onnx.operators.table import converter_of
+from weft.frontends.onnx.rewrite import Rewrite
+from weft.frontends.onnx.values import Absent, Items, Known, Slot, Traced, Value, leaves
+from weft.ir.types import Tensor, tensor_of, tensor_type
+from weft.ops.graph import FuncOp, GraphBuilder, ReturnOp
+
+FOLDED = 1 << 14
+"""Results of more elements are not computed at import, even where all operands are known."""
+LARGEST = 1 << 36
+"""Tensors of more elements are refused: no machine that this is for holds them."""
+_RANDOM = frozenset(
+    {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli"}
+)
+
+
+@dataclass
+class NeedsElements(Exception):
+    """A node needs the elements of a value that is not known yet."""
+
+    value: Traced | Slot
+
+
+@dataclass
+class RunsOnHost(Exception):
+    """A node is carried out by a function of arrays, between two stages."""
+
+    node: Node
+    function: HostFunction
+    values: tuple[Value, ...]
+    count: int
+
+
+class StageFull(Exception):
+    """The stage has grown large enough: what is left goes into another."""
+
+
+@dataclass
+class Target:
+    """The function that is being built: each argument is the place of a slot, or an array that is always the same."""
+
+    function: FuncOp = field(default_factory=lambda: FuncOp.make("stage", {}))
+    arguments: list[int | np.ndarray] = field(default_factory=list[int | np.ndarray])
+    values: dict[object, SSAValue] = field(default_factory=dict[object, SSAValue])
+
+    @property
+    def block(self) -> Block:
+        return self.function.block
+
+    def argument(self, source: int | np.ndarray, key: object, tensor: Tensor) -> SSAValue:
+        if key not in self.values:
+            self.values[key] = self.block.insert_arg(tensor_type(tensor), len(self.arguments))
+            self.arguments.append(source)
+        return self.values[key]
+
+    def place_of(self, value: SSAValue) -> int | None:
+        """The slot that a value is, unchanged."""
+        if isinstance(value, BlockArgument):
+            source = self.arguments[value.index]
+            return source if isinstance(source, int) else None
+        return None
+
+
+@dataclass
+class Importer:
+    """Walks over nodes with the values of their names; nodes that stand for others are replaced on the way."""
+
+    opsets: Mapping[str, int]
+    functions: Mapping[tuple[str, str, str], Function]
+    fresh: Callable[[str], str]
+    values: dict[str, Value]
+    pending: list[Node]
+    """What is still to be imported, the next one last."""
+    target: Target = field(default_factory=Target)
+    stage_ops: int = 6000
+
+    def __post_init__(self) -> None:
+        self.builder = GraphBuilder(self.target.block)
+        self._count = 0
+
+    def run(self) -> None:
+        """Import all nodes that are left; raises where the stage ends before."""
+        while self.pending:
+            node = self.pending[-1]
+            made = self._converted(node)
+            self.pending.pop()
+            if isinstance(made, Rewrite):
+                self.values.update({name: Known(array) for name, array in made.arrays.items()})
+                self.pending.extend(reversed([self._inside(node, each) for each in made.nodes]))
+                continue
+            self._bind(node, made)
+
+    def _inside(self, node: Node, made: Node) -> Node:
+        return made if made.opsets is not None else replace(made, opsets=node.opsets)
+
+    def _bind(self, node: Node, made: Sequence[Value]) -> None:
+        if len(made) < len([name for name in node.outputs if name]):
+            raise ModelError(f"{node} has {len(node.outputs)} outputs, expected at most {len(made)}")
+        for name, value in zip(node.outputs, made, strict=False):
+            if name:
+                self.values[name] = value
+
+    def _converted(self, node: Node) -> Rewrite | Sequence[Value]:
+        self._count += 1
+        if self._count > 1_000_000:
+            raise UnsupportedError(f"{node}: the model unrolls to over a million nodes")
+        inputs = [self.values[name] if name else Absent() for name in node.inputs]
+        opsets = self.opsets if node.opsets is None else node.opsets
+        own = self.functions.get((node.domain, node.op, node.overload))
+        if own is not None:
+            return Rewrite(inlined(node, own, self.fresh))
+        version = opsets.get(node.domain, self.opsets.get(node.domain, 1))
+        converter = converter_of(node.domain, node.op, version)
+        if converter is None:
+            function = schema_function(node, version, [_about(each) for each in inputs], {**self.opsets, **opsets})
+            if function is None:
+                raise UnsupportedError(
+                    f"{node}: there is no converter for {node.op} of {node.domain or 'ai.onnx'} {version}",
+                    hint="the docs list the operators that are supported",
+                )
+            return Rewrite(inlined(node, function, self.fresh))
+        if node.op not in _RANDOM and all(isinstance(leaf, Known) for each in inputs for leaf in leaves(each)):
+            folded = self._folded(node, converter, inputs, version)
+            if folded is not None:
+                return folded
+        return self._valued(node, converter(Call(self, node, inputs, version)))
+
+    def _valued(self, node: Node, made: Any) -> Rewrite | Sequence[Value]:
+        """What a converter gave, as values."""
+        if isinstance(made, Rewrite):
+            return made
+        several: Iterable[Any] = made if isinstance(made, tuple | list) else (made,)
+        values: list[Value] = []
+        for each in several:
+            match each:
+                case np.ndarray() | np.generic():
+                    values.append(Known(np.asarray(each)))
+                case SSAValue():
+                    tensor = tensor_of(each.type)
+                    if prod(size for size in tensor.shape if isinstance(size, int)) > LARGEST:
+                        raise ShapeError(f"{node} gives {tensor}, which is too large")
+                    values.append(Traced(each))
+                case None:
+                    values.append(Absent())
+                case _:
+                    values.append(each)
+        return values
+
+    def _folded(self, node: Node, converter: Any, inputs: Sequence[Value], version: int) -> Any:
+        """The results of a node whose operands are all known, by the meaning of its ops; None if they are large."""
+        arrays = [leaf.array for each in inputs for leaf in leaves(each) if isinstance(leaf, Known)]
+        if sum(array.size for array in arrays) > FOLDED and not any(array.dtype == STRINGS for array in arrays):
+            return None
+        outer = self.target, self.builder
+        self.target = Target()
+        self.builder = GraphBuilder(self.target.block)
+        try:
+            made = self._valued(node, converter(Call(self, node, inputs, version)))
+            if isinstance(made, Rewrite):
+                return made
+            wanted = [leaf.value for each in made for leaf in leaves(each) if isinstance(leaf, Traced)]
+            if any(prod(static(tensor_of(value.type))) > FOLDED for value in wanted):
+                return None
+            GraphBuilder(self.target.block).insert(ReturnOp.make(wanted))
+            arrays = [each for each in self.target.arguments if isinstance(each, np.ndarray)]
+            found = dict(zip(wanted, run(self.target.function, arrays), strict=True)) if wanted else {}
+            return [_replaced(each, found) for each in made]
+        finally:
+            self.target, self.builder = outer
+
+    def traced(self, value: Value, node: Node) -> SSAValue:
+        """A value as one of the graph: what is known becomes a constant of it."""
+        match value:
+            case Traced(ssa):
+                return ssa
+            case Slot():
+                dtype = kernel_dtype(value.dtype)
+                if dtype is None:
+                    raise _no_kernels(node, value.dtype)
+                return self.target.argument(value.place, ("slot", value.place), Tensor(dtype, value.shape))
+            case Known(array):
+                dtype = kernel_dtype(array.dtype)
+                if dtype is None:
+                    raise _no_kernels(node, array.dtype)
+                if array.size == 1 or (0 < array.size <= FOLDED and (array == array.reshape(-1)[0]).all()):
+                    scalar = array.reshape(-1)[0].item()
+                    return self.builder.full(value=scalar, shape=array.shape, dtype=dtype)
+                return self.target.argument(array, id(array), Tensor(dtype, array.shape))
+            case _:
+                raise ModelError(f"{node} takes a sequence or an empty optional, expected a tensor")
+
+    def known(self, value: Value, node: Node) -> np.ndarray:
+        match value:
+            case Known(array):
+                return array
+            case Traced() | Slot():
+                raise NeedsElements(value)
+            case _:
+                raise ModelError(f"{node} takes a sequence or an empty optional, expected a tensor")
+
+    def host(self, node: Node, function: HostFunction, values: Sequence[Value], count: int) -> tuple[Value, ...]:
+        if all(isinstance(leaf, Known) for each in values for leaf in leaves(each)):
+            return tuple(Known(each) for each in call_host(node, function, [_arrays(each) for each in values]))
+        raise RunsOnHost(node, function, tuple(values), count)
+
+    def check_room(self) -> None:
+        """End the stage where it has grown large."""
+        if len(self.target.block.ops) > self.stage_ops:
+            raise StageFull
+
+
+def call_host(node: Node, function: HostFunction, arguments: Sequence[Any]) -> tuple[np.ndarray, ...]:
+    """Carry out a node on the host."""
+    try:
+        with np.errstate(all="ignore"):
+            made = function(*arguments)
+    except (ValueError, IndexError, TypeError, OverflowError, np.linalg.LinAlgError) as error:
+        raise DataError(f"{node} failed on its data: {error}") from error
+    return tuple(np.asarray(each) for each in (made if isinstance(made, tuple) else (made,)))
+
+
+def _arrays(value: Value) -> Any:
+    if isinstance(value, Items):
+        return [_arrays(each) for each in value.values]
+    return value.array if isinstance(value, Known) else None
+
+
+def _replaced(value: Value, found: Mapping[SSAValue, np.ndarray]) -> Value:
+    if isinstance(value, Items):
+        return Items(tuple(_replaced(each, found) for each in value.values))
+    return Known(found[value.value]) if isinstance(value, Traced) else value
+
+
+def _about(value: Value) -> tuple[np.dtype, tuple[int, ...]] | None:
+    """The type of a tensor, for ONNX's functions."""
+    match value:
+        case Known(array):
+            return array.dtype, array.shape
+        case Slot():
+            return value.dtype, value.shape
+        case Traced(ssa):
+            tensor = tensor_of(ssa.type)
+            return tensor.dtype.numpy, tuple(size for size in tensor.shape if isinstance(size, int))
+        case _:
+            return None
+
+
+def _no_kernels(node: Node, dtype: np.dtype) -> UnsupportedError:
+    kind = "strings" if dtype == STRINGS else str(dtype)
+    return UnsupportedError(f"{node} computes with {kind}, for which there are no kernels")

@@ -1,0 +1,137 @@
+"""`weft.onnx.load`: a model file as a function of arrays."""
+
+# NumPy leaves the types of arrays open that come in by narrowing, and functions for the host take whatever there is.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownLambdaType=false
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from weft.config import Config
+from weft.errors import GuardError
+from weft.frontends.onnx import operators as operators  # fills the table of converters
+from weft.frontends.onnx.dtypes import STRINGS
+from weft.frontends.onnx.model import Model, ModelInput, ValueType
+from weft.frontends.onnx.read import read_model
+from weft.frontends.onnx.stages import StagedProgram
+from weft.frontends.onnx.values import Absent, Items, Slot, Value
+
+
+def load(
+    source: str | Path | bytes | Any,
+    *,
+    folder: str | Path | None = None,
+    config: Config | None = None,
+    device: str = "cpu",
+    threads: int | None = None,
+) -> OnnxFunction:
+    """A model from a path, from bytes or from a `ModelProto`, as a function of arrays.
+
+    Weights that lie in other files are read from the model's folder, or from `folder`, and from nowhere else. If all
+    input shapes are stated the model is compiled now, otherwise when shapes are first met.
+    """
+    function = OnnxFunction(read_model(source, folder), config or Config.from_options(), device, threads)
+    function.compile_known_shapes()
+    return function
+
+
+class OnnxFunction:
+    """A loaded model: arrays in, by position or by name, and a tuple of arrays out. Sequences are lists.
+
+    `inputs` and `outputs` have names, element types and shapes, where a size that is open is a name or None.
+    """
+
+    def __init__(self, model: Model, config: Config, device: str = "cpu", threads: int | None = None) -> None:
+        self.name = model.graph.name
+        self.inputs = tuple(each for each in model.graph.inputs if each.name not in model.graph.initializers)
+        self.outputs = model.graph.outputs
+        # Inputs with an initializer have a default: a call may give them by name.
+        self.defaults = tuple(each for each in model.graph.inputs if each.name in model.graph.initializers)
+        self._program = StagedProgram(model, config, device, threads)
+
+    def __call__(self, *arrays: Any, **named: Any) -> tuple[Any, ...]:
+        return tuple(self.run(arrays, named))
+
+    def run(self, arrays: Sequence[Any], named: Mapping[str, Any] | None = None) -> list[Any]:
+        """As a call; names of inputs need not be Python's."""
+        named = named or {}
+        rest = [each.name for each in self.inputs[len(arrays) :]]
+        optional = {each.name for each in self.defaults}
+        open_ends = {each.name for each in self.inputs if each.type.kind == "optional"}
+        missing = [name for name in rest if name not in named and name not in open_ends]
+        unknown = [name for name in named if name not in rest and name not in optional]
+        if missing or unknown or len(arrays) > len(self.inputs):
+            told = f"{missing[0]!r} is missing" if missing else f"{unknown[0]!r} is not one" if unknown else "too many"
+            raise GuardError(f"wrong inputs: {told}", hint=f"the model takes {self.signature}")
+        given = {**dict(zip((each.name for each in self.inputs), arrays, strict=False)), **named}
+        slots: list[np.ndarray] = []
+        sizes: dict[str, int] = {}
+        values = {
+            each.name: self._value(each, each.type, given.get(each.name), slots, sizes)
+            for each in (*self.inputs, *self.defaults)
+            if each.name in given or each.name not in optional
+        }
+        return self._program.run(self._program.start(values), slots)
+
+    @property
+    def signature(self) -> str:
+        """The inputs and outputs in one line."""
+        shown = [", ".join(f"{each.name}: {each.type}" for each in side) for side in (self.inputs, self.outputs)]
+        return f"({shown[0]}) -> ({shown[1]})"
+
+    def compile_known_shapes(self) -> None:
+        """Compile for the shapes that the model states, if it states them all."""
+        slots: list[np.ndarray] = []
+        for each in self.inputs:
+            shape, dtype = each.type.shape, each.type.dtype
+            if dtype is None or dtype == STRINGS or shape is None or not all(isinstance(size, int) for size in shape):
+                return
+            # An array without memory of its own: only its type is looked at, unless elements are asked for.
+            slots.append(np.broadcast_to(np.zeros((), dtype), [size for size in shape if isinstance(size, int)]))
+        inputs: dict[str, Value] = {
+            each.name: Slot(place, np.dtype(np.void), ()) for place, each in enumerate(self.inputs)
+        }
+        self._program.prepare(self._program.start(inputs), slots)
+
+    def _value(
+        self, given: ModelInput, type_: ValueType, value: Any, slots: list[np.ndarray], sizes: dict[str, int]
+    ) -> Value:
+        """An argument as a value: its arrays become slots."""
+        if type_.kind == "optional":
+            if value is None:
+                return Absent()
+            return self._value(given, type_.element or ValueType("tensor"), value, slots, sizes)
+        if type_.kind == "sequence":
+            if not isinstance(value, list | tuple):
+                raise self._wrong(given, f"a {type(value).__name__}")
+            element = type_.element or ValueType("tensor")
+            several: Sequence[Any] = value
+            return Items(tuple(self._value(given, element, each, slots, {}) for each in several))
+        array = self._array(given, type_, value, sizes)
+        slots.append(array)
+        return Slot(len(slots) - 1, np.dtype(np.void), ())
+
+    def _array(self, given: ModelInput, type_: ValueType, value: Any, sizes: dict[str, int]) -> np.ndarray:
+        if not isinstance(value, np.ndarray | np.generic) and hasattr(value, "__dlpack__"):
+            value = np.from_dlpack(value)
+        array = np.asarray(value, object) if type_.dtype == STRINGS else np.asarray(value)
+        if type_.dtype is not None and array.dtype != type_.dtype:
+            raise self._wrong(given, f"{array.dtype}{list(array.shape)}")
+        if type_.shape is not None:
+            if len(type_.shape) != array.ndim:
+                raise self._wrong(given, f"{array.dtype}{list(array.shape)}")
+            for size, actual in zip(type_.shape, array.shape, strict=True):
+                expected = sizes.setdefault(size, actual) if isinstance(size, str) else size
+                if expected is not None and expected != actual:
+                    raise self._wrong(given, f"{array.dtype}{list(array.shape)}")
+        return array
+
+    def _wrong(self, given: ModelInput, found: str) -> GuardError:
+        return GuardError(
+            f"input {given.name!r} is {found}, expected {given.type}", hint=f"the model takes {self.signature}"
+        )

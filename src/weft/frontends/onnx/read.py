@@ -1,0 +1,403 @@
+"""Reads model files: hostile until checked. What passes is a `Model` of plain values; all else is a `ModelError`."""
+
+# NumPy leaves the types of arrays open that come in by narrowing, and functions for the host take whatever there is.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownLambdaType=false
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import onnx
+from google.protobuf.message import DecodeError
+from onnx import numpy_helper
+
+from weft.errors import ModelError, UnsupportedError
+from weft.frontends.onnx.dtypes import BITS, NUMPY, STRINGS, name_of
+from weft.frontends.onnx.external_data import ExternalFiles
+from weft.frontends.onnx.model import Dimension, Function, Graph, Model, ModelInput, Node, Reference, ValueType
+from weft.frontends.onnx.rewrite import INTERNAL
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How much a model may have: a file beyond them is refused before it costs memory or time."""
+
+    nodes: int = 200_000
+    depth: int = 24
+    names: int = 4096
+    text: int = 64 << 20
+    initializers: int = 200_000
+    rank: int = 32
+    size: int = 1 << 48
+    file: int = (1 << 31) - 1
+
+
+def read_model(
+    source: str | Path | bytes | Any, folder: str | Path | None = None, limits: Limits | None = None
+) -> Model:
+    """A model from a path, from bytes or from a `ModelProto`; `folder` is where external data may lie."""
+    limits = limits or Limits()
+    if isinstance(source, str | Path):
+        path = Path(source)
+        try:
+            if path.stat().st_size > limits.file:
+                raise ModelError(f"{path} has over {limits.file} bytes", hint="larger models keep their weights beside")
+            source, folder = path.read_bytes(), folder or path.parent
+        except OSError as error:
+            raise ModelError(f"{path} cannot be read: {error.strerror}") from error
+    if isinstance(source, bytes | bytearray | memoryview):
+        proto: Any = onnx.ModelProto()
+        try:
+            proto.ParseFromString(bytes(source))
+        except DecodeError as error:
+            raise ModelError(f"the file is not an ONNX model: {error}", hint="it may be cut off or damaged") from error
+    else:
+        proto = source
+    return _Reader(ExternalFiles(None if folder is None else Path(folder)), limits).model(proto)
+
+
+@dataclass(frozen=True)
+class _Scope:
+    """The names that are known at a place: those of a graph so far, and those of the graphs around it."""
+
+    outer: _Scope | None
+    own: set[str] = field(default_factory=set[str])
+
+    def __contains__(self, name: str) -> bool:
+        return not name or name in self.own or (self.outer is not None and name in self.outer)
+
+
+FunctionKey: TypeAlias = tuple[str, str, str]
+
+
+class _Reader:
+    """Turns messages into values, and counts on the way."""
+
+    def __init__(self, files: ExternalFiles, limits: Limits) -> None:
+        self._files = files
+        self._limits = limits
+        self._nodes = 0
+        self._initializers = 0
+
+    def model(self, proto: Any) -> Model:
+        if not proto.HasField("graph"):
+            raise ModelError("the file has no graph", hint="it is empty, cut off, or not an ONNX model")
+        opsets = self._opsets(proto.opset_import)
+        if not opsets and proto.ir_version >= 3:
+            raise ModelError("the model states no operator set, expected at least one")
+        opsets.setdefault("", 1)
+        newest = onnx.defs.onnx_opset_version()
+        if opsets[""] > newest or opsets[""] < 1:
+            raise UnsupportedError(
+                f"the model is written in operator set {opsets['']}; this onnx knows 1 to {newest}",
+                hint="install a newer onnx",
+            )
+        functions = [(self._name(each.domain), each) for each in proto.functions]
+        found: dict[FunctionKey, Function] = {}
+        for domain, each in functions:
+            key = _domain(domain), self._name(each.name), self._name(each.overload)
+            if key in found:
+                raise ModelError(f"the model defines the function {key} twice")
+            found[key] = self.function(each, opsets)
+        graph = self._graph(proto.graph, 0, _Scope(None))
+        self._check_expansion(graph, found)
+        return Model(graph, opsets, found)
+
+    def _check_expansion(self, graph: Graph, functions: Mapping[FunctionKey, Function]) -> None:
+        """Refuse functions that call one another for ever, or that are more than the limit once put in place."""
+        sizes: dict[FunctionKey, int] = {}
+
+        def expanded(nodes: Iterable[Node], within: tuple[FunctionKey, ...]) -> int:
+            total = 0
+            for node in nodes:
+                key = (*node.key, node.overload)
+                total += 1
+                total += sum(
+                    expanded(each.nodes, within) for each in node.attributes.values() if isinstance(each, Graph)
+                )
+                if key in functions:
+                    if key in within:
+                        raise ModelError(f"{node} calls the function that it is part of")
+                    if len(within) > self._limits.depth:
+                        raise ModelError(f"{node}: functions call one another over {self._limits.depth} deep")
+                    if key not in sizes:
+                        sizes[key] = expanded(functions[key].nodes, (*within, key))
+                    total += sizes[key]
+                if total > self._limits.nodes:
+                    raise ModelError(f"the model has over {self._limits.nodes} nodes once functions are in place")
+            return total
+
+        expanded(graph.nodes, ())
+
+    def function(self, proto: Any, opsets: Mapping[str, int], partial: bool = False) -> Function:
+        """A function; its nodes may refer to the attributes of a call. If `partial`, outputs may be missing."""
+        inputs = tuple(self._name(name) for name in proto.input)
+        scope = _Scope(None, set(inputs))
+        nodes = self._ordered(proto.node, scope, 0, f"function {proto.name!r}")
+        missing = [name for name in proto.output if name not in scope]
+        if missing and not partial:
+            raise ModelError(f"function {proto.name!r} has no node that makes its output {missing[0]!r}")
+        own = {**opsets, **self._opsets(proto.opset_import)}
+        defaults = {each.name: self._attribute(each, 0, _Scope(None), proto.name) for each in proto.attribute_proto}
+        return Function(proto.name, inputs, tuple(proto.output), nodes, own, defaults)
+
+    def _opsets(self, protos: Iterable[Any]) -> dict[str, int]:
+        return {_domain(self._name(each.domain)): int(each.version) for each in protos}
+
+    def _name(self, text: str) -> str:
+        if len(text) > self._limits.names:
+            raise ModelError(
+                f"a name has {len(text)} characters, expected at most {self._limits.names}: {text[:40]!r}…"
+            )
+        return text
+
+    def _graph(self, proto: Any, depth: int, outer: _Scope) -> Graph:
+        if depth > self._limits.depth:
+            raise ModelError(f"graphs lie {depth} deep in one another, expected at most {self._limits.depth}")
+        self._initializers += len(proto.initializer) + len(proto.sparse_initializer)
+        if self._initializers > self._limits.initializers:
+            raise ModelError(f"the model has over {self._limits.initializers} initializers")
+        initializers = {self._name(each.name): self.tensor(each, each.name) for each in proto.initializer}
+        for each in proto.sparse_initializer:
+            initializers[self._name(each.values.name)] = self.sparse(each, each.values.name)
+        if len(initializers) != len(proto.initializer) + len(proto.sparse_initializer):
+            raise ModelError(f"graph {proto.name!r} has two initializers of one name")
+        inputs = tuple(self._value(each) for each in proto.input)
+        names = [each.name for each in inputs]
+        if len(set(names)) != len(names):
+            raise ModelError(f"graph {proto.name!r} has two inputs of one name")
+        scope = _Scope(outer, {*names, *initializers})
+        nodes = self._ordered(proto.node, scope, depth, f"graph {proto.name!r}")
+        outputs = tuple(self._value(each) for each in proto.output)
+        if missing := [each.name for each in outputs if each.name not in scope]:
+            raise ModelError(f"graph {proto.name!r} has no node that makes its output {missing[0]!r}")
+        return Graph(proto.name, nodes, inputs, outputs, initializers)
+
+    def _ordered(self, protos: Sequence[Any], scope: _Scope, depth: int, where: str) -> tuple[Node, ...]:
+        """The nodes of a graph, each of which reads only what stands before it."""
+        self._nodes += len(protos)
+        if self._nodes > self._limits.nodes:
+            raise ModelError(f"the model has over {self._limits.nodes} nodes")
+        nodes: list[Node] = []
+        for proto in protos:
+            node = self._node(proto, depth, scope)
+            for name in node.inputs:
+                if name not in scope:
+                    raise ModelError(
+                        f"{node} reads {name!r}, which nothing before it in {where} makes",
+                        hint="nodes must be in order; a cycle has none",
+                    )
+            for name in node.outputs:
+                if name and name in scope:
+                    raise ModelError(f"{node} makes {name!r}, which is there already")
+            scope.own.update(node.outputs)
+            nodes.append(node)
+        return tuple(nodes)
+
+    def _node(self, proto: Any, depth: int, outer: _Scope) -> Node:
+        attributes: dict[str, Any] = {}
+        for each in proto.attribute:
+            if each.name in attributes:
+                raise ModelError(f"node {proto.name!r} ({proto.op_type}) has two attributes called {each.name!r}")
+            attributes[self._name(each.name)] = self._attribute(each, depth, outer, proto.name or proto.op_type)
+        return Node(
+            self._name(proto.op_type),
+            _domain(self._name(proto.domain)),
+            tuple(self._name(name) for name in proto.input),
+            tuple(self._name(name) for name in proto.output),
+            attributes,
+            self._name(proto.name),
+            self._name(proto.overload),
+        )
+
+    def _attribute(self, proto: Any, depth: int, outer: _Scope, where: str) -> Any:
+        if proto.ref_attr_name:
+            return Reference(self._name(proto.ref_attr_name))
+        kind = onnx.AttributeProto.AttributeType.Name(proto.type) if 0 <= proto.type <= 14 else str(proto.type)
+        # Files of the first versions state no type.
+        if kind == "UNDEFINED":
+            fields = {field.name for field, _ in proto.ListFields()} - {"name", "doc_string", "type"}
+            kind = _KINDS.get(fields.pop(), "") if len(fields) == 1 else ""
+        match kind:
+            case "FLOAT":
+                return float(proto.f)
+            case "INT":
+                return int(proto.i)
+            case "STRING":
+                return bytes(proto.s)
+            case "TENSOR":
+                return self.tensor(proto.t, f"{where}.{proto.name}")
+            case "SPARSE_TENSOR":
+                return self.sparse(proto.sparse_tensor, f"{where}.{proto.name}")
+            case "GRAPH":
+                return self._graph(proto.g, depth + 1, outer)
+            case "FLOATS":
+                return tuple(float(each) for each in proto.floats)
+            case "INTS":
+                return tuple(int(each) for each in proto.ints)
+            case "STRINGS":
+                return tuple(bytes(each) for each in proto.strings)
+            case "TENSORS":
+                return tuple(self.tensor(each, f"{where}.{proto.name}") for each in proto.tensors)
+            case "TYPE_PROTO":
+                return self._type(proto.tp)
+            case _:
+                raise ModelError(
+                    f"node {where!r}: attribute {proto.name!r} has type {kind or proto.type}, expected a number, "
+                    f"string, tensor or graph"
+                )
+
+    def _value(self, proto: Any) -> ModelInput:
+        return ModelInput(self._name(proto.name), self._type(proto.type))
+
+    def _type(self, proto: Any, depth: int = 0) -> ValueType:
+        kind = proto.WhichOneof("value")
+        if depth > 8:
+            raise ModelError("a type holds another over 8 deep")
+        if kind in ("sequence_type", "optional_type"):
+            return ValueType(kind.removesuffix("_type"), element=self._type(getattr(proto, kind).elem_type, depth + 1))
+        if kind == "tensor_type":
+            tensor = proto.tensor_type
+            dtype = None if tensor.elem_type == 0 else self._dtype(tensor.elem_type, "a value")
+            shape = self._dims(tensor.shape) if tensor.HasField("shape") else None
+            return ValueType("tensor", dtype, shape)
+        if kind is None:
+            return ValueType("tensor")
+        raise UnsupportedError(f"values of {kind.removesuffix('_type')} type are not supported")
+
+    def _dims(self, proto: Any) -> tuple[Dimension, ...]:
+        if len(proto.dim) > self._limits.rank:
+            raise ModelError(f"a shape has {len(proto.dim)} dimensions, expected at most {self._limits.rank}")
+        found: list[Dimension] = []
+        for dim in proto.dim:
+            which = dim.WhichOneof("value")
+            if which == "dim_value":
+                # Exporters write -1 and 0 for sizes that they do not know.
+                found.append(int(dim.dim_value) if dim.dim_value >= 0 else None)
+                if dim.dim_value > self._limits.size:
+                    raise ModelError(f"a shape has the size {dim.dim_value}, expected at most {self._limits.size}")
+            else:
+                found.append(self._name(dim.dim_param) or None if which else None)
+        return tuple(found)
+
+    def _dtype(self, number: int, where: str) -> np.dtype:
+        if number not in NUMPY:
+            raise ModelError(f"{where} has element type {number}, expected one of 1 to {max(NUMPY)}")
+        return NUMPY[number]
+
+    def tensor(self, proto: Any, where: str) -> np.ndarray:
+        """An array; the bytes that its shape needs are compared with those that are there before it is made."""
+        dtype = self._dtype(proto.data_type, f"tensor {where!r}")
+        dims = [int(size) for size in proto.dims]
+        if len(dims) > self._limits.rank or any(not 0 <= size <= self._limits.size for size in dims):
+            raise ModelError(f"tensor {where!r} has the shape {dims[:40]}, expected at most {self._limits.rank} sizes")
+        count = prod(dims)
+        if prod(max(size, 1) for size in dims) > self._limits.size:
+            raise ModelError(f"tensor {where!r} has the shape {dims}, which is too large")
+        needed = (count * BITS[proto.data_type] + 7) // 8
+        if proto.data_location == onnx.TensorProto.EXTERNAL:
+            return self._external(proto, where, dtype, dims, needed)
+        if proto.HasField("raw_data"):
+            if dtype == STRINGS:
+                raise ModelError(f"tensor {where!r} holds strings as raw data, expected `string_data`")
+            present = len(proto.raw_data)
+            if present != needed:
+                raise ModelError(
+                    f"tensor {where!r} has {present} bytes, expected {needed} for {name_of(proto.data_type)}{dims}"
+                )
+        else:
+            field, each = _FIELDS[proto.data_type]
+            length = len(getattr(proto, field))
+            wanted = needed if BITS[proto.data_type] < 8 and dtype != STRINGS else count * each
+            if length != wanted:
+                raise ModelError(
+                    f"tensor {where!r} has {length} values in `{field}`, expected {wanted} for "
+                    f"{name_of(proto.data_type)}{dims}"
+                )
+        try:
+            array = numpy_helper.to_array(proto)
+        except (ValueError, TypeError, OverflowError) as error:
+            raise ModelError(f"tensor {where!r} does not hold {name_of(proto.data_type)}: {error}") from error
+        if dtype == STRINGS:
+            if sum(map(len, proto.string_data)) > self._limits.text:
+                raise ModelError(f"tensor {where!r} has over {self._limits.text} bytes of text")
+            array = np.array([_text(each, where) for each in proto.string_data], object).reshape(dims)
+        return _fixed(np.asarray(array).astype(dtype, copy=False).reshape(dims))
+
+    def _external(self, proto: Any, where: str, dtype: np.dtype, dims: list[int], needed: int) -> np.ndarray:
+        entries = {each.key: each.value for each in proto.external_data}
+        if dtype == STRINGS or "location" not in entries:
+            raise ModelError(f"tensor {where!r} lies elsewhere, but has no location, or holds strings")
+        try:
+            offset, length = int(entries.get("offset") or 0), int(entries.get("length") or needed)
+        except ValueError as error:
+            raise ModelError(f"tensor {where!r} has an offset or length that is no number: {entries}") from error
+        if length != needed:
+            raise ModelError(
+                f"tensor {where!r} has {length} bytes, expected {needed} for {name_of(proto.data_type)}{dims}"
+            )
+        found = self._files.read(where, entries["location"], offset, length)
+        if BITS[proto.data_type] < 8:
+            packed = onnx.TensorProto(data_type=proto.data_type, dims=dims, raw_data=bytes(found))
+            return _fixed(np.asarray(numpy_helper.to_array(packed)).astype(dtype, copy=False))
+        return _fixed(np.frombuffer(found, dtype.newbyteorder("<") if dtype.kind in "iufc" else dtype).reshape(dims))
+
+    def sparse(self, proto: Any, where: str) -> np.ndarray:
+        """A sparse tensor written out; its places are checked."""
+        values, places = self.tensor(proto.values, where), self.tensor(proto.indices, where)
+        dims = [int(size) for size in proto.dims]
+        if any(size < 0 for size in dims) or prod(dims) > 1 << 28:
+            raise ModelError(f"sparse tensor {where!r} has the shape {dims}, which is too large")
+        if places.dtype != np.int64 or places.shape not in ((len(values),), (len(values), len(dims))):
+            raise ModelError(f"sparse tensor {where!r} has indices of {places.dtype}{list(places.shape)}")
+        bounds = np.array([prod(dims)] if places.ndim == 1 else dims, np.int64)
+        if values.ndim != 1 or ((places < 0) | (places >= bounds)).any():
+            raise ModelError(f"sparse tensor {where!r} has an index outside of {dims}")
+        dense = np.zeros(dims, values.dtype)
+        if places.ndim == 1:
+            dense.reshape(-1)[places] = values
+        else:
+            dense[tuple(places.T)] = values
+        return _fixed(dense)
+
+
+_KINDS = {
+    "f": "FLOAT", "i": "INT", "s": "STRING", "t": "TENSOR", "g": "GRAPH", "floats": "FLOATS", "ints": "INTS",
+    "strings": "STRINGS", "tensors": "TENSORS", "tp": "TYPE_PROTO", "sparse_tensor": "SPARSE_TENSOR",
+}  # fmt: skip
+_FIELDS = {
+    number: ("int32_data", 1) for number in NUMPY
+} | {1: ("float_data", 1), 7: ("int64_data", 1), 8: ("string_data", 1), 11: ("double_data", 1), 12: ("uint64_data", 1),
+     13: ("uint64_data", 1), 14: ("float_data", 2), 15: ("double_data", 2)}  # fmt: skip
+
+
+def function_of(data: bytes, opsets: Mapping[str, int]) -> Function:
+    """A function that onnx itself defines, from its message."""
+    proto: Any = onnx.FunctionProto()
+    proto.ParseFromString(data)
+    return _Reader(ExternalFiles(None), Limits()).function(proto, opsets, partial=True)
+
+
+def _domain(name: str) -> str:
+    if name == INTERNAL:
+        raise ModelError(f"the domain {name!r} is not one that files may use")
+    return "" if name == "ai.onnx" else name
+
+
+def _text(data: bytes, where: str) -> str:
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ModelError(f"tensor {where!r} holds a string that is not UTF-8") from error
+
+
+def _fixed(array: np.ndarray) -> np.ndarray:
+    if array.flags.writeable:
+        array.flags.writeable = False
+    return array

@@ -1,0 +1,324 @@
+"""Runs an imported model: compiled functions, with host steps and looks at data between them.
+
+A `State` is a place in the model: the nodes that are left, and what is known of the values that they read. For each
+signature of the arrays at hand it has a `Step`, made when the signature is first met: a compiled function, perhaps a
+call on the host, and the state that follows.
+"""
+
+# NumPy leaves the types of arrays open that come in by narrowing, and functions for the host take whatever there is.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownLambdaType=false
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import numpy as np
+from xdsl.dialects.builtin import ArrayAttr, StringAttr
+from xdsl.ir import SSAValue
+
+from weft.config import Config
+from weft.errors import UnsupportedError
+from weft.frontends.onnx.call import HostFunction
+from weft.frontends.onnx.import_nodes import Importer, NeedsElements, RunsOnHost, StageFull, Target, call_host
+from weft.frontends.onnx.model import Model, Node, free_names
+from weft.frontends.onnx.values import Absent, Items, Known, Slot, Traced, Value
+from weft.frontends.text import compile_text
+from weft.ops.graph import ReturnOp
+from weft.tile.text import print_program
+
+Source: TypeAlias = Known | Absent | tuple[str, Any]
+"""Where a value of the next stage, or a result, comes from: `("slot", n)`, `("made", n)`, `("host", n)`, or items."""
+
+_KEPT = 256
+"""Signatures that a state keeps steps for; the one that was used longest ago goes first."""
+
+
+@dataclass(frozen=True)
+class HostCall:
+    """An operator that runs between two compiled functions."""
+
+    node: Node
+    function: HostFunction
+    operands: tuple[Source, ...]
+
+
+@dataclass(frozen=True)
+class Step:
+    """What is done for one signature at one state."""
+
+    function: Any
+    arguments: tuple[int, ...]
+    host: HostCall | None
+    carried: tuple[Source, ...]
+    following: State | None
+    results: tuple[Source, ...] = ()
+
+
+@dataclass
+class State:
+    """A place in a model. `by_value` are the slots whose elements the import depends on."""
+
+    pending: tuple[Node, ...]
+    values: Mapping[str, Value]
+    by_value: set[int] = field(default_factory=set[int])
+    steps: OrderedDict[Any, Step] = field(default_factory=OrderedDict[Any, Step])
+
+    def key(self, slots: Sequence[np.ndarray]) -> Any:
+        shapes = tuple((array.dtype, array.shape) for array in slots)
+        return shapes, tuple((place, _elements(slots[place])) for place in sorted(self.by_value))
+
+
+def _elements(array: np.ndarray) -> Any:
+    return tuple(array.reshape(-1).tolist()) if array.dtype == object else array.tobytes()
+
+
+@dataclass
+class StagedProgram:
+    """A model with its states. It may be called from several threads at once; they compile one after the other."""
+
+    model: Model
+    config: Config
+    device: str = "cpu"
+    threads: int | None = None
+
+    def __post_init__(self) -> None:
+        self._lock = threading.RLock()
+        self._starts: dict[Any, State] = {}
+        self._functions: dict[Any, Any] = {}
+        self._kept: list[np.ndarray] = []
+        self._names = itertools.count()
+        self._outputs = tuple(each.name for each in self.model.graph.outputs)
+
+    def fresh(self, name: str) -> str:
+        """A name that no model has: of values in bodies that are put in the place of calls."""
+        return f"{name}\0{next(self._names)}"
+
+    def start(self, inputs: Mapping[str, Value]) -> State:
+        """The state before the first node; inputs are slots, or sequences of them."""
+        structure = tuple((name, _structure(value)) for name, value in inputs.items())
+        with self._lock:
+            if structure not in self._starts:
+                values: dict[str, Value] = {name: Known(each) for name, each in self.model.graph.initializers.items()}
+                values.update(inputs)
+                self._starts[structure] = State(tuple(self.model.graph.nodes), values)
+            return self._starts[structure]
+
+    def run(self, state: State, slots: list[np.ndarray]) -> list[Any]:
+        """The results of the model, from a state on."""
+        while True:
+            step = self.step(state, slots)
+            made: Sequence[np.ndarray] = ()
+            if step.function is not None:
+                made = [_on_host(each) for each in step.function(*(slots[place] for place in step.arguments))]
+            from_host: Sequence[np.ndarray] = ()
+            if step.host is not None:
+                operands = [_taken(each, slots, made, ()) for each in step.host.operands]
+                from_host = call_host(step.host.node, step.host.function, operands)
+            if step.following is None:
+                return [_own(_taken(each, slots, made, from_host)) for each in step.results]
+            slots = [_taken(each, slots, made, from_host) for each in step.carried]
+            state = step.following
+
+    def prepare(self, state: State, slots: Sequence[np.ndarray]) -> None:
+        """Import and compile what does not depend on elements of the arrays: only their types are looked at."""
+        with self._lock:
+            if state.by_value or state.key(slots) in state.steps:
+                return
+            made = self._import(state, slots)
+            if made is not None:
+                state.steps[state.key(slots)] = made
+
+    def step(self, state: State, slots: Sequence[np.ndarray]) -> Step:
+        """What to do for arrays like these; imported and compiled at first sight."""
+        found = state.steps.get(state.key(slots))
+        if found is not None:
+            return found
+        with self._lock:
+            while True:
+                key = state.key(slots)
+                if key in state.steps:
+                    return state.steps[key]
+                made = self._import(state, slots)
+                if made is not None:
+                    state.steps[state.key(slots)] = made
+                    if len(state.steps) > _KEPT:
+                        state.steps.popitem(last=False)
+                    return made
+
+    def _import(self, state: State, slots: Sequence[np.ndarray]) -> Step | None:
+        """A step; None where the elements of one slot more turned out to matter."""
+        values = {name: _given(value, slots, state.by_value) for name, value in state.values.items()}
+        importer = Importer(self.model.opsets, self.model.functions, self.fresh, values, list(reversed(state.pending)))
+        host: RunsOnHost | None = None
+        needed: Traced | Slot | None = None
+        try:
+            importer.run()
+        except NeedsElements as stop:
+            place = stop.value.place if isinstance(stop.value, Slot) else importer.target.place_of(stop.value.value)
+            if place is not None:
+                state.by_value.add(place)
+                return None
+            needed = stop.value
+        except RunsOnHost as stop:
+            host = stop
+        except StageFull:
+            if state.pending == tuple(reversed(importer.pending)):
+                raise UnsupportedError(f"{importer.pending[-1]} does not fit into one stage") from None
+        if not importer.pending:
+            return self._last(importer)
+        return self._cut(importer, host, needed)
+
+    def _last(self, importer: Importer) -> Step:
+        export = _Export(importer.target)
+        results = tuple(export.source(importer.values[name]) for name in self._outputs)
+        function, arguments = self._compiled(importer.target, export.wanted)
+        return Step(function, arguments, None, (), None, results)
+
+    def _cut(self, importer: Importer, host: RunsOnHost | None, needed: Traced | Slot | None) -> Step:
+        """The step up to where the import stopped, and the state that follows."""
+        export = _Export(importer.target)
+        if host is not None:
+            importer.pending.pop()
+        live = set(self._outputs).union(*(free_names(node) for node in importer.pending))
+        made_by_host = {} if host is None else {n: name for n, name in enumerate(host.node.outputs) if name in live}
+        carried: list[Source] = []
+        values: dict[str, Value] = {}
+        places: dict[Any, int] = {}
+        for name in sorted(live & importer.values.keys()):
+            values[name] = _carried(importer.values[name], export, carried, places)
+        call = None
+        if host is not None:
+            call = HostCall(host.node, host.function, tuple(export.source(each) for each in host.values))
+            for n, name in made_by_host.items():
+                values[name] = Slot(len(carried), np.dtype(np.void), ())
+                carried.append(("host", n))
+        following = State(tuple(reversed(importer.pending)), values)
+        if needed is not None:
+            source = export.source(needed)
+            following.by_value |= {place for place, each in enumerate(carried) if each == source}
+        function, arguments = self._compiled(importer.target, export.wanted)
+        return Step(function, arguments, call, tuple(carried), following)
+
+    def _compiled(self, target: Target, wanted: Sequence[SSAValue]) -> tuple[Any, tuple[int, ...]]:
+        """The function that gives the values that are wanted of a stage, and the slots that it takes."""
+        if not wanted:
+            return None, ()
+        function = target.function
+        target.block.add_op(ReturnOp.make(wanted))
+        arguments = _pruned(target)
+        constants = {f"c{n}": each for n, each in enumerate(arguments) if isinstance(each, np.ndarray)}
+        names = [f"c{n}" if isinstance(each, np.ndarray) else f"x{n}" for n, each in enumerate(arguments)]
+        function.attributes["arg_names"] = ArrayAttr(StringAttr(name) for name in names)
+        text = print_program(function)
+        key = text, tuple((name, id(array)) for name, array in constants.items())
+        if key not in self._functions:
+            self._functions[key] = compile_text(
+                text, constants=constants, config=self.config, device=self.device, threads=self.threads
+            )
+            self._kept.extend(constants.values())
+        return self._functions[key], tuple(each for each in arguments if isinstance(each, int))
+
+
+def _pruned(target: Target) -> list[int | np.ndarray]:
+    """Take out what nothing reads: ops of nodes that were begun and not finished, and arguments."""
+    for op in reversed(list(target.block.ops)):
+        if not isinstance(op, ReturnOp) and not any(result.uses for result in op.results):
+            op.detach()
+            op.erase()
+    kept: list[int | np.ndarray] = []
+    for argument, source in zip(tuple(target.block.args), target.arguments, strict=True):
+        if argument.uses:
+            kept.append(source)
+        else:
+            target.block.erase_arg(argument)
+    return kept
+
+
+class _Export:
+    """Collects the values of a stage's graph that leave it."""
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+        self.wanted: list[SSAValue] = []
+
+    def source(self, value: Value) -> Source:
+        match value:
+            case Known() | Absent():
+                return value
+            case Slot():
+                return "slot", value.place
+            case Items():
+                return "items", tuple(self.source(each) for each in value.values)
+            case Traced(ssa):
+                place = self._target.place_of(ssa)
+                if place is not None:
+                    return "slot", place
+                if ssa not in self.wanted:
+                    self.wanted.append(ssa)
+                return "made", self.wanted.index(ssa)
+
+
+def _carried(value: Value, export: _Export, carried: list[Source], places: dict[Any, int]) -> Value:
+    """A value as the next stage sees it: its arrays are slots, in the order in which they are carried over."""
+    if isinstance(value, Items):
+        return Items(tuple(_carried(each, export, carried, places) for each in value.values))
+    if isinstance(value, Known | Absent):
+        return value
+    source = export.source(value)
+    if source not in places:
+        places[source] = len(carried)
+        carried.append(source)
+    return Slot(places[source], np.dtype(np.void), ())
+
+
+def _given(value: Value, slots: Sequence[np.ndarray], by_value: set[int]) -> Value:
+    """A value of a state for the arrays of a call."""
+    match value:
+        case Slot():
+            array = slots[value.place]
+            if value.place in by_value:
+                return Known(np.array(array))
+            return Slot(value.place, array.dtype, array.shape)
+        case Items():
+            return Items(tuple(_given(each, slots, by_value) for each in value.values))
+        case _:
+            return value
+
+
+def _structure(value: Value) -> Any:
+    if isinstance(value, Items):
+        return tuple(_structure(each) for each in value.values)
+    return value.place if isinstance(value, Slot) else None
+
+
+def _taken(source: Source, slots: Sequence[np.ndarray], made: Sequence[np.ndarray], host: Sequence[np.ndarray]) -> Any:
+    match source:
+        case Known(array):
+            return array
+        case Absent():
+            return None
+        case ("slot", place):
+            return slots[place]
+        case ("made", place):
+            return made[place]
+        case ("host", place):
+            return host[place]
+        case (_, several):
+            return [_taken(each, slots, made, host) for each in several]
+
+
+def _own(result: Any) -> Any:
+    """A result that shares no memory with an argument or a constant."""
+    if isinstance(result, list):
+        return [_own(each) for each in result]
+    return None if result is None else np.array(result)
+
+
+def _on_host(array: Any) -> np.ndarray:
+    return array if isinstance(array, np.ndarray) else array.numpy()

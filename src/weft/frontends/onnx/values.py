@@ -1,0 +1,61 @@
+"""What a name of a model stands for while its graph is imported."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TypeAlias, TypeGuard
+
+import numpy as np
+from xdsl.ir import SSAValue
+
+
+@dataclass(frozen=True, eq=False)
+class Known:
+    """An array whose elements are known: initializers, constants, and what is computed of shapes."""
+
+    array: np.ndarray
+
+
+@dataclass(frozen=True, eq=False)
+class Slot:
+    """An array that a stage is given when it runs; its shape and element type are known, its elements are not."""
+
+    place: int
+    dtype: np.dtype
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Traced:
+    """A value of the graph that is being built."""
+
+    value: SSAValue
+
+
+@dataclass(frozen=True, eq=False)
+class Items:
+    """A sequence: how many values it has is known."""
+
+    values: tuple[Value, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Absent:
+    """An optional that holds nothing, or an input that is left out."""
+
+
+Value: TypeAlias = Known | Slot | Traced | Items | Absent
+
+
+def is_tensor(value: Value) -> TypeGuard[Known | Slot | Traced]:
+    return isinstance(value, Known | Slot | Traced)
+
+
+def leaves(value: Value) -> Iterator[Known | Slot | Traced]:
+    """The arrays in a value, in order."""
+    if isinstance(value, Items):
+        for each in value.values:
+            yield from leaves(each)
+    elif is_tensor(value):
+        yield value
