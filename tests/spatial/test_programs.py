@@ -19,6 +19,7 @@ from weft.spatial.simulator.issues import run_queues
 from weft.spatial.simulator.run import simulate
 from weft.spatial.verifier.verify import violations
 from weft.testing.spatial.programs import RandomProgram, random_program
+from weft.testing.spatial.resnet import resnet
 from weft.tile.text import functions_of, parse_program
 
 TSP1 = streaming_machine("tsp1")
@@ -34,15 +35,20 @@ def check(given: RandomProgram, machine: StreamingMachine = TSP1) -> int:
     return program.cycles
 
 
-@pytest.mark.parametrize("seed", range(24))
+@pytest.mark.parametrize("seed", range(12))
 def test_a_random_program_is_exact(seed: int) -> None:
     check(random_program(seed))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(24, 200))
+@pytest.mark.parametrize("seed", range(12, 200))
 def test_many_random_programs_are_exact(seed: int) -> None:
     check(random_program(seed))
+
+
+@pytest.mark.slow
+def test_a_resnet_of_small_images_is_exact() -> None:
+    check(resnet(50, side=16))
 
 
 @pytest.mark.parametrize("factor", [0.5, 2])
