@@ -53,8 +53,8 @@ def test_a_tampered_schedule_is_refused_and_not_run(weft, schedule: Path) -> Non
 
 
 def test_bad_requests_are_refused(weft, schedule: Path, tmp_path: Path) -> None:
-    product = str(tmp_path / "product.mlir")
-    assert weft("spatial", "compile", product, "--set", "latency.read").exit_code == 2
-    assert weft("spatial", "compile", product, "--set", "latency.raed=1").exit_code == 1
-    assert weft("spatial", "compile", product, "-m", "systolic128", "-o", str(schedule)).exit_code == 1
+    compiling = ("spatial", "compile", str(tmp_path / "product.mlir"), "-o", str(schedule))
+    assert weft(*compiling, "--set", "latency.read").exit_code == 2
+    assert weft(*compiling, "--set", "latency.raed=1").exit_code == 1
+    assert weft(*compiling, "-m", "systolic128").exit_code == 1
     assert weft("spatial", "verify", str(tmp_path / "none.mlir")).exit_code == 2

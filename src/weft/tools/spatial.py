@@ -81,9 +81,9 @@ def compile_file(
     output: Path,
 ) -> None:
     """Compile a graph, verify its schedule and write it."""
-    check_file(output, "--output")
     machine = streaming_machine(machine_name, overrides)
     function = _function(file)
+    check_file(output, "--output")
     known = _constants(function, constants, seed)
     with terminal.working(f"scheduling {file}"):
         program = compile_graph(function, machine, known)

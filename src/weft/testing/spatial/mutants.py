@@ -53,7 +53,7 @@ def single_issues(program: Program, rng: np.random.Generator) -> Program:
         return program
     chosen = int(rng.choice(repeated))
     row: Any = rows[chosen]
-    at = int(rng.integers(1, row["count"] - 1))
+    at = 1 + int(rng.integers(int(row["count"]) - 2))
     parts = [_part(row, 0, at), _part(row, at, 1), _part(row, at + 1, int(row["count"]) - at - 1)]
     made = np.concatenate([rows[:chosen], *parts, rows[chosen + 1 :]])
     return replace(program, instructions=made, texts=texts_of(made))
