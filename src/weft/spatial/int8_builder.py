@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+from xdsl.dialects.builtin import ArrayAttr, StringAttr
 from xdsl.ir import SSAValue
 
-from weft.ir.types import Tensor, f32, i8, i32
+from weft.ir.types import DType, Tensor, f32, i8, i32, tensor_type
 from weft.ops.graph import FuncOp, GraphBuilder, ReturnOp
 
 
@@ -30,13 +31,9 @@ class Int8Builder:
     def argument(self, name: str) -> SSAValue:
         return self.function.block.args[list(self.arguments).index(name)]
 
-    def constant(self, name: str, values: np.ndarray, dtype: object) -> SSAValue:
+    def constant(self, name: str, values: np.ndarray, dtype: DType) -> SSAValue:
         """A new argument whose values are known."""
-        from xdsl.dialects.builtin import ArrayAttr, StringAttr
-
-        from weft.ir.types import tensor_type
-
-        made = Tensor(dtype, values.shape)  # type: ignore[arg-type]
+        made = Tensor(dtype, values.shape)
         value = self.function.block.insert_arg(tensor_type(made), len(self.function.block.args))
         self.arguments[name] = made
         self.constants[name] = values

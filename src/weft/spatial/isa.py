@@ -56,6 +56,14 @@ def to_int8(values: np.ndarray) -> np.ndarray:
     return np.clip(np.rint(values), -128, 127).astype(np.int8)
 
 
+def _to_float32(values: np.ndarray) -> np.ndarray:
+    return values.astype(np.float32)
+
+
+def _relu(values: np.ndarray) -> np.ndarray:
+    return np.maximum(values, np.float32(0))
+
+
 @dataclass(frozen=True)
 class Meaning:
     """The types of a function's operands and result, and what it computes."""
@@ -66,12 +74,12 @@ class Meaning:
 
 
 MEANINGS: dict[Function, Meaning] = {
-    Function.I32_TO_F32: Meaning((np.int32,), np.float32, lambda x: x.astype(np.float32)),
-    Function.I8_TO_F32: Meaning((np.int8,), np.float32, lambda x: x.astype(np.float32)),
+    Function.I32_TO_F32: Meaning((np.int32,), np.float32, _to_float32),
+    Function.I8_TO_F32: Meaning((np.int8,), np.float32, _to_float32),
     Function.F32_TO_I8: Meaning((np.float32,), np.int8, to_int8),
     Function.MUL_F32: Meaning((np.float32, np.float32), np.float32, np.multiply),
     Function.ADD_F32: Meaning((np.float32, np.float32), np.float32, np.add),
-    Function.RELU_F32: Meaning((np.float32,), np.float32, lambda x: np.maximum(x, np.float32(0))),
+    Function.RELU_F32: Meaning((np.float32,), np.float32, _relu),
     Function.MAX_I8: Meaning((np.int8, np.int8), np.int8, np.maximum),
     Function.COPY_I32: Meaning((np.int32,), np.int32, np.copy),
     Function.COPY_I8: Meaning((np.int8,), np.int8, np.copy),

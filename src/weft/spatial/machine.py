@@ -8,7 +8,7 @@ follow from. A what-if is an override: `load_machine("tsp1", {"latency.read": 4}
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cached_property
 from math import ceil
@@ -351,7 +351,8 @@ def _section(
         if is_dataclass(hint):
             if not isinstance(tree[name], dict):
                 raise MachineError(f"{place}: {path} is not a table of fields")
-            made[name] = hint(**_section(cast(type, hint), tree[name], f"{path}.", overrides, facts, place))
+            section: Any = hint
+            made[name] = section(**_section(section, tree[name], f"{path}.", overrides, facts, place))
         else:
             facts[path] = _fact(path, tree[name], hint, overrides, place)
             made[name] = facts[path].value
@@ -368,10 +369,11 @@ def _fact(path: str, leaf: Any, hint: type[Any], overrides: dict[str, Any], plac
     if path in overrides:
         value, tag, source = overrides.pop(path), "assumed", "override"
     if hint is str:
-        wanted: Iterable[type] = (str,)
+        good = isinstance(value, str)
     else:
-        wanted = (int, float) if hint is float else (int,)
-    if isinstance(value, bool) or not isinstance(value, tuple(wanted)) or (hint is not str and value <= 0):
+        whole = isinstance(value, int) and not isinstance(value, bool)
+        good = (whole or (hint is float and isinstance(value, float))) and value > 0
+    if not good:
         raise MachineError(f"{place}: {path} is {value!r}", hint=f"it is a {hint.__name__} above 0")
     return Fact(value, tag, source)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -130,7 +131,7 @@ def port_of(opcode: int) -> int:
     return int(opcode == Opcode.WRITE)
 
 
-def described(program: Program, row: np.void, cycle: int) -> str:
+def described(program: Program, row: Any, cycle: int) -> str:
     """An issue of a group as messages name it: unit, cycle, opcode, graph op."""
     origin = program.origins[int(row["origin"])] if 0 <= row["origin"] < len(program.origins) else "no op"
     return f"{program.units.name(int(row['queue']))}, cycle {cycle}: {Opcode(int(row['opcode'])).name} of {origin}"

@@ -109,3 +109,19 @@ def systolic_command(
     terminal = Terminal(json=json)
     with terminal.reporting_errors():
         count_systolic(terminal, m, k, n, machine, overrides_of(set_ or []))
+
+
+@spatial.command("check")
+def check_command(
+    count: Annotated[int, typer.Option(help="How many random programs.", min=1)] = 20,
+    mutants: Annotated[int, typer.Option(help="How many tampered schedules of them.", min=0)] = 200,
+    seed: Seed = 0,
+    machine: Machine = "tsp1",
+    json: Json = False,
+) -> None:
+    """Random programs, exact in bits and cycles; tampered schedules, and what the verifier lets through."""
+    from weft.tools.spatial import check_programs
+
+    terminal = Terminal(json=json)
+    with terminal.reporting_errors():
+        check_programs(terminal, count, mutants, seed, machine)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from rich.table import Table
 
+from weft.backends.reference.graph import run as run_graph
 from weft.backends.target import argument_names
 from weft.ir.types import tensor_of
 from weft.ops.graph import FuncOp
@@ -21,6 +22,8 @@ from weft.spatial.simulator.run import simulate
 from weft.spatial.systolic import schedule_product
 from weft.spatial.trace import trace_of
 from weft.spatial.verifier.verify import verify, violations
+from weft.testing.spatial.mutants import MutantCount, count_mutants
+from weft.testing.spatial.programs import random_program
 from weft.tile.text import functions_of, parse_program
 from weft.tools.opt import read_source
 from weft.tools.terminal import Terminal, UsageError, check_file
@@ -78,9 +81,9 @@ def compile_file(
     output: Path,
 ) -> None:
     """Compile a graph, verify its schedule and write it."""
-    check_file(output, "--output")
     machine = streaming_machine(machine_name, overrides)
     function = _function(file)
+    check_file(output, "--output")
     known = _constants(function, constants, seed)
     with terminal.working(f"scheduling {file}"):
         program = compile_graph(function, machine, known)
@@ -215,6 +218,37 @@ def count_systolic(terminal: Terminal, m: int, k: int, n: int, machine_name: str
         f"{cycles:,} cycles for [{m}, {k}] by [{k}, {n}] on {array.rows} × {array.columns}, as SCALE-Sim counts"
     )
     terminal.finish({"ok": True, "cycles": cycles, "folds": len(schedule.folds)})
+
+
+def check_programs(terminal: Terminal, count: int, mutants: int, seed: int, machine_name: str) -> None:
+    """Random programs, exact in bits and cycles, and what the verifier lets through of tampered ones."""
+    machine = streaming_machine(machine_name)
+    tally = MutantCount()
+    wrong: list[str] = []
+    alarms = 0
+    with terminal.working("checking"):
+        for number in range(seed, seed + count):
+            given = random_program(number)
+            program = compile_graph(given.function, machine, given.constants)
+            alarms += bool(violations(program))
+            expected = run_graph(given.function, given.arrays)
+            run = simulate(program, given.inputs)
+            same = all(np.array_equal(one, other) for one, other in zip(run.results, expected, strict=True))
+            if run.cycles != program.cycles or not same:
+                wrong.append(f"program {number}: {run.cycles} cycles, predicted {program.cycles}, bits equal: {same}")
+            share = mutants * (number + 1 - seed) // count - mutants * (number - seed) // count
+            count_mutants(program, given.inputs, expected, share, number, tally)
+    for line in wrong:
+        terminal.show(line)
+    table = Table("change", "caught", "missed", "harmless", title=f"{count} programs, {alarms} false alarms")
+    for kind in sorted({*tally.caught, *tally.missed, *tally.benign}):
+        table.add_row(kind, *(str(each[kind]) for each in (tally.caught, tally.missed, tally.benign)))
+    table.add_row("all", str(tally.caught.total()), str(tally.missed.total()), str(tally.benign.total()))
+    terminal.show(table)
+    ok = not wrong and not alarms and not tally.missed.total()
+    figures = {"programs": count, "wrong": wrong, "false_alarms": alarms, "harmful": tally.harmful}
+    caught = {"caught": tally.caught.total(), "missed": dict(tally.missed), "by_invariant": dict(tally.invariants)}
+    terminal.finish({"ok": ok, **figures, **caught}, code=int(not ok))
 
 
 def _existing(path: Path) -> Path:

@@ -12,9 +12,9 @@ and running the graph on NumPy gives the same bits.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 from xdsl.ir import Operation, SSAValue
@@ -29,6 +29,9 @@ from weft.ops.graph import FuncOp, ReturnOp
 from weft.spatial.isa import Function
 from weft.spatial.mapping.jobs import Window, convolution_jobs, pixel_jobs, sum_jobs
 from weft.spatial.mapping.layers import Constant, Job, Layer, Model, Node, Operand, Placed, Stream
+
+JobMaker: TypeAlias = Callable[[Placed], Sequence[Job]]
+"""Takes an output and gives jobs. It is called when all borders are known."""
 
 
 @dataclass(frozen=True)
@@ -47,8 +50,7 @@ class Product:
     source: Placed
     output: tuple[int, int, int]
     shape: tuple[int, ...]
-    make: Any
-    """Takes the output and gives jobs."""
+    make: JobMaker
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,8 @@ class GraphReader:
 
     model: Model
     values: dict[SSAValue, Any] = field(default_factory=dict[SSAValue, Any])
+    makers: list[JobMaker] = field(default_factory=list[JobMaker])
+    """The jobs of each layer, as soon as they can be made."""
 
     def read(self, function: FuncOp, constants: Mapping[str, np.ndarray]) -> Model:
         for name, value in zip(argument_names(function), function.block.args, strict=True):
@@ -81,6 +85,8 @@ class GraphReader:
                 self._return(op)
             else:
                 self.values[op.results[0]] = self._value(op)
+        for number, (layer, make) in enumerate(zip(self.model.layers, self.makers, strict=True)):
+            self.model.layers[number] = replace(layer, jobs=tuple(make(layer.output)))
         return self.model
 
     def _input(self, name: str, value: SSAValue) -> Placed:
@@ -113,46 +119,47 @@ class GraphReader:
     # Products
 
     def _dot(self, op: GraphOp, x: Any, w: Any) -> Product | None:
-        if not isinstance(x, Placed) or not isinstance(w, np.ndarray) or w.dtype != np.int8 or w.ndim != 2:
+        weights = _array(w)
+        if not isinstance(x, Placed) or weights is None or weights.dtype != np.int8 or weights.ndim != 2:
             return None
         if op.params.get("dtype") != i32 or x.height != 1:
             return None
-        kernel = np.ascontiguousarray(w.T).reshape(w.shape[1], w.shape[0], 1, 1)
-        window = Window((1, 1), (1, 1), ((0, 0), (0, 0)))
-        shape = (x.shape[0], w.shape[1])
-        return Product(
-            x, (1, x.width, w.shape[1]), shape, lambda output: convolution_jobs(self.model, x, output, kernel, window)
-        )
+        inner, outer = weights.shape
+        kernel = np.ascontiguousarray(weights.T).reshape(outer, inner, 1, 1)
+
+        def make(output: Placed) -> list[Job]:
+            return convolution_jobs(self.model, x, output, kernel, Window((1, 1), (1, 1), ((0, 0), (0, 0))))
+
+        return Product(x, (1, x.width, outer), (x.shape[0], outer), make)
 
     def _convolution(self, op: GraphOp, x: Any, w: Any) -> Product | None:
-        given = op.params
+        given, weights = op.params, _array(w)
         plain = not given["transposed"] and given["groups"] == 1 and set(given["dilation"]) == {1}
-        if not isinstance(x, Wide) or not isinstance(w, np.ndarray) or w.ndim != 4 or not plain:
+        if not isinstance(x, Wide) or weights is None or weights.ndim != 4 or not plain:
             return None
-        if w.min(initial=0) < -128 or w.max(initial=0) > 127:
+        if weights.min(initial=0) < -128 or weights.max(initial=0) > 127:
             return None
         padding = tuple((a + int(c), b + int(d)) for (a, b), (c, d) in zip(x.padding, given["padding"], strict=True))
         self._border(op, x.tensor, max(size for pair in padding for size in pair), 0 if x.value is None else x.value)
-        window = Window(w.shape[2:], given["strides"], padding)
-        shape = tuple(int(size) for size in tensor_of(op.results[0].type).shape)  # type: ignore[arg-type]
-        return Product(
-            x.tensor,
-            (shape[2], shape[3], shape[1]),
-            shape,
-            lambda output: convolution_jobs(self.model, x.tensor, output, w.astype(np.int8), window),
-        )
+        window = Window(weights.shape[2:], given["strides"], padding)
+        shape, source = _shape_of(op), x.tensor
+
+        def make(output: Placed) -> list[Job]:
+            return convolution_jobs(self.model, source, output, weights.astype(np.int8), window)
+
+        return Product(source, (shape[2], shape[3], shape[1]), shape, make)
 
     def _sum(self, op: GraphOp, x: Any) -> Product | None:
-        if (
-            not isinstance(x, Wide)
-            or len(x.tensor.shape) != 4
-            or tuple(op.params["dims"]) != (2, 3)
-            or x.value is not None
-        ):
+        if not isinstance(x, Wide) or len(x.tensor.shape) != 4 or x.value is not None:
             return None
-        shape = tuple(int(size) for size in tensor_of(op.results[0].type).shape)  # type: ignore[arg-type]
+        if tuple(op.params["dims"]) != (2, 3):
+            return None
         source = x.tensor
-        return Product(source, (1, 1, source.channels), shape, lambda output: sum_jobs(self.model, source, output))
+
+        def make(output: Placed) -> list[Job]:
+            return sum_jobs(self.model, source, output)
+
+        return Product(source, (1, 1, source.channels), _shape_of(op), make)
 
     def _border(self, op: Operation, tensor: Placed, size: int, fill: int) -> None:
         """Keep pixels around a tensor; all its readers see the same."""
@@ -211,13 +218,13 @@ class GraphReader:
         return _clamped(x, y, 127.0, "most")
 
     def _binary(self, function: Function, x: Any, y: Any) -> Expression | None:
-        if isinstance(x, np.ndarray):
+        if _array(x) is not None:
             x, y = y, x  # both functions commute, bit by bit
         if not isinstance(x, Expression) or x.steps:
             return None
-        if isinstance(y, np.ndarray):
-            channels = _by_channel(y, x.shape)
-            if channels is None or y.dtype != np.float32:
+        if (constant := _array(y)) is not None:
+            channels = _by_channel(constant, x.shape)
+            if channels is None or constant.dtype != np.float32:
                 return None
             return Expression(Node(function, (x.node, Constant(channels))), x.product, x.tensor, x.shape)
         if not isinstance(y, Expression) or y.steps or (x.product and y.product) or x.shape != y.shape:
@@ -233,7 +240,7 @@ class GraphReader:
         self._border(op, x, max(size for pair in window.padding for size in pair), -128)
         (up, _), (left, _) = window.padding
         taps = [
-            Stream(x, (row - up, column - left), window.strides)
+            Stream(x, (row - up, column - left), (window.strides[0], window.strides[1]))
             for row in range(window.kernel[0])
             for column in range(window.kernel[1])
         ]
@@ -242,12 +249,12 @@ class GraphReader:
             node = Node(Function.MAX_I8, (node, tap))
         if not isinstance(node, Node):
             node = Node(Function.COPY_I8, (node,))
-        shape = tuple(int(size) for size in tensor_of(op.results[0].type).shape)  # type: ignore[arg-type]
+        shape = _shape_of(op)
         return self._layer(op, node, None, shape, (shape[2], shape[3], shape[1]), np.dtype(np.int8))
 
     def _reshape(self, op: GraphOp, x: Any) -> Any:
         """One pixel may be a matrix of one row."""
-        shape = tuple(int(size) for size in tensor_of(op.results[0].type).shape)  # type: ignore[arg-type]
+        shape = _shape_of(op)
         if isinstance(x, Placed) and x.height * x.width == 1 and not x.border and shape == (1, x.channels):
             x.shape = shape
             return x
@@ -271,8 +278,8 @@ class GraphReader:
         output = self.model.tensor(f"t{len(self.model.tensors)}", shape, dtype, image)
         self.model.origins.append(f"{op.name} at {line_of(op.location) or 'no known line'}")
         origin, source = len(self.model.origins) - 1, product.source if product else None
-        make = product.make if product else lambda made: pixel_jobs(made)
-        self.model.layers.append(Layer(origin, source, output, node, LazyJobs(make, output)))  # type: ignore[arg-type]
+        self.model.layers.append(Layer(origin, source, output, node, ()))
+        self.makers.append(product.make if product else pixel_jobs)
         return output
 
     def _return(self, op: ReturnOp) -> None:
@@ -290,22 +297,9 @@ class GraphReader:
             self.model.outputs.append(made)
 
 
-@dataclass(frozen=True)
-class LazyJobs:
-    """Jobs are made when all borders are known."""
-
-    make: Any
-    output: Placed
-
-
 def read_graph(function: FuncOp, constants: Mapping[str, np.ndarray], lanes: int) -> Model:
     """The layers of a function whose arguments, apart from the constants, are integers of 8 bits."""
-    model = GraphReader(Model(lanes)).read(function, constants)
-    for number, layer in enumerate(model.layers):
-        lazy: Any = layer.jobs
-        jobs: Sequence[Job] = lazy.make(lazy.output)
-        model.layers[number] = Layer(layer.origin, layer.source, layer.output, layer.root, tuple(jobs))
-    return model
+    return GraphReader(Model(lanes)).read(function, constants)
 
 
 def image_of(shape: tuple[int, ...], name: str) -> tuple[int, int, int]:
@@ -339,13 +333,23 @@ def _by_channel(values: np.ndarray, shape: tuple[int, ...]) -> np.ndarray | None
 
 
 def _clamped(x: Any, y: Any, limit: float, step: str) -> Expression | None:
-    if isinstance(x, np.ndarray):
+    if _array(x) is not None:
         x, y = y, x
-    if not isinstance(x, Expression) or not isinstance(y, np.ndarray) or "round" not in x.steps:
+    limits = _array(y)
+    if not isinstance(x, Expression) or limits is None or "round" not in x.steps:
         return None
-    if step in x.steps or np.any(y != limit):
+    if step in x.steps or np.any(limits != limit):
         return None
     return Expression(x.node, x.product, x.tensor, x.shape, (*x.steps, step))
+
+
+def _array(value: Any) -> np.ndarray | None:
+    """A constant, if it is one."""
+    return cast(np.ndarray, value) if isinstance(value, np.ndarray) else None
+
+
+def _shape_of(op: Operation) -> tuple[int, ...]:
+    return tuple(int(size) for size in tensor_of(op.results[0].type).shape)  # type: ignore[arg-type]
 
 
 def _kind(value: Any) -> str:

@@ -94,34 +94,94 @@ class MemoryMap:
         return self.constants[key], self.constant_tag + self.constant_order[key]
 
     def _place_tensors(self) -> None:
-        ends = {(half, bank): 0 for half in (0, 1) for bank in range(self.machine.memory.banks)}
-        placed: set[int] = set()
-        tag = self.tensor_tag
-        for tensor in self.model.tensors:
+        """A bank and an address for each tensor, in the order in which they are made.
+
+        The words of a tensor that is read no more are used again, from the first address up. Those of tensors with a
+        border, which memory holds from the start, are used once, from the last address down.
+        """
+        words = self.machine.memory.bank_words
+        free = {(half, bank): [(0, words)] for half in (0, 1) for bank in range(self.machine.memory.banks)}
+        tag, placed = self.tensor_tag, list[Placed]()
+        used = dict.fromkeys(free, 0)
+        made, last = _lifetimes(self.model)
+        for tensor in sorted(self.model.tensors, key=lambda each: made[each.number]):
             tensor.tag = tag
             tag += tensor.blocks * tensor.pixels
-        for tensor in self.model.tensors:
+            for other in [each for each in placed if last[each.number] < made[tensor.number]]:
+                placed.remove(other)
+                if not other.border:
+                    region = free[other.half, other.bank]
+                    region.append((other.base - other.bank * words, other.words))
+                    free[other.half, other.bank] = _merged(region)
             apart = _kept_apart(tensor, self.model.layers)
-            free = [
+            held = {each.number for each in placed}
+            allowed = [
                 region
-                for region in ends
-                if all(not _clash(region, other, wholly) for other, wholly in apart if other.number in placed)
+                for region in free
+                if all(not _clash(region, other, wholly) for other, wholly in apart if other.number in held)
             ]
-            region = min(free, key=lambda each: ends[each], default=None)
-            words = tensor.words
-            if region is None or ends[region] + words > self.machine.memory.bank_words:
-                demand = sum(each.words for each in self.model.tensors)
-                capacity = len(ends) * self.machine.memory.bank_words
-                left = self.machine.memory.bank_words - (ends[region] if region else 0)
+            room = {each: _room(free[each], tensor.words, used[each] if tensor.border else None) for each in allowed}
+            roomy = [each for each in allowed if room[each] is not None]
+            region = max(roomy, key=lambda each: sum(size for _, size in free[each]), default=None)
+            if region is None:
+                most = max((size for each in allowed for _, size in free[each]), default=0)
+                demand = sum(each.words for each in (*placed, tensor))
                 raise CapacityError(
-                    f"{tensor.name} needs {words} words of a bank in {self.copies * RESIDUES} slices, and {left} are "
-                    f"left; all tensors need {demand} of {capacity}",
+                    f"{tensor.name} needs {tensor.words} words of a bank in {self.copies * RESIDUES} slices, and "
+                    f"{most} are left; the tensors that are held at the same time need {demand} of {len(free) * words}",
                     hint="raise memory.bank_words",
                 )
+            start = room[region]
+            assert start is not None, "it has room"
+            free[region] = _without(free[region], start, tensor.words)
+            if not tensor.border:
+                used[region] = max(used[region], start + tensor.words)
             tensor.half, tensor.bank = region
-            tensor.base = tensor.bank * self.machine.memory.bank_words + ends[region]
-            ends[region] += words
-            placed.add(tensor.number)
+            tensor.base = tensor.bank * words + start
+            placed.append(tensor)
+
+
+def _room(parts: list[tuple[int, int]], words: int, fresh_from: int | None) -> int | None:
+    """Where so many free words begin: the first, or from an address on the last; None where there are none."""
+    if fresh_from is None:
+        return next((start for start, size in parts if size >= words), None)
+    last = max((start + size for start, size in parts), default=0) - words
+    fits = any(start <= last and last + words <= start + size for start, size in parts)
+    return last if fits and last >= fresh_from else None
+
+
+def _without(parts: list[tuple[int, int]], start: int, words: int) -> list[tuple[int, int]]:
+    """Free parts after some words of one of them were taken."""
+    left: list[tuple[int, int]] = []
+    for begin, size in parts:
+        if begin <= start and start + words <= begin + size:
+            left += [(begin, start - begin), (start + words, begin + size - start - words)]
+        else:
+            left.append((begin, size))
+    return [part for part in left if part[1]]
+
+
+def _merged(parts: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Free parts, neighbours joined."""
+    joined: list[tuple[int, int]] = []
+    for start, size in sorted(parts):
+        if joined and sum(joined[-1]) == start:
+            joined[-1] = (joined[-1][0], joined[-1][1] + size)
+        elif size:
+            joined.append((start, size))
+    return joined
+
+
+def _lifetimes(model: Model) -> tuple[dict[int, int], dict[int, int]]:
+    """The layer that makes each tensor, and the last that reads it."""
+    made = {tensor.number: -1 for tensor in model.inputs}
+    last = {tensor.number: -1 for tensor in model.tensors}
+    for number, layer in enumerate(model.layers):
+        made[layer.output.number] = number
+        for tensor in [each.tensor for each in streams_of(layer.root)] + [layer.source] * (layer.source is not None):
+            last[tensor.number] = number  # type: ignore[union-attr]
+    last |= {tensor.number: len(model.layers) for tensor in model.outputs}
+    return made, last
 
 
 def streams_of(node: Operand) -> list[Stream]:

@@ -5,8 +5,8 @@ Groups run in the order of who feeds whom. Where groups feed each other in turn,
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
 
 import numpy as np
 
@@ -29,7 +29,6 @@ class Evaluator:
     """What each driver puts on its stream, where it is computed."""
     whole: dict[int, np.ndarray] = field(default_factory=dict[int, np.ndarray])
     """Results of groups that are handed over without a stream."""
-    uses: dict[int, int] = field(default_factory=dict[int, int])
 
     def __post_init__(self) -> None:
         machine, issues = self.program.machine, self.issues
@@ -76,7 +75,7 @@ class Evaluator:
                 early = int(multiplies[used == 0][0])
                 raise SimulationError(f"{describe(self.program, issues, early)} finds no weights installed")
             self.install[multiplies] = installs[used - 1]
-            begins = np.searchsorted(issues["cycle"][loads], np.concatenate([[-1], times[:-1]])) if len(times) else []
+            begins = np.searchsorted(issues["cycle"][loads], np.concatenate([[-1], times])[: len(times)])
             ends = np.searchsorted(issues["cycle"][loads] + machine.latency.load_weights, times, side="right")
             for install, begin, end in zip(installs.tolist(), begins, ends, strict=True):
                 self.loads[install] = loads[begin:end]
@@ -86,7 +85,8 @@ class Evaluator:
         issues = self.issues
         nodes = np.unique(self.group_of[issues.of(Opcode.MULTIPLY, Opcode.ACCUMULATE, Opcode.ALU)])
         before, after = self._edges()
-        order = _sorted(nodes, before, after)
+        begins = issues["cycle"][issues.starts[nodes]]
+        order = _sorted(dict(zip(nodes.tolist(), begins.tolist(), strict=True)), before, after)
         if order is None:
             raise SimulationError("groups of instructions feed each other in turn", hint="repeat fewer at a time")
         for group in order:
@@ -124,7 +124,6 @@ class Evaluator:
         pairs.append(np.stack([group[ordered[:-1][same]], group[ordered[1:][same]]]))
         both = np.concatenate(pairs, axis=1)
         both = np.unique(both[:, both[0] != both[1]], axis=1)
-        self.uses = {int(g): int(n) for g, n in zip(*np.unique(both[0], return_counts=True), strict=True)}
         return both[0], both[1]
 
     def _through_weights(self, pair: np.ndarray, loads: dict[int, int]) -> np.ndarray:
@@ -228,21 +227,23 @@ def _joined(parts: np.ndarray, dtype: type[np.generic]) -> np.ndarray:
     return np.ascontiguousarray(parts.transpose(0, 2, 1)).view(dtype)[..., 0]
 
 
-def _sorted(nodes: np.ndarray, before: np.ndarray, after: np.ndarray) -> list[int] | None:
-    """The nodes, each after those that feed it; None where they feed each other in turn."""
-    waits = dict.fromkeys(nodes.tolist(), 0)
+def _sorted(begins: dict[int, int], before: np.ndarray, after: np.ndarray) -> list[int] | None:
+    """The nodes, each after those that feed it and early ones first; None where they feed each other in turn."""
+    waits = dict.fromkeys(begins, 0)
     users: dict[int, list[int]] = {}
     for maker, user in zip(before.tolist(), after.tolist(), strict=True):
         users.setdefault(maker, []).append(user)
         waits[user] += 1
-    ready = deque(node for node, count in waits.items() if not count)
+    ready = [(begins[node], node) for node, count in waits.items() if not count]
+    heapify(ready)
     order: list[int] = []
     while ready:
-        order.append(node := ready.popleft())
+        _, node = heappop(ready)
+        order.append(node)
         for user in users.get(node, ()):
             waits[user] -= 1
             if not waits[user]:
-                ready.append(user)
+                heappush(ready, (begins[user], user))
     return order if len(order) == len(waits) else None
 
 

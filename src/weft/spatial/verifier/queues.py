@@ -112,7 +112,7 @@ def _check_fetch(checks: Checks) -> None:
     rate = machine.control.fetch_bytes / machine.control.instruction_bytes
     needed: dict[int, list[np.ndarray]] = {}
     for text in checks.program.texts:
-        kinds, first, second = text.words.T
+        kinds, first, second = (text.words[:, part] for part in range(3))
         spans = np.where(kinds == ISSUE, 1, np.where(kinds == NOP, first, first * second))
         needed.setdefault(text.queue, []).append(np.cumsum(spans) - spans)
     for queue, parts in needed.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -48,7 +49,7 @@ class Checks:
 
     def at(self, issue: int) -> str:
         """An issue, in words."""
-        row = self.program.instructions[self.issues["group"][issue]]
+        row: Any = self.program.instructions[int(self.issues["group"][issue])]
         return described(self.program, row, int(self.issues["cycle"][issue]))
 
     def refuse(self, invariant: int, issues: np.ndarray, what: str) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
@@ -51,14 +52,14 @@ def single_issues(program: Program, rng: np.random.Generator) -> Program:
     if not len(repeated):
         return program
     chosen = int(rng.choice(repeated))
-    row = rows[chosen]
-    at = int(rng.integers(1, row["count"] - 1))
+    row: Any = rows[chosen]
+    at = 1 + int(rng.integers(int(row["count"]) - 2))
     parts = [_part(row, 0, at), _part(row, at, 1), _part(row, at + 1, int(row["count"]) - at - 1)]
     made = np.concatenate([rows[:chosen], *parts, rows[chosen + 1 :]])
     return replace(program, instructions=made, texts=texts_of(made))
 
 
-def _part(row: np.void, first: int, count: int) -> np.ndarray:
+def _part(row: Any, first: int, count: int) -> np.ndarray:
     made = np.array([row])
     made["count"] = count
     for name, step in (

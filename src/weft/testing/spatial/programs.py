@@ -43,7 +43,7 @@ def _scale(rng: np.random.Generator, terms: int, channels: int) -> np.ndarray:
 def _matrices(rng: np.random.Generator) -> RandomProgram:
     rows, width = int(rng.integers(1, 90)), int(rng.integers(1, 700))
     build = Int8Builder("matrices", {"x": Tensor(i8, (rows, width))})
-    value = build.argument("x")
+    given, value = _weights(rng, rows, width), build.argument("x")
     for _ in range(int(rng.integers(0, 4))):
         out = int(rng.integers(1, 700))
         product = build.dot(value, _weights(rng, width, out))
@@ -53,9 +53,7 @@ def _matrices(rng: np.random.Generator) -> RandomProgram:
     elif value == build.argument("x"):
         value = build.to_int8(build.scaled(value, _scale(rng, 1, width) * 5500))
     function = build.finish([value])
-    return RandomProgram(
-        function, build.constants, [_weights(rng, rows, build.builder.tensor(build.argument("x")).shape[1])]
-    )  # type: ignore[list-item, arg-type]
+    return RandomProgram(function, build.constants, [given])
 
 
 def _converted(rng: np.random.Generator, build: Int8Builder, product: SSAValue, terms: int, channels: int) -> SSAValue:

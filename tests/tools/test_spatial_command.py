@@ -1,0 +1,60 @@
+"""`weft spatial` compiles, verifies and runs schedules, and refuses tampered ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from .conftest import last_json
+
+PRODUCT = """
+"graph.func"() ({
+^bb0(%x: tensor<16x64xi8>, %w: tensor<64x32xi8>):
+  %0 = "graph.dot"(%x, %w) {dtype = i32} : (tensor<16x64xi8>, tensor<64x32xi8>) -> tensor<16x32xi32>
+  "graph.return"(%0) : (tensor<16x32xi32>) -> ()
+}) {sym_name = "product", arg_names = ["x", "w"]} : () -> ()
+"""
+
+
+@pytest.fixture
+def schedule(weft, tmp_path: Path) -> Path:
+    (tmp_path / "product.mlir").write_text(PRODUCT)
+    np.savez(tmp_path / "weights.npz", w=np.arange(64 * 32).reshape(64, 32).astype(np.int8))
+    made = tmp_path / "schedule.mlir"
+    given = ("--constants", str(tmp_path / "weights.npz"), "-o", str(made))
+    result = weft("spatial", "compile", str(tmp_path / "product.mlir"), *given, "--json")
+    figures = last_json(result)
+    assert figures["ok"] and figures["band"][0] < figures["cycles"] < figures["band"][1]
+    return made
+
+
+def test_a_schedule_runs_in_the_cycles_that_were_predicted(weft, schedule: Path, tmp_path: Path) -> None:
+    x = np.arange(16 * 64).reshape(16, 64).astype(np.int8)
+    np.savez(tmp_path / "inputs.npz", x=x)
+    given = ("--inputs", str(tmp_path / "inputs.npz"), "-o", str(tmp_path / "results.npz"))
+    figures = last_json(weft("spatial", "simulate", str(schedule), *given, "--json"))
+    assert figures["ok"] and figures["cycles"] == figures["predicted"]
+    w = np.arange(64 * 32).reshape(64, 32).astype(np.int8)
+    (result,) = np.load(tmp_path / "results.npz").values()
+    np.testing.assert_array_equal(result, x.astype(np.int32) @ w.astype(np.int32))
+
+
+def test_a_tampered_schedule_is_refused_and_not_run(weft, schedule: Path) -> None:
+    text = schedule.read_text()
+    assert last_json(weft("spatial", "verify", str(schedule), "--json"))["ok"]
+    schedule.write_text(text.replace("cycle = array<i32: 0>", "cycle = array<i32: 1>", 1))
+    assert schedule.read_text() != text
+    result = weft("spatial", "verify", str(schedule), "--json")
+    assert result.exit_code == 1 and last_json(result)["violations"]
+    result = weft("spatial", "simulate", str(schedule), "--json")
+    assert result.exit_code == 1 and last_json(result)["error"] == "ScheduleError"
+
+
+def test_bad_requests_are_refused(weft, schedule: Path, tmp_path: Path) -> None:
+    compiling = ("spatial", "compile", str(tmp_path / "product.mlir"), "-o", str(schedule))
+    assert weft(*compiling, "--set", "latency.read").exit_code == 2
+    assert weft(*compiling, "--set", "latency.raed=1").exit_code == 1
+    assert weft(*compiling, "-m", "systolic128").exit_code == 1
+    assert weft("spatial", "verify", str(tmp_path / "none.mlir")).exit_code == 2
