@@ -283,7 +283,9 @@ class _Reader:
                 if dim.dim_value > self._limits.size:
                     raise ModelError(f"a shape has the size {dim.dim_value}, expected at most {self._limits.size}")
             else:
-                found.append(self._name(dim.dim_param) or None if which else None)
+                # Some exporters write `?` or `-1` for a size without a name: two of them are two sizes.
+                name = self._name(dim.dim_param) if which else ""
+                found.append(name if any(each.isalpha() for each in name) else None)
         return tuple(found)
 
     def _dtype(self, number: int, where: str) -> np.dtype:
