@@ -21,7 +21,7 @@ SEED ?= 0
 SANITIZED ?= $(addprefix tests/gpu/test_,$(addsuffix _on_gpu.py,products few_rows codes groups attention attention_backward))
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo fuzz fuzz-gpu fuzz-ptx test test-slow test-matrix test-gpu test-x86 faults sanitize-gpu conform-gpu lint format offline clean
+.PHONY: help venv demo fuzz fuzz-gpu fuzz-ptx test coverage test-slow test-matrix test-gpu test-x86 faults sanitize-gpu conform-gpu lint format offline clean
 
 help: ## list the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1\t\2/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name text; do printf '  make %-12s %s\n' "$$name" "$$text"; done
@@ -41,7 +41,10 @@ $(STAMP): requirements/lock.txt pyproject.toml
 demo: $(STAMP) ## compile all-MiniLM-L6-v2 and compare it with eager and Inductor
 	$(BIN)/python examples/demo_minilm.py
 
-test: lint ## lint, then all tests but the slow ones, with coverage
+test: lint ## lint, then all tests but the slow ones
+	$(BIN)/python -m pytest -n $(JOBS)
+
+coverage: $(STAMP) ## the same tests, and which lines none of them reaches: half as long again
 	$(BIN)/python -m pytest -n $(JOBS) --cov --cov-report=term
 
 test-slow: $(STAMP) ## the slow tests only

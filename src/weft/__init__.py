@@ -8,8 +8,12 @@ from __future__ import annotations
 import typing as _typing
 
 if _typing.TYPE_CHECKING:
+    from weft.artifact.read import load as load
     from weft.config import Config as Config
+    from weft.errors import ArtifactError as ArtifactError
     from weft.errors import CompilationError as CompilationError
+    from weft.errors import CountError as CountError
+    from weft.errors import DataError as DataError
     from weft.errors import DeviceError as DeviceError
     from weft.errors import DeviceMemoryError as DeviceMemoryError
     from weft.errors import DivisionError as DivisionError
@@ -20,6 +24,7 @@ if _typing.TYPE_CHECKING:
     from weft.errors import NoDeviceError as NoDeviceError
     from weft.errors import ParseError as ParseError
     from weft.errors import PlaceError as PlaceError
+    from weft.errors import PowerError as PowerError
     from weft.errors import ShapeError as ShapeError
     from weft.errors import UnsupportedError as UnsupportedError
     from weft.errors import WeftError as WeftError
@@ -32,11 +37,13 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "compile": "weft.frontends.torch.api",
+    "load": "weft.artifact.read",
     "refreeze": "weft.runtime.constant_sets",
     "explain": "weft.tools.explain",
     "profile": "weft.runtime.profile",
     "Config": "weft.config",
     "WeftError": "weft.errors",
+    "ArtifactError": "weft.errors",
     "ShapeError": "weft.errors",
     "DTypeError": "weft.errors",
     "ParseError": "weft.errors",
@@ -46,6 +53,9 @@ _HOMES = {
     "GuardError": "weft.errors",
     "PlaceError": "weft.errors",
     "DivisionError": "weft.errors",
+    "CountError": "weft.errors",
+    "PowerError": "weft.errors",
+    "DataError": "weft.errors",
     "DeviceError": "weft.errors",
     "NoDeviceError": "weft.errors",
     "DeviceMemoryError": "weft.errors",

@@ -19,7 +19,7 @@ MODES: Mapping[str, Mapping[str, bool]] = {
     "max-autotune-no-cudagraphs": {"tune": True, "cuda_graphs": False},
 }
 """What the modes of `torch.compile` mean here."""
-OTHER_VARIABLES = ("CACHE_DIR", "INTERPRET", "COMMIT")
+OTHER_VARIABLES = ("CACHE_DIR", "CONFIG_DIR", "INTERPRET", "COMMIT")
 """Environment variables that are no fields, after their `WEFT_`; `CONFORM_...` are of our own runs."""
 CODES = ("int4", "int4_64", "int4_32", "int8", "fp8", "mxfp4", "nvfp4")
 """How a GPU's weights can be held."""

@@ -40,6 +40,20 @@ class UnsupportedError(WeftError):
     """Something Weft has no lowering for and could not hand to a library either."""
 
 
+class ShardingError(WeftError):
+    """A layout of tensors on many ranks that does not fit the tensors, the mesh or the program."""
+
+
+class RankError(WeftError, RuntimeError):
+    """A rank that died or does not answer; `ranks` are their numbers, where they are known."""
+
+    def __init__(
+        self, message: str, *, location: str | None = None, hint: str | None = None, ranks: tuple[int, ...] = ()
+    ) -> None:
+        super().__init__(message, location=location, hint=hint)
+        self.ranks = ranks
+
+
 class LoweringError(WeftError):
     """A kernel could not be made from a group of operations.
 
@@ -97,7 +111,7 @@ class MissingError(WeftError, ModuleNotFoundError):
     """A package that is not installed, and that what was asked for needs."""
 
 
-_EXTRAS = {"torch": "torch", "functorch": "torch", "onnx": "onnx", "jax": "jax", "matplotlib": "plots"}
+_EXTRAS = {"torch": "torch", "functorch": "torch", "onnx": "onnx", "jax": "jax", "matplotlib": "plots", "pyarrow": "plan"}
 """What installs a package with Weft."""
 
 
@@ -137,3 +151,19 @@ class DeviceMemoryError(DeviceError):
 
 class KernelFaultError(DeviceError):
     """A kernel did what the GPU does not allow: an illegal access, most often. The process cannot use the GPU again."""
+
+
+class ArtifactError(WeftError):
+    """An artifact, `model.weft`, that cannot be written, read or run."""
+
+
+class CorruptArtifactError(ArtifactError):
+    """A file that is not an artifact, or one that is cut off, damaged or forged."""
+
+
+class ArtifactVersionError(ArtifactError):
+    """An artifact in a format that this version of Weft does not know."""
+
+
+class ArtifactTrustError(ArtifactError):
+    """A signature that is not one, or a key that cannot be used."""

@@ -6,8 +6,12 @@ import os
 import sys
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from functools import wraps
+from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
 from weakref import WeakSet
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 COMPILING = threading.RLock()
 """Held while anything is compiled, and around every use of LLVM; a fork waits for it."""
@@ -51,6 +55,25 @@ def release_after_fork(lock: Any) -> None:
         COMPILING.release()
 
     os.register_at_fork(before=acquire, after_in_parent=release, after_in_child=release)
+
+
+def compiled_once(make: Callable[P, T]) -> Callable[P, T]:
+    """`functools.cache` for what is compiled: threads that ask at the same time all get the same one.
+
+    `functools.cache` lets each of them make its own, and so keep threads, hooks and memory of its own.
+    """
+    made: dict[tuple[Any, ...], T] = {}
+
+    @wraps(make)
+    def get(*args: P.args, **kwargs: P.kwargs) -> T:
+        key = (*args, *kwargs.items())
+        if key not in made:
+            with COMPILING:
+                if key not in made:
+                    made[key] = make(*args, **kwargs)
+        return made[key]
+
+    return get
 
 
 if TYPE_CHECKING or sys.version_info >= (3, 12):

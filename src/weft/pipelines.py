@@ -100,6 +100,10 @@ from weft.passes.quantize.fuse_dequantization import FuseDequantization
 from weft.passes.quantize.quantize_weight_only import QuantizeWeightOnly
 from weft.passes.quantize.quantize_weights import QuantizeWeights
 from weft.passes.quantize.recognize_dequantization import RecognizeDequantization
+from weft.passes.sharding.combine_collectives import CombineCollectives
+from weft.passes.sharding.partition import Partition
+from weft.passes.sharding.propagate_shardings import PropagateShardings
+from weft.passes.sharding.schedule_collectives import ScheduleCollectives
 from weft.passes.simplify.compare_indices import CompareIndices
 from weft.passes.simplify.eliminate_common import EliminateCommon
 from weft.passes.simplify.eliminate_dead import EliminateDead
@@ -137,6 +141,26 @@ def cpu_passes(config: Config, *, blas: bool = True, matrix_tiles: bool = False)
         ChooseLayouts(),
         UpdateInPlace(),
         PlaceLaunches(),
+    ]
+
+
+def cpu_passes_for(config: Config, target: CpuTarget, *, framework: bool = False) -> list[ModulePass]:
+    """`cpu_passes` with the libraries that there are: this process's BLAS, and a `framework`'s that runs the program."""
+    tiles = framework and target.capabilities.library_matrix_tiles
+    return cpu_passes(config, blas=bool(blas_symbols()), matrix_tiles=tiles)
+
+
+def sharding_passes() -> list[ModulePass]:
+    """From a program with a mesh and hints to the one that each rank runs."""
+    return [
+        Simplify(),
+        EliminateCommon(),
+        PropagateShardings(),
+        Partition(),
+        EliminateCommon(),
+        EliminateDead(),
+        CombineCollectives(),
+        ScheduleCollectives(),
     ]
 
 
@@ -349,10 +373,7 @@ def compile_cpu(
     module = module_of(function)
     with compilation(function.sym_name.data) as report:
         report.imported(function)
-        passes = cpu_passes(
-            config, blas=bool(blas_symbols()), matrix_tiles=framework and target.capabilities.library_matrix_tiles
-        )
-        run_passes(module, passes, report, verify=config.verify)
+        run_passes(module, cpu_passes_for(config, target, framework=framework), report, verify=config.verify)
         if config.tune:
             start = time.perf_counter()
             Tuner(target, cache=DiskCache() if config.cache else None).tune(function)

@@ -22,6 +22,7 @@ from weft.config import Config
 from weft.runtime.cache import DiskCache
 from weft.runtime.tape import PARALLEL_FROM_NS
 from weft.tools.cli import app
+from weft.tools.nvidia_op_page import page as nvidia_op_page
 from weft.tools.op_pages import page as op_page
 
 ROOT = Path(__file__).parents[2]
@@ -44,7 +45,7 @@ pages = _pages()
 @pytest.mark.parametrize("name", [name for name, text in TEXTS.items() if pages.runs(text)])
 def test_a_page_runs_and_prints_what_it_shows(name: str, tmp_path: Path) -> None:
     script, page = ROOT / "tests/docs/pages.py", ROOT / "docs" / name
-    environment = {**os.environ, "WEFT_CACHE_DIR": str(tmp_path)}
+    environment = {**os.environ, "WEFT_CACHE_DIR": str(tmp_path), "WEFT_CONFIG_DIR": str(tmp_path / "config")}
     done = subprocess.run([sys.executable, script, page], capture_output=True, text=True, env=environment, timeout=600)
     advice = f"`python tests/docs/pages.py --update docs/{name}` brings the page up to date"
     assert done.returncode == 0, f"{advice}\n{done.stdout}\n{done.stderr}"
@@ -59,6 +60,11 @@ def test_no_python_block_escapes(name: str) -> None:
 def test_the_page_of_ops_is_current() -> None:
     advice = "`python -m weft.tools.op_pages docs/ops.md` brings it up to date"
     assert TEXTS["ops.md"] == op_page(), advice
+
+
+def test_the_page_of_the_ops_of_gpu_kernels_is_current() -> None:
+    advice = "`python -m weft.tools.nvidia_op_page docs/nvidia-ops.md` brings it up to date"
+    assert TEXTS["nvidia-ops.md"] == nvidia_op_page(), advice
 
 
 def anchors(text: str) -> set[str]:
@@ -122,7 +128,7 @@ def test_commands_and_their_options_exist(name: str) -> None:
 @pytest.mark.parametrize("name", TEXTS)
 def test_environment_variables_exist(name: str) -> None:
     known = {f"WEFT_{field.name.upper()}" for field in fields(Config)}
-    known |= {"WEFT_CACHE_DIR", "WEFT_COMMIT", "WEFT_INTERPRET"}
+    known |= {"WEFT_CACHE_DIR", "WEFT_COMMIT", "WEFT_CONFIG_DIR", "WEFT_INTERPRET"}
     assert set(re.findall(r"\bWEFT_[A-Z_]*[A-Z]\b", TEXTS[name])) <= known
 
 

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
 import pytest
+from xdsl.passes import ModulePass
 
+from weft import pipelines
+from weft.backends.cpu.target import checked_target
+from weft.backends.target import ALONE, Host
 from weft.config import Config
 from weft.errors import DTypeError, GuardError, ShapeError
+from weft.passes.claim_libraries import ClaimLibraries
 from weft.targets.cpu import Cpu
 from weft.targets.plan_program import PlanProgram
 from weft.tile.text import functions_of, parse_program
@@ -63,3 +71,25 @@ def test_sizes_that_no_shape_tells_are_asked_for() -> None:
     np.testing.assert_array_equal(program([_rows(4), _rows(4)], {"s0": 2})[0], 2 * _rows(4))
     with pytest.raises(ShapeError, match="the argument s of f"):
         program([_rows(4), _rows(4)], {"s0": 3})
+
+
+def test_the_passes_of_a_target_are_those_that_it_compiles_by(monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[list[ModulePass]] = []
+
+    def stop(module: Any, passes: Sequence[ModulePass], *given: Any, **options: Any) -> None:
+        ran.append(list(passes))
+        raise _Stopped
+
+    monkeypatch.setattr(pipelines, "run_passes", stop)
+    tiles = Cpu(checked_target("x86_64-unknown-linux-gnu", "sapphirerapids"))
+    for host in (ALONE, Host(libraries=True)):
+        (function,) = functions_of(parse_program(TEXT))
+        with pytest.raises(_Stopped):
+            tiles.compile(function, HERE, host)
+        assert ran.pop() == tiles.passes(HERE, host)
+    (claims,) = (each for each in tiles.passes(HERE, Host(libraries=True)) if isinstance(each, ClaimLibraries))
+    assert claims.matrix_tiles
+
+
+class _Stopped(Exception):
+    pass

@@ -13,7 +13,7 @@ from typing import Any, cast
 import numpy as np
 
 from weft.backends.target import Executable as Program
-from weft.backends.target import Host, require_capabilities, target_at
+from weft.backends.target import Host, Target, require_capabilities, target_at
 from weft.config import Config
 from weft.diagnostics import nearest
 from weft.errors import ParseError, UnsupportedError, WeftError
@@ -63,11 +63,9 @@ def compile_text(
     key = cache_key("graph text", text, function, tuple(frozen), config.key(), made_with, target.cache_key())
     with COMPILING:
         keeps = config.cache and target.cache_key() != ""
-        found = stored_programs.load(key, Signature, _CLASSES, _check) if keeps else None
+        found = stored_programs.load(key, Signature, _CLASSES, check_signature) if keeps else None
         if found is None:
-            graph = _chosen(functions_of(parse_program(text)), function)
-            signature = _signature(graph, frozen)
-            graph.attributes["constants"] = to_attribute(signature.constants)
+            graph, signature = read_function(text, function, frozen)
             require_capabilities(graph, target)
             compiled: Any = target.compile(graph, config)
             _require_known(signature, getattr(getattr(compiled, "plan", None), "symbols", ()))
@@ -76,10 +74,45 @@ def compile_text(
         else:
             plan, code, signature = found
             compiled = Compiled(plan, code, CompilationRecord(plan.name, source="cache"), None, signature.names)
-        program = target.load(compiled, config, Host(threads=threads))
-        # Programs of Weft's own runtime, `PlanProgram`, bring what runs them.
-        executor: ArrayExecutor[Any] = getattr(program, "executor", None) or ProgramOnArrays(program)
-        return ArrayFunction(signature, executor, constants)
+        return _loaded(target, compiled, config, signature, constants, threads)
+
+
+def load_program(
+    meta: Mapping[str, Any], blobs: Mapping[str, bytes], constants: Mapping[str, Any], device: str
+) -> ArrayFunction[Any]:
+    """A program that was compiled before (`stored_programs.encode_program`), as a function of arrays.
+
+    Raises one of `stored_programs.BAD_ENTRY` where the data is none.
+    """
+    plan, code, signature = stored_programs.decode_program(meta, blobs, Signature, _CLASSES, check_signature)
+    config = Config(strict=True)
+    kind, number = _parts(device)
+    target = target_at(kind, config, number)
+    compiled: Any = Compiled(plan, code, CompilationRecord(plan.name, source="artifact"), None, signature.names)
+    with COMPILING:
+        return _loaded(target, compiled, config, signature, constants, None)
+
+
+def read_function(text: str, function: str | None = None, frozen: Iterable[str] = ()) -> tuple[FuncOp, Signature]:
+    """A function of a text, checked, and what it takes; arguments that are `frozen` are among its constants."""
+    graph = _chosen(functions_of(parse_program(text)), function)
+    signature = _signature(graph, frozen)
+    graph.attributes["constants"] = to_attribute(signature.constants)
+    return graph, signature
+
+
+def _loaded(
+    target: Target,
+    compiled: Any,
+    config: Config,
+    signature: Signature,
+    constants: Mapping[str, Any] | None,
+    threads: int | None,
+) -> ArrayFunction[Any]:
+    program = target.load(compiled, config, Host(threads=threads))
+    # Programs of Weft's own runtime, `PlanProgram`, bring what runs them.
+    executor: ArrayExecutor[Any] = getattr(program, "executor", None) or ProgramOnArrays(program)
+    return ArrayFunction(signature, executor, constants)
 
 
 @dataclass(frozen=True)
@@ -161,7 +194,7 @@ def _require_known(signature: Signature, symbols: Iterable[str]) -> None:
         )
 
 
-def _check(signature: Signature, plan: Plan) -> None:
+def check_signature(signature: Signature, plan: Plan) -> None:
     """Raise where a stored signature does not fit its plan."""
     own = signature_of(plan, signature.names)
     fits = (

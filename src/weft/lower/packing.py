@@ -18,6 +18,7 @@ from xdsl.ir import BlockArgument, OpResult, SSAValue
 from weft.ir.expr import coefficient_of, simplify, symbol
 from weft.ir.types import DType, contiguous_strides, tensor_of
 from weft.lower.index_space.evaluate import AddressRecorder, Source
+from weft.lower.pack_panels import pack_matrices, pack_panels, panel_shape
 from weft.ops.base import viewed
 from weft.ops.dot import Dot, ScaledDot, TiledDot
 from weft.ops.graph import GroupOp
@@ -40,35 +41,12 @@ class PackedPanels:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        if self.together == 1:
-            return (self.batch, -(-self.N // self.NR), self.K, self.NR)
-        depth = -(-self.K // self.unit) * self.unit
-        return (self.batch, -(-self.N // self.NR), -(-depth // self.together), self.NR, self.together)
+        return panel_shape(self.batch, self.K, self.N, self.NR, self.together, self.unit)
 
     def pack(self, array: np.ndarray) -> np.ndarray:
         """Pack matrices [batch..., K, N] of any strides."""
-        bits = np.dtype(f"u{self.dtype.bytes}")
-        source = array.view(bits).reshape(self.batch, self.K, self.N)
-        if self.together > 1:
-            return self._in_groups(source).view(self.dtype.numpy)
-        packed = np.zeros(self.shape, bits)
-        whole, rest = divmod(self.N, self.NR)
-        if whole and self.K:
-            matrix, row, column = source.strides
-            panels = np.lib.stride_tricks.as_strided(
-                source, (self.batch, whole, self.K, self.NR), (matrix, column * self.NR, row, column), writeable=False
-            )
-            packed[:, :whole] = panels
-        if rest:
-            packed[:, whole, :, :rest] = source[:, :, whole * self.NR :]
+        packed = pack_panels(array, self.batch, self.K, self.N, self.NR, self.together, self.unit)
         return packed.view(self.dtype.numpy)
-
-    def _in_groups(self, source: np.ndarray) -> np.ndarray:
-        batch, count, groups, width, together = self.shape
-        filled = np.zeros((batch, groups * together, count * width), source.dtype)
-        filled[:, : self.K, : self.N] = source
-        split = filled.reshape(batch, groups, together, count, width)
-        return np.ascontiguousarray(split.transpose(0, 3, 1, 4, 2))
 
 
 @dataclass(frozen=True)
@@ -94,11 +72,10 @@ class Packing:
 
     def pack(self, array: np.ndarray) -> np.ndarray:
         """Pack the operand's array."""
-        flat = np.ascontiguousarray(array).reshape(-1)[self.offset :]
-        size = flat.itemsize
-        shape = (*self.batch, self.panels.K, self.panels.N)
-        view = np.lib.stride_tricks.as_strided(flat, shape, [s * size for s in self.strides], writeable=False)
-        return self.panels.pack(view)
+        p = self.panels
+        shape = (*self.batch, p.K, p.N)
+        packed = pack_matrices(array, shape, self.strides, self.offset, p.NR, p.together, p.unit)
+        return packed.view(p.dtype.numpy)
 
 
 def weight_of(dot: Dot | ScaledDot | TiledDot) -> SSAValue:

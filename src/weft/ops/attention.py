@@ -18,6 +18,7 @@ from weft.ops.graph import GraphBuilder
 from weft.ops.numerics import rounded_once
 from weft.ops.rules import Gradients, Values, align_batched, batch_size, with_batch
 from weft.ops.samples import Input, Sample
+from weft.ops.sharding_rules import ShardingRule, einsum
 
 _DTYPES = (f32, f64, bf16, f16)
 
@@ -107,6 +108,21 @@ class AnyAttention(Structured):
             if mask.dtype not in (boolean, dtype, f32) or broadcast_shapes(mask.shape, scores) != scores:
                 raise ShapeError(f"attention: the mask {mask} does not broadcast to {scores}, or is not {dtype} or f32")
         return Tensor(dtype, (*lead, *rows, v.shape[-1]))
+
+    @classmethod
+    def sharding(cls, *tensors: Tensor, causal: bool, sinks: bool = False, **params: Any) -> ShardingRule:
+        """Heads and values split; so do rows, unless their number says which keys they see."""
+        q, k, v, *others = tensors
+        lead = "abcdefgh"[: q.rank - 2]
+        row = "." if causal or len(others) - sinks > 1 else "l"
+        sides = [f"{lead}{row}.", f"{lead}..", f"{lead}.v"]
+        masks = others[:-1] if sinks else others
+        sides += [f"{lead}{row}."[len(lead) + 2 - mask.rank :] for mask in masks[:1]]
+        sides += [".." for _ in masks[1:]]
+        sides += [f"{lead}{row}."[len(lead) + 2 - sink.rank :] for sink in others[len(masks) :]]
+        results = cls.infer(*tensors, causal=causal, sinks=sinks, **params)
+        found = (f"{lead}{row}v", f"{lead}{row}") if isinstance(results, tuple) else (f"{lead}{row}v",)
+        return einsum(f"{','.join(sides)}->{','.join(found)}", (q, k, v, *others))
 
     @staticmethod
     def vjp(

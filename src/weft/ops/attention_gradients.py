@@ -15,6 +15,7 @@ from weft.ops.graph import GraphBuilder
 from weft.ops.numerics import NARROW
 from weft.ops.rules import Values, all_batched
 from weft.ops.samples import Input, Sample
+from weft.ops.sharding_rules import ShardingRule, einsum
 
 
 def _samples() -> list[Sample]:
@@ -61,6 +62,12 @@ class AttentionGradients(Structured):
                 hint="it takes [..., G, L, V], [..., G, L, E], [..., S, E], [..., S, V] and twice [..., G, L]",
             )
         return q, k, v
+
+    @staticmethod
+    def sharding(*tensors: Tensor, **params: Any) -> ShardingRule:
+        lead = "abcdefgh"[: tensors[2].rank - 2]
+        sides = f"{lead}...,{lead}...,{lead}..,{lead}..,{lead}..,{lead}..->{lead}...,{lead}..,{lead}.."
+        return einsum(sides, tensors)
 
     @staticmethod
     def reference(

@@ -54,6 +54,8 @@ class GraphOp(WeftOp):
     args = var_operand_def(TensorType)
     outs = var_result_def(TensorType)
 
+    EFFECTS: ClassVar[bool] = False
+    """Whether the op does more than to make its results, and must be carried out once, in its turn."""
     CHEAP: ClassVar[bool] = False
     """Whether computing the op again costs less than reading its result from memory (constants, iota, views)."""
 

@@ -261,12 +261,13 @@ def loop(
     turns: Size = UNBOUNDED,
     directions: Sequence[int] | None = None,
     stack_directions: Sequence[int] | None = None,
+    reverse: bool = False,
     condition: SSAValue | None = None,
 ) -> tuple[tuple[SSAValue, ...], tuple[SSAValue, ...]]:
     """Append `graph.loop`: the last values of what is carried, and the stacks.
 
     `turn` may use any value of the block around. `directions` are those of `scanned`, `stack_directions` those of what
-    `turn` stacks; all go forward by default.
+    `turn` stacks; all go forward by default, or backward with `reverse`.
     """
     block = Block(arg_types=[tensor_type(Tensor(i64, ())), *(value.type for value in carried)])
     slices = [block.insert_arg(tensor_type(each), len(block.args)) for each in _slices(_tensors(scanned))]
@@ -278,6 +279,7 @@ def loop(
             f"a loop carries {_listed(_tensors(carried))}, and a turn makes {_listed(_tensors(next_states))} of it",
             hint="what is carried keeps its type and shape",
         )
+    usual = -1 if reverse else 1
     if len(going) != int(condition is not None):
         raise ShapeError("a loop has a condition for its first turn and for the others, or for none")
     return close_loop(
@@ -287,8 +289,8 @@ def loop(
         [*([] if condition is None else [condition]), *carried, *scanned],
         turns=turns,
         carried=len(carried),
-        scanned=tuple(directions or (1 for _ in scanned)),
-        stacked=tuple(stack_directions or (1 for _ in stacked)),
+        scanned=tuple(directions or (usual for _ in scanned)),
+        stacked=tuple(stack_directions or (usual for _ in stacked)),
     )
 
 

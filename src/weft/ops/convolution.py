@@ -19,6 +19,7 @@ from weft.ops.graph import GraphBuilder
 from weft.ops.numerics import rounded_once
 from weft.ops.rules import Gradients, Values, all_batched
 from weft.ops.samples import Input, Sample
+from weft.ops.sharding_rules import ShardingRule, einsum
 from weft.ops.window import Padding, window_counts, window_place, window_slices, windows
 
 BY_WEIGHTS = "weft.by_weights"
@@ -99,6 +100,14 @@ class Convolution(Reduction):
             )
         ]
         return Tensor(dtype, (x.shape[0], outputs, *spread))
+
+    @staticmethod
+    def sharding(x: Tensor, w: Tensor, groups: Size, transposed: bool, **params: Any) -> ShardingRule:
+        """Images split, and channels unless they are in groups."""
+        rest = "." * (x.rank - 2)
+        if groups != 1:
+            return einsum(f"n.{rest},..{rest}->n.{rest}", (x, w))
+        return einsum(f"nc{rest},{'co' if transposed else 'oc'}{rest}->no{rest}", (x, w))
 
     @staticmethod
     @rounded_once

@@ -10,15 +10,17 @@ import weft.ops  # pyright: ignore[reportUnusedImport]  # noqa: F401  the regist
 from weft.errors import ParseError
 from weft.ir.attributes import SizeAttr
 from weft.ir.parser import TextParser
+from weft.ir.sharding import MeshAttr, ShardingAttr
 from weft.ir.types import SizesAttr
 from weft.ops.base import REGISTRY
+from weft.ops.collectives import COLLECTIVES
 from weft.ops.control import IfOp, LoopOp
 from weft.ops.graph import FuncOp, GroupOp, LaunchOp, OpaqueOp, ReturnOp, YieldOp
 
 Graph = Dialect(
     "graph",
-    [FuncOp, ReturnOp, GroupOp, YieldOp, OpaqueOp, LaunchOp, IfOp, LoopOp, *REGISTRY.classes()],
-    [SizesAttr, SizeAttr],
+    [FuncOp, ReturnOp, GroupOp, YieldOp, OpaqueOp, LaunchOp, IfOp, LoopOp, *COLLECTIVES, *REGISTRY.classes()],
+    [SizesAttr, SizeAttr, MeshAttr, ShardingAttr],
 )
 
 

@@ -19,6 +19,7 @@ from weft.ops.numerics import rounded_once
 from weft.ops.pointwise import NUMBERS
 from weft.ops.rules import Gradients, Values, all_batched
 from weft.ops.samples import Input, Sample
+from weft.ops.sharding_rules import ShardingRule, einsum
 
 
 def transposed(b: GraphBuilder, x: SSAValue) -> SSAValue:
@@ -73,6 +74,11 @@ class Dot(Structured):
                 hint="it takes [..., M, K] and [..., K, N]; broadcast leading dimensions",
             )
         return Tensor(wide, (*x.shape[:-1], y.shape[-1]))
+
+    @staticmethod
+    def sharding(x: Tensor, y: Tensor, **params: Any) -> ShardingRule:
+        lead = "abcdefgh"[: x.rank - 2]
+        return einsum(f"{lead}mk,{lead}kn->{lead}mn", (x, y))
 
     @staticmethod
     def reference(x: np.ndarray, y: np.ndarray, dtype: DType | None = None, fast: bool = False) -> np.ndarray:

@@ -17,6 +17,7 @@ from weft.ops.graph import GraphBuilder
 from weft.ops.reshaping import reshape_index
 from weft.ops.rules import Gradients, Values, all_batched, iota, zeros
 from weft.ops.samples import Input, Sample
+from weft.ops.sharding_rules import ShardingRule, blocks_of
 
 _MOVED = (f32, i64, boolean)
 
@@ -45,6 +46,22 @@ class Pad(Movement):
     def infer(cls, *tensors: Tensor, **params: Any) -> Tensor:
         (x,) = tensors
         return check_padding("pad", x, params["low"], params["high"])
+
+    @staticmethod
+    def sharding(x: Tensor, low: tuple[Size, ...], high: tuple[Size, ...], **params: Any) -> ShardingRule:
+        whole = tuple(a + size + z for a, size, z in zip(low, x.shape, high, strict=True))
+        rule = blocks_of(whole, x.shape, low, (1,) * x.rank)
+        return ShardingRule(rule.results, rule.operands, rule.sizes, fixed=rule.fixed)
+
+    @staticmethod
+    def local_params(
+        x: Tensor, part: Tensor, low: tuple[Size, ...], high: tuple[Size, ...], **params: Any
+    ) -> dict[str, Any]:
+        def local(paddings: tuple[Size, ...]) -> tuple[Size, ...]:
+            sizes = zip(paddings, x.shape, part.shape, strict=True)
+            return tuple(padding if whole == own else padding * own // whole for padding, whole, own in sizes)
+
+        return {"low": local(low), "high": local(high), **params}
 
     @staticmethod
     def reference(x: np.ndarray, low: tuple[int, ...], high: tuple[int, ...], value: float | int | bool) -> np.ndarray:

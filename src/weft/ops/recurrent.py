@@ -21,6 +21,8 @@ from weft.ops.graph import GraphBuilder
 from weft.ops.rules import size_value
 
 Activation: TypeAlias = Callable[[GraphBuilder, SSAValue], SSAValue]
+_Turn: TypeAlias = tuple[list[SSAValue], list[SSAValue]]
+"""What a turn makes: the new states, and what gradients need of it."""
 
 
 @dataclass(frozen=True)
@@ -55,64 +57,70 @@ class Form:
     output: Activation = lambda b, x: b.tanh(x)
     coupled: bool = False
     """Whether an LSTM forgets what it does not take in: f is 1 - i."""
+    keep: bool = False
+    """Whether what gradients need of every turn is given behind the results (`ops/recurrent_gradients.py`)."""
     reset_after: bool = True
     """Whether a GRU resets what the product has made of the state (`linear_before_reset`), or the state before."""
 
 
-def rnn(b: GraphBuilder, x: SSAValue, h: SSAValue, weights: Weights, form: Form) -> tuple[SSAValue, SSAValue]:
+def rnn(b: GraphBuilder, x: SSAValue, h: SSAValue, weights: Weights, form: Form) -> tuple[SSAValue, ...]:
     """`h' = cell(W x + b + R h + c)`: the states of all turns, and the last one."""
 
-    def turn(b: GraphBuilder, inputs: SSAValue, states: Sequence[SSAValue]) -> list[SSAValue]:
-        return [form.cell(b, _clipped(b, b.add(inputs, _product(b, states[0], weights.hidden)), form))]
+    def turn(b: GraphBuilder, inputs: SSAValue, states: Sequence[SSAValue]) -> _Turn:
+        return [form.cell(b, _clipped(b, b.add(inputs, _product(b, states[0], weights.hidden)), form))], []
 
     bias = _sum(b, weights.input_bias, weights.hidden_bias)
-    outputs, (last,) = _turns(b, turn, _projected(b, x, weights.input, bias), [h], form)
-    return outputs, last
+    return _turns(b, turn, _projected(b, x, weights.input, bias), [h], form)
 
 
-def lstm(
-    b: GraphBuilder, x: SSAValue, h: SSAValue, c: SSAValue, weights: Weights, form: Form
-) -> tuple[SSAValue, SSAValue, SSAValue]:
-    """`c' = f c + i g; h' = o output(c')`: the states of all turns, and the last state and cell."""
+def lstm(b: GraphBuilder, x: SSAValue, h: SSAValue, c: SSAValue, weights: Weights, form: Form) -> tuple[SSAValue, ...]:
+    """`c' = f c + i g; h' = o output(c')`: the states of all turns, and the last state and cell.
 
-    def turn(b: GraphBuilder, inputs: SSAValue, states: Sequence[SSAValue]) -> list[SSAValue]:
+    What is kept: i, f, g, o and the cell of each turn.
+    """
+
+    def turn(b: GraphBuilder, inputs: SSAValue, states: Sequence[SSAValue]) -> _Turn:
         h, c = states
-        gates = _gates(b, b.add(inputs, _product(b, h, weights.hidden)), form.order)
+        given, made = (_gates(b, each, form.order) for each in (inputs, _product(b, h, weights.hidden)))
+        gates = {name: b.add(given[name], made[name]) for name in form.order}
         i = form.gate(b, _clipped(b, _peeped(b, gates["i"], c, weights, "i"), form))
         if form.coupled:
             f = b.sub(b.full_like(i, 1), i)
         else:
             f = form.gate(b, _clipped(b, _peeped(b, gates["f"], c, weights, "f"), form))
-        new = b.add(b.mul(f, c), b.mul(i, form.cell(b, _clipped(b, gates["g"], form))))
+        g = form.cell(b, _clipped(b, gates["g"], form))
+        new = b.add(b.mul(f, c), b.mul(i, g))
         o = form.gate(b, _clipped(b, _peeped(b, gates["o"], new, weights, "o"), form))
         state = b.mul(o, form.output(b, new))
-        return [state if weights.projection is None else _product(b, state, weights.projection), new]
+        state = state if weights.projection is None else _product(b, state, weights.projection)
+        return [state, new], [i, f, g, o, new]
 
     bias = _sum(b, weights.input_bias, weights.hidden_bias)
-    outputs, (state, cell) = _turns(b, turn, _projected(b, x, weights.input, bias), [h, c], form)
-    return outputs, state, cell
+    return _turns(b, turn, _projected(b, x, weights.input, bias), [h, c], form)
 
 
-def gru(b: GraphBuilder, x: SSAValue, h: SSAValue, weights: Weights, form: Form) -> tuple[SSAValue, SSAValue]:
-    """`h' = (1 - z) n + z h`, where n sees the state through r: the states of all turns, and the last one."""
+def gru(b: GraphBuilder, x: SSAValue, h: SSAValue, weights: Weights, form: Form) -> tuple[SSAValue, ...]:
+    """`h' = (1 - z) n + z h`, where n sees the state through r: the states of all turns, and the last one.
 
-    def turn(b: GraphBuilder, inputs: SSAValue, states: Sequence[SSAValue]) -> list[SSAValue]:
+    What is kept: r, z, n and what the state contributes to n before it is reset.
+    """
+
+    def turn(b: GraphBuilder, inputs: SSAValue, states: Sequence[SSAValue]) -> _Turn:
         (h,) = states
         given = _gates(b, inputs, form.order)
+        rows = _gates(b, weights.hidden, form.order, dim=0)
         if form.reset_after:
             made = _gates(b, _biased(b, _product(b, h, weights.hidden), weights.hidden_bias), form.order)
         else:
-            rows = _gates(b, weights.hidden, form.order, dim=0)
             both = b.concat(rows["r"], rows["z"], dim=0)
             made = _gates(b, _product(b, h, both), "rz")
         r, z = (form.gate(b, _clipped(b, b.add(given[name], made[name]), form)) for name in "rz")
         seen = b.mul(r, made["n"]) if form.reset_after else _product(b, b.mul(r, h), rows["n"])
         n = form.cell(b, _clipped(b, b.add(given["n"], seen), form))
-        return [b.add(n, b.mul(z, b.sub(h, n)))]
+        return [b.add(n, b.mul(z, b.sub(h, n)))], [r, z, n, made["n"]] if form.reset_after else []
 
     bias = weights.input_bias if form.reset_after else _sum(b, weights.input_bias, weights.hidden_bias)
-    outputs, (last,) = _turns(b, turn, _projected(b, x, weights.input, bias), [h], form)
-    return outputs, last
+    return _turns(b, turn, _projected(b, x, weights.input, bias), [h], form)
 
 
 def activation(name: str, alpha: float | None = None, beta: float | None = None) -> Activation:
@@ -151,29 +159,28 @@ _ACTIVATIONS: dict[str, tuple[Callable[[GraphBuilder, SSAValue, float, float], S
 
 def _turns(
     b: GraphBuilder,
-    step: Callable[[GraphBuilder, SSAValue, Sequence[SSAValue]], list[SSAValue]],
+    step: Callable[[GraphBuilder, SSAValue, Sequence[SSAValue]], _Turn],
     inputs: SSAValue,
     states: Sequence[SSAValue],
     form: Form,
-) -> tuple[SSAValue, tuple[SSAValue, ...]]:
-    """The loop over all turns: what the first state was in each of them, and the last states."""
+) -> tuple[SSAValue, ...]:
+    """The loop over all turns: what the first state was in each of them, the last states, and what is kept."""
     turns, lengths = b.tensor(inputs).shape[0], form.lengths
 
     def turn(
         b: GraphBuilder, index: SSAValue, states: Sequence[SSAValue], slices: Sequence[SSAValue]
     ) -> tuple[list[SSAValue], list[SSAValue]]:
-        new = step(b, slices[0], states)
+        new, kept = step(b, slices[0], states)
         if lengths is None:
-            return new, [new[0]]
+            return new, [new[0], *(kept if form.keep else [])]
         time = b.sub(size_value(b, turns - 1, i64), index) if form.reverse else index
         rows = b.tensor(lengths).shape[0]
         alive = b.reshape(b.lt(time, b.cast(lengths, dtype=i64)), shape=(rows, 1))
-        kept = [b.where(alive, after, before) for after, before in zip(new, states, strict=True)]
-        return kept, [b.where(alive, new[0], b.full_like(new[0], 0))]
+        after = [b.where(alive, made, before) for made, before in zip(new, states, strict=True)]
+        return after, [b.where(alive, new[0], b.full_like(new[0], 0))]
 
-    direction = [-1 if form.reverse else 1]
-    finals, (outputs,) = loop(b, turn, states, [inputs], turns=turns, directions=direction, stack_directions=direction)
-    return outputs, finals
+    finals, (outputs, *kept) = loop(b, turn, states, [inputs], turns=turns, reverse=form.reverse)
+    return outputs, *finals, *kept
 
 
 def _projected(b: GraphBuilder, x: SSAValue, weight: SSAValue, bias: SSAValue | None) -> SSAValue:

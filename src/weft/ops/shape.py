@@ -17,6 +17,7 @@ from weft.ops.graph import GraphBuilder
 from weft.ops.reshaping import reshape_index
 from weft.ops.rules import Gradients, Values, iota, zeros
 from weft.ops.samples import Input, Sample
+from weft.ops.sharding_rules import ShardingRule, blocks_of
 from weft.ops.window import window_counts
 
 _MOVED = (f32, i64, boolean)
@@ -181,6 +182,19 @@ class Slice(View):
             if step == 0 or outside:
                 raise ShapeError(f"slice: {count} elements from {start} in steps of {step} are not within {x}")
         return Tensor(x.dtype, shape)
+
+    @staticmethod
+    def sharding(
+        x: Tensor, starts: tuple[Size, ...], shape: tuple[Size, ...], steps: tuple[Size, ...]
+    ) -> ShardingRule:
+        return blocks_of(x.shape, shape, starts, steps)
+
+    @staticmethod
+    def local_params(x: Tensor, part: Tensor, starts: tuple[Size, ...], **params: Any) -> dict[str, Any]:
+        """A block of a part starts where the whole one does, in the part's measure."""
+        sizes = zip(starts, x.shape, part.shape, strict=True)
+        local = tuple(start if whole == own else start * own // whole for start, whole, own in sizes)
+        return {"starts": local, **params}
 
     @staticmethod
     def reference(x: np.ndarray, starts: tuple[int, ...], shape: tuple[int, ...], steps: tuple[int, ...]) -> np.ndarray:

@@ -18,6 +18,7 @@ from weft.ops.numerics import NARROW
 from weft.ops.pointwise import NUMBERS
 from weft.ops.rules import Gradients, Values, zeros
 from weft.ops.samples import Input, Sample
+from weft.ops.sharding_rules import ShardingRule, along
 
 
 def sorted_places(x: np.ndarray, dim: int, descending: bool) -> np.ndarray:
@@ -48,6 +49,10 @@ class Sort(Structured):
 
     If `stable`, equal elements stay in the order they were in. A NaN is last in ascending order.
     """
+
+    @staticmethod
+    def sharding(x: Tensor, dim: int, **params: Any) -> ShardingRule:
+        return along(dim, (x,), (x, x))
 
     @classmethod
     def infer(cls, *tensors: Tensor, **params: Any) -> tuple[Tensor, Tensor]:
@@ -93,6 +98,10 @@ class TopK(Structured):
 
     Of equal elements the first ones are taken. A NaN is greater than all numbers.
     """
+
+    @staticmethod
+    def sharding(x: Tensor, dim: int, **params: Any) -> ShardingRule:
+        return along(dim, (x,), (x, x))
 
     @classmethod
     def infer(cls, *tensors: Tensor, **params: Any) -> tuple[Tensor, Tensor]:

@@ -5,7 +5,7 @@ The derivative is again a graph function, so that it is optimized and compiled l
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from xdsl.dialects.builtin import ArrayAttr, StringAttr
@@ -55,6 +55,52 @@ def vjp_function(function: FuncOp) -> FuncOp:
     if function.arg_names:
         derivative.arg_names = ArrayAttr(StringAttr(name) for name in names)
     return derivative
+
+
+def value_and_vjp_function(function: FuncOp, wanted: Sequence[int]) -> FuncOp:
+    """The function that gives, beside the results, the gradients of the arguments at the `wanted` places.
+
+        graph.func @f(%x, %y) {            graph.func @f_joint(%x, %y, %g) {
+          %p = graph.mul %x, %y              %p  = graph.mul %x, %y
+          graph.return %p             →      %gx = graph.mul %g, %y
+        }                                    graph.return %p, %gx
+                                           }
+    """
+    joint = function.clone()
+    block, returned = joint.block, joint.returned
+    forward = [op for op in block.ops if op is not returned]
+    arguments = [block.args[place] for place in wanted]
+    b = GraphBuilder(block, before=returned)
+    tape = GradientTape(b)
+    names = [name.data for name in function.arg_names] if function.arg_names else []
+    for position, result in enumerate(returned.operands):
+        if is_float(result):
+            seed = block.insert_arg(result.type, len(block.args))
+            names.append(f"grad{position}")
+            tape.add(result, seed)
+    needed = _depending(forward, arguments)
+    for op in reversed(forward):
+        if op in needed:
+            with sourced(op.location):
+                tape.propagate(op)
+    gradients = [tape.gradients[x] if x in tape.gradients else zeros(b, x) for x in arguments]
+    block.insert_op_before(ReturnOp.make([*returned.operands, *gradients]), returned)
+    returned.detach()
+    returned.erase()
+    joint.sym_name = StringAttr(f"{function.sym_name.data}_joint")
+    if function.arg_names:
+        joint.arg_names = ArrayAttr(StringAttr(name) for name in names)
+    return joint
+
+
+def _depending(ops: Sequence[Operation], values: Sequence[SSAValue]) -> set[Operation]:
+    """The ops that some of the values reach."""
+    reached, found = set(values), set[Operation]()
+    for op in ops:
+        if any(operand in reached for operand in op.operands):
+            reached.update(op.results)
+            found.add(op)
+    return found
 
 
 def is_float(value: SSAValue) -> bool:

@@ -39,6 +39,11 @@ from weft.passes.quantize.fuse_dequantization import FuseDequantization
 from weft.passes.quantize.quantize_weight_only import QuantizeWeightOnly
 from weft.passes.quantize.quantize_weights import QuantizeWeights
 from weft.passes.quantize.recognize_dequantization import RecognizeDequantization
+from weft.passes.sharding.combine_collectives import CombineCollectives
+from weft.passes.sharding.partition import Partition
+from weft.passes.sharding.propagate_shardings import PropagateShardings
+from weft.passes.sharding.schedule_collectives import ScheduleCollectives
+from weft.passes.sharding.specialize_rank import SpecializeRank
 from weft.passes.simplify.compare_indices import CompareIndices
 from weft.passes.simplify.eliminate_common import EliminateCommon
 from weft.passes.simplify.eliminate_dead import EliminateDead
@@ -83,6 +88,11 @@ PASSES: dict[str, type[ModulePass]] = {
         ChooseLayouts,
         UpdateInPlace,
         PlaceLaunches,
+        PropagateShardings,
+        Partition,
+        CombineCollectives,
+        ScheduleCollectives,
+        SpecializeRank,
     )
 }
 

@@ -21,16 +21,14 @@ from weft.ops.dialect import parse_module
 from weft.ops.graph import FuncOp
 from weft.passes.hoist_constants import RUNS_ONCE
 from weft.runtime.cores import available_cores
+from weft.runtime.strides import lowest, span
 
 _MOST_THREADS = 8
 
 
 def prepared(plan: Plan, prepare: FuncOp | None, given: Sequence[np.ndarray]) -> dict[int, np.ndarray]:
     """The array of every constant buffer, from the constant arguments. `prepare` is read from the plan if not given."""
-    if len(given) != len(plan.fixed):
-        raise GuardError(f"the program has {len(plan.fixed)} constant arguments, got {len(given)}")
-    prepare = prepared_by(plan, prepare)
-    sources = [*given, *([] if prepare is None else _results(prepare, given))]
+    sources = sources_of(plan, prepare, given)
 
     def made(constant: Constant) -> np.ndarray:
         array = sources[constant.source]
@@ -39,6 +37,14 @@ def prepared(plan: Plan, prepare: FuncOp | None, given: Sequence[np.ndarray]) ->
     # Packing is copying, which NumPy does without holding the interpreter.
     with ThreadPoolExecutor(min(_MOST_THREADS, available_cores())) as pool:
         return dict(zip((constant.buffer for constant in plan.constants), pool.map(made, plan.constants), strict=True))
+
+
+def sources_of(plan: Plan, prepare: FuncOp | None, given: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """What constants are made of: the constant arguments, then what the program's `prepare` computes of them."""
+    if len(given) != len(plan.fixed):
+        raise GuardError(f"the program has {len(plan.fixed)} constant arguments, got {len(given)}")
+    prepare = prepared_by(plan, prepare)
+    return [*given, *([] if prepare is None else _results(prepare, given))]
 
 
 def prepared_by(plan: Plan, prepare: FuncOp | None) -> FuncOp | None:
@@ -76,9 +82,9 @@ def _strided(array: np.ndarray, strides: object) -> np.ndarray:
 
 
 def strided_zeros(shape: Sequence[int], strides: Sequence[int], dtype: np.dtype) -> np.ndarray:
-    """A new array with strides in elements, which may overlap or leave gaps."""
-    reach = sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True)) + 1 if 0 not in shape else 0
+    """A new array with strides in elements, which may overlap, leave gaps, or go backwards."""
     # NumPy cannot stride over some of the types that it has from elsewhere, but over bytes.
-    memory = np.zeros((max(reach, 1), dtype.itemsize), np.uint8)
+    memory = np.zeros((max(span(shape, strides), 1), dtype.itemsize), np.uint8)
     steps = [*(stride * dtype.itemsize for stride in strides), 1]
-    return np.lib.stride_tricks.as_strided(memory, (*shape, dtype.itemsize), steps).view(dtype)[..., 0]
+    first = memory[-lowest(shape, strides) :]
+    return np.lib.stride_tricks.as_strided(first, (*shape, dtype.itemsize), steps).view(dtype)[..., 0]

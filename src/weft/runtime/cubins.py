@@ -82,8 +82,8 @@ class EarlyLoader:
     def __call__(self, name: str, ptx: str, launch: Launch) -> None:
         with suppress(WeftError):
             found = driver()
-            found.use(self._device)
-            self._kept.append(_load(found, device_facts(self._device), ptx, {name: launch}, self._cache))
+            with found.within(self._device):
+                self._kept.append(_load(found, device_facts(self._device), ptx, {name: launch}, self._cache))
 
 
 def _load(

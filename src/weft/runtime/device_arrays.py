@@ -171,8 +171,10 @@ class DeviceMemory:
 
     def _uploaded(self, array: np.ndarray, strides: tuple[int, ...]) -> DeviceArray:
         made = self.new(array.shape, strides, array.dtype)
-        if size := span(array.shape, strides) * array.itemsize:
-            start, source = ctypes.c_uint64(made.address), ctypes.c_void_p(array.__array_interface__["data"][0])
+        size, before = _extent(array.shape, strides, array.dtype)
+        if size:
+            start = ctypes.c_uint64(made.address + before)
+            source = ctypes.c_void_p(array.__array_interface__["data"][0] + before)
             doing = "an array cannot be copied"
             with self.driver.within(self.device):
                 self.driver.call("cuMemcpyHtoD_v2", start, source, ctypes.c_size_t(size), doing=doing)

@@ -18,6 +18,7 @@ from weft.backends.nvidia.driver.libcuda import FAULTS, Driver, device_facts, dr
 from weft.backends.nvidia.driver.modules import DeviceFunction
 from weft.backends.nvidia.driver.tensor_maps import encode_map, scratch_words
 from weft.errors import DeviceError, GuardError, LoweringError
+from weft.forks import compiled_once
 from weft.ir.expr import evaluate
 from weft.lower.steps import CallStep, DotStep, IfStep, KernelStep, LoopStep, Plan, Step, all_steps
 from weft.runtime.cache import DiskCache
@@ -64,10 +65,11 @@ class DeviceProgram(Program):
             raise LoweringError(f"a program without its kernels {', '.join(sorted(missing))}")
         self.driver = driver()
         self.facts = device_facts(self.device)
-        self.driver.use(self.device)
+        self.driver.use_if_none(self.device)
         self.functions: Mapping[str, DeviceFunction] = {}
         if names:
-            self._loaded = load_code(self.driver, self.facts, code, self.cache)
+            with self.driver.within(self.device):
+                self._loaded = load_code(self.driver, self.facts, code, self.cache)
             self.functions = self._loaded.functions
             taken = {name: Resources(each.registers, each.local_bytes) for name, each in self.functions.items()}
             note_loaded(self.plan, taken)
@@ -194,7 +196,7 @@ def captures_of(driver: Driver) -> Captures:
     return Captures(driver)
 
 
-@lru_cache
+@compiled_once
 def device_launcher(driver: Driver) -> Launcher:
     """The function that launches tapes, compiled once in a process."""
     target = host_target()

@@ -7,7 +7,6 @@ import os
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, TypeAlias
 
 from weft.backends.cpu.blas import ROUTINES
@@ -15,6 +14,7 @@ from weft.backends.cpu.launcher import LAUNCHER, launcher_module
 from weft.backends.cpu.target import compile_object, host_target
 from weft.backends.cpu.thread_pool import RESET
 from weft.errors import CompilationError
+from weft.forks import compiled_once
 from weft.lower.steps import CallStep, DotStep, KernelStep, LaunchStep, Step, all_steps, inner_steps
 from weft.runtime.blas import blas_symbols
 from weft.runtime.linking import link, unload
@@ -57,7 +57,7 @@ def is_foreign(step: Step) -> bool:
     return isinstance(step, DotStep) and step.out.tensor.dtype not in ROUTINES
 
 
-@lru_cache(maxsize=1)
+@compiled_once
 def launcher() -> Launch:
     """The function that runs tapes, compiled once in a process."""
     target, own_pool = host_target(), uses_own_pool()

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Iterable, Sequence
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
 from weft.backends.cpu.target import compile_object, host_target
 from weft.backends.llvm.builder import Function, Module, V, i64
+from weft.forks import compiled_once
 from weft.runtime.linking import link
 
 _FUNCTION = "weft_differences"
@@ -45,7 +45,7 @@ class MemorySamples:
         return not self._differences(*self._where, self._count)
 
 
-@lru_cache(maxsize=1)
+@compiled_once
 def _differences() -> Callable[[int, int, int], int]:
     """`i64 differences(ptr addresses, ptr bytes, i64 count)`: the bits in which what lies there differs from these."""
     target = host_target()

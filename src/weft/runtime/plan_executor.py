@@ -7,7 +7,7 @@ are, so that programs run on those of any framework, or of none.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeAlias, TypeVar
 
 import numpy as np
@@ -120,9 +120,10 @@ class PlanExecutor(Generic[ProgramT, ArrayT]):
     def constants(self, given: Sequence[ArrayT]) -> ConstantSet[ArrayT]:
         """The constants that the program makes of these tensors: made when it first meets them."""
         for known in self.sets:
-            if known.is_of(given) and known.is_fresh(given):
+            if known.is_current(given):
                 return known
         made = make_set(self.executable, given, self.arrays, self._preparing())
+        made = replace(made, unchanged=self._unchanged(given))
         self.sets = [known for known in self.sets if known.is_needed() and not known.is_of(given)] + [made]
         return made
 
@@ -130,6 +131,10 @@ class PlanExecutor(Generic[ProgramT, ArrayT]):
 
     def _preparing(self) -> Preparing[ArrayT] | None:
         """What computes constants on the device; None where the processor does."""
+        return None
+
+    def _unchanged(self, given: Sequence[ArrayT]) -> Callable[[Sequence[ArrayT]], bool] | None:
+        """What tells quickly that constants are the very arrays that were given, unchanged; None where nothing does."""
         return None
 
     def _maker(self, shape: Sequence[int], strides: Sequence[int], dtype: Any) -> Callable[..., ArrayT]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import lru_cache
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from weft.backends.nvidia.code import DeviceCode
 from weft.diagnostics import warn
@@ -54,7 +54,7 @@ _PLAN_CLASSES = table(
 )
 
 # What decoding raises when an entry is well formed and means nothing: sizes divided by zero, text nested without end.
-_BAD_ENTRY = (
+BAD_ENTRY = (
     WeftError,
     LookupError,
     ValueError,
@@ -83,19 +83,30 @@ def load(
     if entry is None:
         return None
     try:
-        plan = decode(entry.meta["plan"], _PLAN_CLASSES)
-        calling = decode(entry.meta["calling"], {**_PLAN_CLASSES, **classes})
-        if not isinstance(plan, Plan) or not isinstance(calling, kind):
-            raise ParseError("an entry without a plan")
-        check_plan(plan)
-        check(calling, plan)
-        device = entry.meta.get("device")
-        code = entry.blobs["code"] if device is None else decode_code(device, entry.blobs)
-        if isinstance(code, DeviceCode):
-            _check_kernels(plan, code)
-    except _BAD_ENTRY as error:
+        return decode_program(entry.meta, entry.blobs, kind, classes, check)
+    except BAD_ENTRY as error:
         warn("cache", "a cache entry is not used", str(error)[:200] or repr(error), "the graph is compiled anew")
         return None
+
+
+def decode_program(
+    meta: Mapping[str, Any],
+    blobs: Mapping[str, bytes],
+    kind: type[T],
+    classes: Mapping[str, type],
+    check: Callable[[T, Plan], None],
+) -> tuple[Plan, bytes | DeviceCode, T]:
+    """The program that `encode_program` made data of; raises one of `BAD_ENTRY` where it is none."""
+    plan = decode(meta["plan"], _PLAN_CLASSES)
+    calling = decode(meta["calling"], {**_PLAN_CLASSES, **classes})
+    if not isinstance(plan, Plan) or not isinstance(calling, kind):
+        raise ParseError("an entry without a plan")
+    check_plan(plan)
+    check(calling, plan)
+    device = meta.get("device")
+    code = blobs["code"] if device is None else decode_code(device, blobs)
+    if isinstance(code, DeviceCode):
+        _check_kernels(plan, code)
     return plan, code, calling
 
 
@@ -107,9 +118,14 @@ def _check_kernels(plan: Plan, code: DeviceCode) -> None:
 
 def store(key: str, plan: Plan, code: bytes | DeviceCode, calling: object) -> None:
     """Keep a compiled program for later processes."""
-    meta = {"plan": encode(plan), "calling": encode(calling)}
-    if isinstance(code, DeviceCode):
-        meta["device"], blobs = encode_code(code)
-    else:
-        blobs = {"code": code}
+    meta, blobs = encode_program(plan, code, calling)
     disk_cache().put(key, meta, blobs)
+
+
+def encode_program(plan: Plan, code: bytes | DeviceCode, calling: object) -> tuple[dict[str, Any], Mapping[str, bytes]]:
+    """A compiled program as JSON-able data, and blobs."""
+    meta: dict[str, Any] = {"plan": encode(plan), "calling": encode(calling)}
+    if not isinstance(code, DeviceCode):
+        return meta, {"code": code}
+    meta["device"], blobs = encode_code(code)
+    return meta, blobs

@@ -13,8 +13,7 @@ from weft.backends.target import ALONE, CostFacts, Host
 from weft.capabilities import Capabilities
 from weft.config import Config
 from weft.ops.graph import FuncOp
-from weft.pipelines import Compiled, compile_cpu, cpu_passes
-from weft.runtime.blas import blas_symbols
+from weft.pipelines import Compiled, compile_cpu, cpu_passes_for
 from weft.runtime.cores import available_cores
 from weft.runtime.executable import Executable
 from weft.runtime.numpy_arrays import HostExecutor
@@ -42,9 +41,8 @@ class Cpu:
     def costs(self) -> CostFacts:
         return CostFacts(units=available_cores())
 
-    def passes(self, config: Config) -> list[ModulePass]:
-        """Those of a program that no framework runs; one with `libraries` may claim matrix tiles for them, too."""
-        return cpu_passes(config, blas=bool(blas_symbols()))
+    def passes(self, config: Config, host: Host = ALONE) -> list[ModulePass]:
+        return cpu_passes_for(config, self.processor, framework=host.libraries)
 
     def compile(self, function: FuncOp, config: Config, host: Host = ALONE) -> Compiled[bytes]:
         return compile_cpu(function, config, self.processor, framework=host.libraries)

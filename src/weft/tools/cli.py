@@ -10,10 +10,13 @@ from typing import Annotated
 import typer
 
 from weft import __version__
+from weft.tools.cli_artifacts import compile_command, inspect_command, run_command
 from weft.tools.cli_bench import bench
 from weft.tools.cli_commands import Commands, ScriptCommand
 from weft.tools.cli_onnx import conform_onnx
 from weft.tools.cli_options import Budget, Device, Json, Resume, Shard
+from weft.tools.cli_plan import plan
+from weft.tools.cli_spatial import spatial
 from weft.tools.cli_zoo import conform_zoo
 from weft.tools.terminal import Terminal, UsageError, check_folder, counted
 
@@ -85,6 +88,8 @@ def opt(
         asked = Options(passes, stop_after, level, verify, time, locations, cpu, triple, strict, target)
         run(terminal, file, asked)
 
+
+app.command("plan")(plan)
 
 cache = typer.Typer(help="The disk cache of compiled programs.", no_args_is_help=True)
 app.add_typer(cache, name="cache")
@@ -429,4 +434,8 @@ def conform_tutorials(
         conform_tutorials_on(terminal, name or [], asked)
 
 
+app.command("compile")(compile_command)
+app.command("run")(run_command)
+app.command("inspect")(inspect_command)
 app.add_typer(bench, name="bench")
+app.add_typer(spatial, name="spatial")

@@ -113,3 +113,31 @@ def test_sizes_that_must_be_multiples_are_divided(viewed: Callable[[torch.Tensor
         torch.testing.assert_close(run(x), cut(x))
     x.requires_grad_()
     torch.testing.assert_close(torch.autograd.grad(run(x).sum(), x), torch.autograd.grad(cut(x).sum(), x))
+
+
+RESHAPES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "rest of a size that comes last": lambda x: (x * 2).reshape(x.shape[2], -1) + 1,
+    "that rest as a size": lambda x: x.reshape(x.shape[2], -1) + torch.ones(x.reshape(x.shape[2], -1).shape),
+    "a number of columns": lambda x: (x.view(-1, 4).exp() * torch.arange(4)).view(x.shape).sum(1),
+    "a number of rows": lambda x: x.view(2, -1).exp(),
+    "twice a size": lambda x: x.reshape(x.shape[0] * 2, -1).softmax(1),
+    "the rest in the middle": lambda x: x.reshape(x.shape[2], -1, 2).sum(1),
+    "windows that are known to fill a size": lambda x: (
+        x.unfold(2, 2, 2).reshape(x.shape[0], -1) + x.reshape(x.shape[0], -1)
+    ),
+}
+
+
+@pytest.mark.parametrize("function", RESHAPES.values(), ids=RESHAPES)
+def test_what_is_left_of_several_symbolic_sizes_is_a_size(function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    torch.compiler.reset()
+    compiled = torch.compile(function, backend="weft", dynamic=True, options={"fallback": "error", "cache": False})
+    for shape in ((4, 6, 8), (12, 8, 6)):
+        x = torch.randn(shape, requires_grad=True)
+        y = x.detach().clone().requires_grad_()
+        found, expected = compiled(x), function(y)
+        torch.testing.assert_close(found, expected)
+        weight = torch.randn(expected.shape)
+        (found * weight).sum().backward()
+        (expected * weight).sum().backward()
+        torch.testing.assert_close(x.grad, y.grad)

@@ -13,7 +13,7 @@ from xdsl.ir import OpResult
 
 from weft.backends.cpu.buffers import Buffer
 from weft.backends.cpu.byte_kernels import DIGITS, byte_kernel, join_digits, split_floats, split_integers
-from weft.backends.cpu.clusters import Fill
+from weft.backends.cpu.dot_rows import result_of, rows_of
 from weft.backends.cpu.matrix_dot import MatrixRows, multiply_in_tiles
 from weft.backends.cpu.matrix_kernels import MATRIX_COLUMNS
 from weft.backends.cpu.microkernel import Blocking, blocking
@@ -48,19 +48,8 @@ def reads_rows(codegen: KernelCodegen, op: tile.DotOp) -> bool:
 def emit_byte_dot(codegen: KernelCodegen, op: tile.DotOp) -> None:
     """Add the code of a product; its result is in `codegen.buffers`."""
     b, type_ = codegen.b, tile.tile_type(op.out)
-    if reads_rows(codegen, op):
-        assert isinstance(op.a, OpResult)
-        access = codegen.accesses[op.a.op]
-        rows, stride = access.base, access.strides[0]
-    else:
-        buffer = codegen.materialise(op.a)
-        rows, stride = buffer.pointer, i64(buffer.shape[1])
-    if op.out not in codegen.buffers:
-        codegen.buffers[op.out] = Buffer.allocate(b, type_.sizes, type_.dtype)
-    result = codegen.buffers[op.out]
-    if op.accumulator is not None and codegen.buffers.get(op.accumulator) != result:
-        codegen.block([Fill(op.accumulator, result)])
-    keep = const(op.accumulator is not None, "i1")
+    rows, stride = rows_of(codegen, op, direct=reads_rows(codegen, op))
+    result, keep = result_of(codegen, op)
     extent, turns = codegen.extents(op.a)
     left, (height, depth) = tile.tile_type(op.a).dtype, tile.tile_type(op.a).sizes
     width = tile.tile_type(op.b).sizes[2]
@@ -82,10 +71,8 @@ def emit_byte_dot(codegen: KernelCodegen, op: tile.DotOp) -> None:
         lines = b.mul(extent, i64(DIGITS[left]))
         sums = Buffer.allocate(b, (height * DIGITS[left], type_.sizes[1]), i32).pointer
         held = codegen.extents(op.b)[0]
-        rows_of = MatrixRows(rows, stride, lines, height * DIGITS[left], turns)
-        multiply_in_tiles(
-            codegen, sums, row_size, rows_of, panels.base, panels.strides[0], held, const(False, "i1"), i8
-        )
+        given = MatrixRows(rows, stride, lines, height * DIGITS[left], turns)
+        multiply_in_tiles(codegen, sums, row_size, given, panels.base, panels.strides[0], held, const(False, "i1"), i8)
         joined = join_digits(codegen.module, block.lanes, left)
         columns = b.mul(held, i64(width))
         _call(b, joined, result.pointer, sums, row_size, extent, columns, keep, factors)

@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING
 
 from xdsl.ir import OpResult
 
-from weft.backends.cpu.buffers import Buffer
-from weft.backends.cpu.clusters import Fill
+from weft.backends.cpu.dot_rows import result_of, rows_of
 from weft.backends.cpu.matrix_kernels import MATRIX_COLUMNS, MATRIX_ROWS, elements_of_step, matrix_kernel, narrow_rows
 from weft.backends.cpu.row_groups import row_groups
-from weft.backends.llvm.builder import Function, V, const, i64
+from weft.backends.llvm.builder import Function, V, i64
 from weft.ir.types import DType, bf16, i8
 from weft.tile import dialect as tile
 
@@ -47,19 +46,8 @@ def emit_matrix_dot(codegen: KernelCodegen, op: tile.DotOp) -> None:
     assert weights is not None
     step = elements_of_step(weights)
     direct = reads_matrix_rows(codegen, op)
-    if direct:
-        assert isinstance(op.a, OpResult)
-        access = codegen.accesses[op.a.op]
-        rows, stride = access.base, access.strides[0]
-    else:
-        buffer = codegen.materialise(op.a)
-        rows, stride = buffer.pointer, i64(buffer.shape[1])
-    if op.out not in codegen.buffers:
-        codegen.buffers[op.out] = Buffer.allocate(b, type_.sizes, type_.dtype)
-    result = codegen.buffers[op.out]
-    if op.accumulator is not None and codegen.buffers.get(op.accumulator) != result:
-        codegen.block([Fill(op.accumulator, result)])
-    keep = const(op.accumulator is not None, "i1")
+    rows, stride = rows_of(codegen, op, direct=direct)
+    result, keep = result_of(codegen, op)
     extent, turns = codegen.extents(op.a)
     height, depth = tile.tile_type(op.a).sizes
     if not direct:

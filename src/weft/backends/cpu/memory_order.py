@@ -6,7 +6,7 @@ they write; in those that people write, a read that a write overtakes has to hap
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from xdsl.ir import Block, Operation, OpResult, SSAValue
@@ -30,31 +30,30 @@ LAZY = (
 
 def lazy_closure(value: SSAValue) -> dict[SSAValue, None]:
     """The value and all it is lazily computed from, down to and including what is already there; in a fixed order."""
-    seen: dict[SSAValue, None] = {}
-    pending = [value]
-    while pending:
-        current = pending.pop()
-        if current in seen:
-            continue
-        seen[current] = None
-        if isinstance(current, OpResult) and isinstance(current.op, LAZY):
-            pending.extend(v for v in current.op.operands if isinstance(v.type, tile.TileType))
-    return seen
+    return _closure(value, lambda op: op.operands if isinstance(op, LAZY) else ())
 
 
 def same_place_closure(value: SSAValue) -> dict[SSAValue, None]:
     """The value and what it is computed from at its own position: not what it reads through views, elsewhere."""
+
+    def read_there(op: Operation) -> Sequence[SSAValue]:
+        if isinstance(op, collective_ops.TakeOp):
+            return (op.indices,)
+        return op.operands if isinstance(op, tile.MapOp | tile.GatherOp) else ()
+
+    return _closure(value, read_there)
+
+
+def _closure(value: SSAValue, sources: Callable[[Operation], Sequence[SSAValue]]) -> dict[SSAValue, None]:
+    """A value, and the tiles that are found by going from op to op."""
     seen: dict[SSAValue, None] = {}
     pending = [value]
     while pending:
         current = pending.pop()
-        if current in seen:
-            continue
-        seen[current] = None
-        if isinstance(current, OpResult) and isinstance(current.op, tile.MapOp | tile.GatherOp):
-            pending.extend(v for v in current.op.operands if isinstance(v.type, tile.TileType))
-        elif isinstance(current, OpResult) and isinstance(current.op, collective_ops.TakeOp):
-            pending.append(current.op.indices)
+        if current not in seen:
+            seen[current] = None
+            found = sources(current.op) if isinstance(current, OpResult) else ()
+            pending.extend(v for v in found if isinstance(v.type, tile.TileType))
     return seen
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from weft.backends.cpu.combining import every_position
 from weft.backends.llvm.builder import V, const, i64
+from weft.backends.llvm.printed_values import shown, text_constant
 from weft.ir.attributes import from_attribute
 from weft.tile import control_flow
 from weft.tile import dialect as tile
@@ -43,32 +44,15 @@ def emit_print(codegen: KernelCodegen, op: control_flow.PrintOp) -> None:
         several = f"(operand {number}) " if len(op.operands) > 1 else ""
         with every_position(codegen, sizes) as here:
             element = codegen.at(value, here)
-            form, shown = _shown(codegen, element, str(dtype), op.hexadecimal is not None)
+            form, printed = shown(codegen.b, element, str(dtype), op.hexadecimal is not None)
             text = f"pid (%ld, %ld, %ld){index}{prefix}{several}{form}\n"
-            _printf(codegen, text, [*programs, *here.index, shown])
+            _printf(codegen, text, [*programs, *here.index, printed])
     b.call("fflush", "i32", V("ptr", "null"))
-
-
-def _shown(codegen: KernelCodegen, value: V, dtype: str, hexadecimal: bool) -> tuple[str, V]:
-    """How C prints a value, and the value as C takes it."""
-    b = codegen.b
-    if value.element in ("float", "double"):
-        wide = b.convert("fpext", value, "double")
-        return ("0x%016lx", b.bitcast(wide, "i64")) if hexadecimal else ("%f", wide)
-    bits = int(value.element[1:])
-    signed = not dtype.startswith("ui") and bits > 1
-    wide = value if bits == 64 else b.convert("sext" if signed else "zext", value, "i64")
-    if hexadecimal:
-        return f"0x%0{max(bits // 4, 1)}lx", b.convert("zext", value, "i64") if bits < 64 else value
-    return ("%ld" if signed else "%lu"), wide
 
 
 def _printf(codegen: KernelCodegen, text: str, values: list[V]) -> None:
     module, b = codegen.module, codegen.b
-    data = text.encode() + b"\0"
-    name = f"weft.text{len([g for g in module.globals if g.startswith('weft.text')])}"
-    escaped = "".join(chr(c) if 32 <= c < 127 and c not in b'"\\' else f"\\{c:02X}" for c in data)
-    module.globals[name] = f'@{name} = private constant [{len(data)} x i8] c"{escaped}"'
+    name = text_constant(module, text, "weft.text")
     module.declarations.setdefault("printf", "declare i32 @printf(ptr, ...)")
     arguments = ", ".join(str(v) for v in [V("ptr", f"@{name}"), *values])
     b.do(f"call i32 (ptr, ...) @printf({arguments})")

@@ -15,12 +15,11 @@ from weft.backends.llvm.debug_lines import DebugLines, keep_lines
 from weft.backends.nvidia.code import AwaitedModules, DeviceCode, Launch
 from weft.backends.nvidia.emit.block import SHARED_SYMBOL
 from weft.backends.nvidia.emit.codegen import KernelCodegen
-from weft.backends.nvidia.emit.dot.dequantize import NO_FP8
-from weft.backends.nvidia.emit.memory.atomics import NO_BF16_ATOMICS
 from weft.backends.nvidia.emit.messages import VPRINTF
 from weft.backends.nvidia.ir.dialect import APART, LAUNCH, launch_of, set_launch
 from weft.backends.nvidia.ir.kernel_passes import KernelPass, PassNote, run_passes
 from weft.backends.nvidia.ir.mma import AHEAD
+from weft.backends.nvidia.ir.op_costs import cost_of
 from weft.backends.nvidia.ir.programmatic_launch import asked_early, written_by
 from weft.backends.nvidia.target import TRIPLE, NvidiaTarget, llvm_to_ptx
 from weft.errors import LoweringError
@@ -34,9 +33,6 @@ Loads: TypeAlias = Callable[[str, str, Launch], None]
 _SWITCH_SECONDS = 2e-4
 """How long the thread that writes kernels keeps the others waiting for Python's lock, which they need for moments
 between one call of LLVM's or the driver's and the next."""
-
-_SINCE = {NO_BF16_ATOMICS: 90, NO_FP8: 89}
-"""The compute capabilities that have instructions."""
 
 
 def annotate(
@@ -60,7 +56,7 @@ def annotate(
 
 def _whole_launch(kernel: tile.KernelOp, annotated: tile.KernelOp, target: NvidiaTarget) -> Launch:
     """The launch of an annotated kernel with what it asks for before the kernel ahead has ended, and what it writes."""
-    launch, programmatic = launch_of(annotated), target.capability >= 90
+    launch, programmatic = launch_of(annotated), target.has_programmatic_launch
     asked = asked_early(annotated, launch) if programmatic else ()
     written, ahead = written_by(kernel), _widens_ahead(annotated)
     return replace(launch, programmatic=programmatic, asked=asked, written=written, ahead=ahead)
@@ -86,7 +82,7 @@ def emit_llvm(
 
     With `debug_lines` the module says which line of the user's program each instruction comes from.
     """
-    module = Module(TRIPLE, frozenset(what for what, since in _SINCE.items() if target.capability < since))
+    module = Module(TRIPLE, target.lacks)
     module.globals[SHARED_SYMBOL] = f"@{SHARED_SYMBOL} = external addrspace(3) global [0 x i8], align 1024"
     annotated, launch = annotate(kernel, target, passes, notes)
     if debug_lines:
@@ -157,7 +153,7 @@ class KernelCompiler:
     ) -> None:
         """Compile kernels. `sources` are what each comes from, for the error if it has no code."""
         self._made.update({name: Future() for name in kernels})
-        slow = {name for name, kernel in kernels.items() if has_dot(kernel)}
+        slow = {name for name, kernel in kernels.items() if compiles_slowly(kernel)}
         self._takes_long = self._takes_long or bool(slow)
         for name in sorted(kernels, key=lambda each: each not in slow):
             try:
@@ -192,9 +188,9 @@ class KernelCompiler:
             self._loads(name, made.result(), self._launches[name])
 
 
-def has_dot(kernel: tile.KernelOp) -> bool:
+def compiles_slowly(kernel: tile.KernelOp) -> bool:
     """Whether a kernel has a dot of tiles: such take longest to compile, and come first."""
-    return any(isinstance(op, tile.DotOp) for op in kernel.walk())
+    return any(cost_of(op).compiles_slowly for op in kernel.walk())
 
 
 def compile_kernels(

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from weft.ir.types import DType
+from weft.ir.types import DType, f32, i32
 
 Home: TypeAlias = Literal["registers", "shared"]
 
@@ -38,11 +38,23 @@ class MatmulUnit:
     any_way_bytes: int
     """The size of elements of which an operand may run through memory along M or N; others must along K."""
 
+    def multiplies(self, dtype: DType) -> bool:
+        """Whether there are instructions for operands of a type."""
+        return dtype.name in self.dtypes
+
+    def sums(self, dtype: DType) -> DType:
+        """The type that dots of operands of a type are summed in."""
+        return f32 if dtype.is_float else i32
+
+    def takes_depth(self, dtype: DType, depth: int) -> bool:
+        """Whether so many elements along K are whole instructions."""
+        return depth * dtype.bytes % self.depth_bytes == 0
+
     def takes(self, dtype: DType, columns: int, depth: int) -> bool:
         """Whether there are instructions for operands of a type, with so many columns and sums of so many dots."""
         step = self.column_step * (1 if dtype.is_float else 2)
-        whole = columns % step == 0 and columns <= self.most_columns and depth * dtype.bytes % self.depth_bytes == 0
-        return dtype.name in self.dtypes and whole
+        whole = columns % step == 0 and columns <= self.most_columns
+        return self.multiplies(dtype) and whole and self.takes_depth(dtype, depth)
 
     def holds(self, rows: int, columns: int, groups: int) -> bool:
         """Whether so many groups of its threads share the rows of a dot, and have registers for what they sum."""
@@ -52,10 +64,18 @@ class MatmulUnit:
         """Whether an operand may run through memory along M or N."""
         return dtype.bytes == self.any_way_bytes
 
-    @property
-    def from_shared(self) -> bool:
-        """Whether both operands may come from shared memory."""
-        return "shared" in self.left & self.right
+    def makes(self, dtype: DType, total: DType, shape: tuple[int, int, int], groups: int) -> bool:
+        """Whether so many groups of its threads make a dot of a shape (M, N, K), of operands of a type, into a sum."""
+        rows, columns, depth = shape
+        return total == self.sums(dtype) and self.holds(rows, columns, groups) and self.takes(dtype, columns, depth)
+
+    def registers_of(self, columns: int) -> int:
+        """What a thread holds of the rows of an instruction, with so many columns."""
+        return self.rows * columns // self.threads
+
+    def reads_from(self, home: Home) -> bool:
+        """Whether both operands may be there."""
+        return home in self.left & self.right
 
 
 MMA = MatmulUnit(

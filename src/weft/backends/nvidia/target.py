@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import llvmlite.binding as llvm
 
 from weft.backends.llvm.threads import emit_assembly, parse, run_passes
-from weft.backends.nvidia.matmul_unit import MMA, WGMMA, MatmulUnit
+from weft.backends.nvidia.matmul_unit import MMA, WGMMA, Home, MatmulUnit
 from weft.capabilities import Capabilities
 from weft.errors import WeftError
 from weft.lower.machine import gpu_capabilities
@@ -70,17 +70,35 @@ class NvidiaTarget:
         """What multiplies tiles, the best first."""
         return _MATMUL_UNITS.get(self.arch, (MMA,))
 
+    def matmul_unit(self, home: Home) -> MatmulUnit | None:
+        """The best of them that reads both operands from registers, or from shared memory."""
+        return next((unit for unit in self.matmul_units if unit.reads_from(home)), None)
+
     @property
-    def has_wgmma(self) -> bool:
-        """Whether dots are made from shared memory, which TMA fills."""
-        return any(unit.from_shared for unit in self.matmul_units)
+    def has_tma(self) -> bool:
+        """Whether TMA brings memory to shared memory, and back."""
+        return self.capability >= 90
+
+    @property
+    def has_programmatic_launch(self) -> bool:
+        """Whether a kernel's blocks come before the kernel ahead has ended, and wait for it themselves."""
+        return self.capability >= 90
+
+    @property
+    def lacks(self) -> frozenset[str]:
+        """Instructions of later architectures, in whose place others are written."""
+        return frozenset(name for name, since in _SINCE.items() if self.capability < since)
 
     @property
     def capabilities(self) -> Capabilities:
         """What passes, lowerings and front ends ask."""
-        return gpu_capabilities(clusters=self.has_clusters, fast_matmuls=self.has_wgmma)
+        return gpu_capabilities(clusters=self.has_clusters, fast_matmuls=self.matmul_unit("shared") is not None)
 
 
+NO_BF16_ATOMICS, NO_FP8 = "bf16 atomics", "fp8"
+"""What a target lacks that adds no bf16 by itself, or has no instruction to widen floats of 8 bits."""
+_SINCE = {NO_BF16_ATOMICS: 90, NO_FP8: 89}
+"""The compute capabilities that have instructions."""
 _MATMUL_UNITS = {"sm_90a": (WGMMA, MMA)}
 """Of architectures that have others than Ampere."""
 _SMALL = {"shared_per_block": 101376, "threads": 1536}

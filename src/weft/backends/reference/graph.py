@@ -65,11 +65,12 @@ def _run_block(
         operands = [values[operand] for operand in op.operands]
         if isinstance(op, ReturnOp | YieldOp):
             return operands
-        values.update(zip(op.results, _run_op(op, operands, symbols, opaque), strict=True))
+        values.update(zip(op.results, run_op(op, operands, symbols, opaque), strict=True))
     raise UnsupportedError("the block has no return or yield at its end")
 
 
-def _run_op(op: Operation, operands: Arrays, symbols: Mapping[str, int], opaque: Opaque | None) -> Arrays:
+def run_op(op: Operation, operands: Arrays, symbols: Mapping[str, int], opaque: Opaque | None) -> Arrays:
+    """The results of one op."""
     match op:
         case GroupOp():
             return _run_block(op.block, operands, symbols, opaque)

@@ -25,6 +25,7 @@ from weft.forks import COMPILING
 from weft.frontends.torch import caching
 from weft.frontends.torch.capture.decompositions import decompositions
 from weft.frontends.torch.capture.grouped_matmuls import with_traced_gradients
+from weft.frontends.torch.capture.recurrent_layers import with_recurrent_layers
 from weft.frontends.torch.devices import host_on, kind_of, target_on
 from weft.frontends.torch.execution.collection import without_collection
 from weft.frontends.torch.execution.device_checks import Watch, raise_found
@@ -114,7 +115,7 @@ def weft_backend(
         partition_fn=min_cut_rematerialization_partition,
         keep_inference_input_mutations=True,
     )
-    compiled = shortcut.shortened(backend(with_traced_gradients(module), example_inputs))
+    compiled = shortcut.shortened(backend(with_recurrent_layers(with_traced_gradients(module)), example_inputs))
     written = mutated_arguments(len(example_inputs))
     return compiled if written == () else overlaps_checked(compiled, module, example_inputs, written, config)
 

@@ -42,4 +42,4 @@ def is_pure(op: Operation) -> bool:
     if isinstance(op, ControlOp):
         blocks = [region.block for region in op.bodies] or [each.block for each in functions_run(op)]
         return all(is_pure(each) for block in blocks for each in block.ops if not isinstance(each, YieldOp | ReturnOp))
-    return isinstance(op, GraphOp | GroupOp)
+    return isinstance(op, GroupOp) or (isinstance(op, GraphOp) and not op.EFFECTS)

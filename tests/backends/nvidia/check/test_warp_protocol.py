@@ -10,14 +10,8 @@ from weft.backends.nvidia.check.protocol import Protocol, check
 from weft.backends.nvidia.check.protocol_events import Arrive, DeadlockError, Event, PhaseError, TransactionError
 from weft.backends.nvidia.check.simulator_memory import RaceError
 from weft.backends.nvidia.check.warp_protocol import protocol_of
-from weft.backends.nvidia.ir.warp_specialization import (
-    AcquireOp,
-    CommitOp,
-    ReleaseOp,
-    TmaLoadOp,
-    WaitOp,
-    WarpSpecializeOp,
-)
+from weft.backends.nvidia.ir.rings import AcquireOp, CommitOp, ReleaseOp, TmaLoadOp, WaitOp
+from weft.backends.nvidia.ir.warp_specialization import WarpSpecializeOp
 from weft.backends.nvidia.target import target_named
 from weft.ir.expr import symbol
 from weft.ir.types import bf16, element_type, f32

@@ -15,7 +15,7 @@ from weft.config import Config
 from weft.errors import DeviceMemoryError, UnsupportedError, WeftError
 from weft.frontends.text import compile_text
 from weft.lower.steps import KernelStep
-from weft.runtime import device_program
+from weft.runtime import cubins, device_program
 from weft.runtime.device_arrays import DeviceArray
 from weft.targets import nvidia
 
@@ -252,8 +252,8 @@ def test_cudas_interface_is_asked_for_its_stream_and_its_gpu(machine: Machine) -
 
 def test_the_contexts_of_other_peoples_threads_stay(machine: Machine) -> None:
     function = _function(machine)
+    assert machine.contexts == [OTHERS]  # loading has put back what was current
     x, b, expected = _arrays()
-    machine.contexts[:] = [OTHERS]
     (found,) = function(x, b)
     assert machine.contexts == [OTHERS]
     np.testing.assert_allclose(found.numpy(), expected, rtol=1e-5)
@@ -264,3 +264,44 @@ def test_the_contexts_of_other_peoples_threads_stay(machine: Machine) -> None:
     with pytest.raises(DeviceMemoryError):
         function(x, b)
     assert machine.contexts == [OTHERS]
+
+
+def test_loading_gives_a_thread_without_a_context_the_gpus(machine: Machine) -> None:
+    machine.contexts[:] = [0]
+    function = _function(machine)
+    (own,) = machine.contexts
+    assert own == 77  # the primary context of the fake driver's device
+    x, b, expected = _arrays()
+    np.testing.assert_allclose(function(x, b)[0].numpy(), expected, rtol=1e-5)
+
+
+def test_code_that_is_refused_leaves_the_context_as_it_was(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cubins, "_resident", {})
+    machine.results["cuLibraryLoadData"] = 218
+    with pytest.raises(WeftError):
+        _function(machine)
+    assert machine.contexts == [OTHERS]
+
+
+def test_kernels_that_are_loaded_early_leave_the_context_as_it_was(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = _function(machine).executor.executable.code
+    made = driver_module.driver()
+    monkeypatch.setattr(cubins, "driver", lambda: made)
+    monkeypatch.setattr(cubins, "device_facts", lambda number: made.facts(number))
+    monkeypatch.setattr(cubins, "_resident", {})
+    before = machine.calls.count("cuLibraryLoadData")
+    early = cubins.EarlyLoader(0, None)
+    for name, launch in code.launches.items():
+        early(name, code.modules[name], launch)
+    assert machine.contexts == [OTHERS]
+    assert machine.calls.count("cuLibraryLoadData") == before + len(code.launches)
+
+
+def test_strides_of_a_copy_may_be_negative(machine: Machine) -> None:
+    memory = _function(machine).executor.memory
+    x, _, _ = _arrays()
+    copy = memory.copied(memory.from_host(x), (-40, -1))
+    assert copy.strides == (-40, -1)
+    np.testing.assert_array_equal(copy.numpy(), x)

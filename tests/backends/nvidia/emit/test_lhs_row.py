@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from weft.backends.nvidia.code import Launch
+from weft.backends.nvidia.ir.rings import ReleaseOp, RewindOp, WaitOp
 from weft.backends.nvidia.ir.row_streams import CROSSES, BulkCopyOp, StreamOp
-from weft.backends.nvidia.ir.warp_specialization import ReleaseOp, RewindOp, WaitOp
 from weft.backends.nvidia.target import target_named
 from weft.lower.machine import gpu_machine
 from weft.pipelines import annotate, compile_kernels

@@ -8,15 +8,8 @@ import pytest
 from weft.backends.llvm.builder import Function, Module, V
 from weft.backends.nvidia.emit.block import SHARED_SYMBOL, Threads, do, i32
 from weft.backends.nvidia.emit.memory.unaligned_store import Lines, write_lines
-from weft.backends.nvidia.ir.warp_specialization import (
-    LINE,
-    LINES,
-    MAP,
-    STAGE_BYTES,
-    STAGE_COLUMNS,
-    STAGE_ROWS,
-    TmaStoreOp,
-)
+from weft.backends.nvidia.ir.rings import LINE
+from weft.backends.nvidia.ir.tma_store import LINES, MAP, STAGE_BYTES, STAGE_COLUMNS, STAGE_ROWS, TmaStoreOp
 from weft.backends.nvidia.target import TRIPLE, llvm_to_ptx, target_named
 from weft.pipelines import annotate, compile_kernels
 from weft.tile.dialect import KernelOp, StoreOp

@@ -7,7 +7,8 @@ import pytest
 
 from weft.backends.nvidia.check.protocol import check
 from weft.backends.nvidia.check.warp_protocol import protocol_of
-from weft.backends.nvidia.ir.warp_specialization import WarpSpecializeOp, WgmmaWaitOp
+from weft.backends.nvidia.ir.warp_specialization import WarpSpecializeOp
+from weft.backends.nvidia.ir.wgmma import WgmmaWaitOp
 from weft.backends.nvidia.target import target_named
 from weft.errors import LoweringError
 from weft.ir.types import DType, Tensor, bf16, f16, f32

@@ -11,7 +11,9 @@ import pytest
 
 from weft.backends.nvidia.check.protocol import check
 from weft.backends.nvidia.check.warp_protocol import protocol_of
-from weft.backends.nvidia.ir.warp_specialization import RingToRegistersOp, TmaStoreOp, TruncatePackOp, WgmmaOp
+from weft.backends.nvidia.ir.rings import RingToRegistersOp
+from weft.backends.nvidia.ir.tma_store import TmaStoreOp, TruncatePackOp
+from weft.backends.nvidia.ir.wgmma import WgmmaOp
 from weft.backends.nvidia.target import target_named
 from weft.ir.types import DType, Tensor, bf16, f8e4m3, f8e5m2, f32, i8, i32
 from weft.lower.dot import dot

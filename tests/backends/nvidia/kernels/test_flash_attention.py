@@ -7,7 +7,8 @@ import pytest
 
 from weft.backends.nvidia.check.protocol import check
 from weft.backends.nvidia.check.warp_protocol import protocol_of
-from weft.backends.nvidia.ir.warp_specialization import AffineApplyOp, BlockNumberOp, WarpSpecializeOp, WgmmaWaitOp
+from weft.backends.nvidia.ir.warp_specialization import AffineApplyOp, BlockNumberOp, WarpSpecializeOp
+from weft.backends.nvidia.ir.wgmma import WgmmaWaitOp
 from weft.backends.nvidia.pipeline.tile_scheduler import TileScheduler
 from weft.backends.nvidia.target import target_named
 from weft.ir.attributes import to_attribute

@@ -15,7 +15,8 @@ from xdsl.dialects.builtin import UnitAttr
 import weft.ops  # noqa: F401  (fills the registry)
 from weft.backends.nvidia.check.protocol import check
 from weft.backends.nvidia.check.warp_protocol import protocol_of
-from weft.backends.nvidia.ir.warp_specialization import LIMIT, TmaStoreOp, WgmmaOp
+from weft.backends.nvidia.ir.tma_store import LIMIT, TmaStoreOp
+from weft.backends.nvidia.ir.wgmma import WgmmaOp
 from weft.backends.nvidia.target import target_named
 from weft.backends.reference.graph import run
 from weft.config import Config

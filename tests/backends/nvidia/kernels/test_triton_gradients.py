@@ -13,7 +13,8 @@ import weft.triton.language as tl
 from weft.backends.nvidia.check.protocol import check
 from weft.backends.nvidia.check.warp_protocol import protocol_of
 from weft.backends.nvidia.ir.dialect import ConvertOp
-from weft.backends.nvidia.ir.warp_specialization import WarpSpecializeOp, WgmmaOp, WgmmaWaitOp
+from weft.backends.nvidia.ir.warp_specialization import WarpSpecializeOp
+from weft.backends.nvidia.ir.wgmma import WgmmaOp, WgmmaWaitOp
 from weft.backends.nvidia.pipeline.hoist_dots import HoistDots
 from weft.backends.nvidia.transforms.raise_pointers import RaisePointers
 from weft.pipelines import annotate

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from weft.backends.nvidia.check.simulator import simulate
+from weft.backends.nvidia.ir.rings import AcquireOp, ReleaseOp, WaitOp
 from weft.backends.nvidia.ir.row_streams import BulkCopyOp, ReadOp, StreamOp
-from weft.backends.nvidia.ir.warp_specialization import AcquireOp, ReleaseOp, WaitOp
 from weft.backends.nvidia.target import target_named
 from weft.backends.nvidia.transforms.peel_loops import peel_loops
 from weft.pipelines import annotate, compile_kernels

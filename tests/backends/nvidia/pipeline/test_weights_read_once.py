@@ -11,7 +11,8 @@ import weft.ops  # noqa: F401  (fills the registry)
 from weft.backends.nvidia.check.protocol import check
 from weft.backends.nvidia.check.warp_protocol import protocol_of
 from weft.backends.nvidia.ir.dialect import RESIDENT, integer
-from weft.backends.nvidia.ir.warp_specialization import TmaLoadOp, WarpSpecializeOp
+from weft.backends.nvidia.ir.rings import TmaLoadOp
+from weft.backends.nvidia.ir.warp_specialization import WarpSpecializeOp
 from weft.backends.nvidia.target import target_named
 from weft.ir.attributes import to_attribute
 from weft.ir.types import DType, Tensor, bf16, f16, i32

@@ -18,7 +18,8 @@ from weft.backends.cpu.target import compile_object, host_target
 from weft.backends.nvidia.check.protocol import check
 from weft.backends.nvidia.check.warp_protocol import protocol_of
 from weft.backends.nvidia.ir.dialect import RESIDENT, WARPS, integer, set_integer
-from weft.backends.nvidia.ir.warp_specialization import WarpSpecializeOp, WgmmaWaitOp
+from weft.backends.nvidia.ir.warp_specialization import WarpSpecializeOp
+from weft.backends.nvidia.ir.wgmma import WgmmaWaitOp
 from weft.backends.nvidia.pipeline.software_pipeline_dots import SoftwarePipelineDots
 from weft.backends.nvidia.target import target_named
 from weft.backends.nvidia.transforms.raise_pointers import RaisePointers

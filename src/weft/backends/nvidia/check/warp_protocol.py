@@ -29,21 +29,14 @@ from weft.backends.nvidia.check.protocol_events import (
 )
 from weft.backends.nvidia.ir.dialect import BarrierOp
 from weft.backends.nvidia.ir.dynamic_tile_scheduler import DYNAMIC, NUMBERS
+from weft.backends.nvidia.ir.rings import AcquireOp, CommitOp, ReleaseOp, RingToRegistersOp, SlotOp, TmaLoadOp, WaitOp
 from weft.backends.nvidia.ir.warp_specialization import (
-    AcquireOp,
     AffineApplyOp,
     BlockNumberOp,
-    CommitOp,
     PingPongBarrierOp,
-    ReleaseOp,
-    RingToRegistersOp,
-    SlotOp,
-    TmaLoadOp,
-    WaitOp,
     WarpSpecializeOp,
-    WgmmaOp,
-    WgmmaWaitOp,
 )
+from weft.backends.nvidia.ir.wgmma import WgmmaOp, WgmmaWaitOp
 from weft.ir.attributes import from_attribute
 from weft.ir.expr import Size, evaluate
 from weft.tile import dialect as tile

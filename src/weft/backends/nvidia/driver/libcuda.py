@@ -183,6 +183,11 @@ class Driver:
         if self.handle("cuCtxGetCurrent") != context:
             self.call("cuCtxSetCurrent", ctypes.c_void_p(context))
 
+    def use_if_none(self, device: int) -> None:
+        """Make the device's primary context that of a thread that has met no CUDA yet; any other stays current."""
+        if not self.handle("cuCtxGetCurrent"):
+            self.use(device)
+
     @contextmanager
     def within(self, device: int) -> Generator[None]:
         """Let the device's primary context be that of this thread for a while, and then again what was before."""

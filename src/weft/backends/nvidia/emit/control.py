@@ -13,9 +13,9 @@ from weft.backends.llvm.builder import Function, V
 from weft.backends.llvm.builder import i64 as i64_of
 from weft.backends.llvm.cast import emit_cast
 from weft.backends.nvidia.emit.block import short
+from weft.backends.nvidia.emit.emitters import EMITTERS
 from weft.backends.nvidia.emit.memory.global_memory import address_of, load_chunk
-from weft.backends.nvidia.ir.alignment import pointer_dtype
-from weft.backends.nvidia.ir.scratch import space_of
+from weft.backends.nvidia.ir.dialect import BarrierOp
 from weft.backends.nvidia.ir.warp_specialization import WarpSpecializeOp
 from weft.ir.types import i64
 from weft.tile import control_flow
@@ -23,15 +23,6 @@ from weft.tile import dialect as tile
 
 if TYPE_CHECKING:
     from weft.backends.nvidia.emit.codegen import KernelCodegen
-
-
-def emit_number(codegen: KernelCodegen, op: tile.NumberOp) -> None:
-    b, dtype = codegen.b, pointer_dtype(op)
-    place = codegen.size(op.offset.data[0], op.indices)
-    address = address_of(b, codegen.pointers[op.pointer], dtype.bytes, place)
-    (value,) = load_chunk(b, address, dtype, 1, None, space_of(op.pointer))
-    number = b.intrinsic("smax", emit_cast(b, value, dtype, i64), i64_of(-op.MOST))
-    codegen.scalars[op.out] = b.sub(b.intrinsic("smin", number, i64_of(op.MOST)), i64_of(op.LEAST))
 
 
 def program_numbers(b: Function, block: V, sizes: Sequence[V]) -> list[V]:
@@ -87,6 +78,7 @@ def _yielded(codegen: KernelCodegen, block: Block) -> list[list[V]]:
     return [codegen.tiles[value] for value in last.operands]
 
 
+@EMITTERS.register(control_flow.IfOp)
 def emit_branch(codegen: KernelCodegen, op: control_flow.IfOp) -> None:
     b = codegen.b
     (condition,) = codegen.tiles[op.condition]
@@ -107,6 +99,7 @@ def emit_branch(codegen: KernelCodegen, op: control_flow.IfOp) -> None:
         ]
 
 
+@EMITTERS.register(control_flow.WhileOp)
 def emit_while(codegen: KernelCodegen, op: control_flow.WhileOp) -> None:
     b = codegen.b
     initial = [codegen.tiles[value] for value in op.initial]
@@ -134,3 +127,8 @@ def emit_while(codegen: KernelCodegen, op: control_flow.WhileOp) -> None:
         b.lines[position + number] = f"  {name.name} = {text}"
     b.start(after)
     codegen.tiles.update(zip(op.results, carried, strict=True))
+
+
+@EMITTERS.register(BarrierOp)
+def emit_barrier(codegen: KernelCodegen, op: BarrierOp) -> None:
+    codegen.threads.barrier()

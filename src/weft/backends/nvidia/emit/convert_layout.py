@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from weft.backends.llvm.builder import V
 from weft.backends.llvm.cast import register_type
 from weft.backends.nvidia.emit.block import i32, load_shared, store_shared
+from weft.backends.nvidia.emit.emitters import EMITTERS
 from weft.backends.nvidia.ir.dialect import SHARED, ConvertOp, integer, layout_of
 from weft.backends.nvidia.ir.layouts import Layout
 from weft.backends.nvidia.ir.shared_bytes import register_bytes, row_pitch
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from weft.backends.nvidia.emit.codegen import KernelCodegen
 
 
+@EMITTERS.register(ConvertOp)
 def emit_convert(codegen: KernelCodegen, op: ConvertOp) -> None:
     b, type_, source, target = codegen.b, tile.tile_type(op.out), layout_of(op.value), layout_of(op.out)
     size, place = register_bytes(type_.dtype), integer(op, SHARED)

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING
 
 from xdsl.ir import SSAValue
 
-from weft.backends.llvm.builder import V, i64
+from weft.backends.llvm.builder import V, const, i64
 from weft.backends.llvm.cast import emit_bitcast, emit_cast, register_type, truncate_to
 from weft.backends.nvidia.emit.block import fitted, wide
 from weft.backends.nvidia.emit.dot.wgmma import laid_down
+from weft.backends.nvidia.emit.dot.wgmma_dot import begins_dot, packed_for_dot
+from weft.backends.nvidia.emit.emitters import EMITTERS
 from weft.backends.nvidia.emit.math import ROUGH, divide_all, emit_map, power_of_two, rough_exp
 from weft.backends.nvidia.emit.memory.global_memory import rounded_pair, rounded_to
-from weft.backends.nvidia.emit.warps.warp_specialize import begins_dot, packed_for_dot
 from weft.backends.nvidia.ir.alignment import divisor_of
 from weft.backends.nvidia.ir.dialect import layout_of
 from weft.backends.nvidia.ir.op_facts import loses_digits, narrowed_to
@@ -25,6 +26,14 @@ if TYPE_CHECKING:
     from weft.backends.nvidia.emit.codegen import KernelCodegen
 
 
+@EMITTERS.register(tile.ConstantOp)
+def emit_constant(codegen: KernelCodegen, op: tile.ConstantOp) -> None:
+    type_ = tile.tile_type(op.out)
+    value = const(from_attribute(op.value), register_type(type_.dtype))  # type: ignore[arg-type]
+    codegen.tiles[op.out] = [value] * layout_of(op.out).count
+
+
+@EMITTERS.register(tile.PositionOp)
 def emit_position(codegen: KernelCodegen, op: tile.PositionOp) -> None:
     b, layout = codegen.b, layout_of(op.out)
     element = register_type(tile.tile_type(op.out).dtype)
@@ -41,6 +50,7 @@ def emit_position(codegen: KernelCodegen, op: tile.PositionOp) -> None:
     codegen.tiles[op.out] = values
 
 
+@EMITTERS.register(tile.MapOp)
 def emit_elements(codegen: KernelCodegen, op: tile.MapOp) -> None:
     if op.out in codegen.made:  # along with its operands
         return

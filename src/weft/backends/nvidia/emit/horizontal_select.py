@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from weft.backends.llvm.builder import V, i64
+from weft.backends.nvidia.emit.emitters import EMITTERS
 
 if TYPE_CHECKING:
     from weft.backends.nvidia.emit.codegen import KernelCodegen
 from weft.backends.nvidia.ir.horizontal_select import HorizontalSelectOp
 
 
+@EMITTERS.register(HorizontalSelectOp)
 def emit_horizontal_select(codegen: KernelCodegen, op: HorizontalSelectOp) -> None:
     b, program = codegen.b, codegen.scalars[op.program]
     starts = [start for start in op.starts.data if isinstance(start, int)]

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from weft.backends.llvm.builder import V, const
+from weft.backends.llvm.printed_values import shown, text_constant
 from weft.backends.nvidia.emit.block import i32
+from weft.backends.nvidia.emit.emitters import EMITTERS
 from weft.backends.nvidia.emit.math import asm
 from weft.backends.nvidia.ir.dialect import layout_of
 from weft.ir.attributes import from_attribute
@@ -19,6 +21,7 @@ VPRINTF = "vprintf"
 """The one function that a GPU's driver has for kernels."""
 
 
+@EMITTERS.register(control_flow.CheckOp)
 def emit_check(codegen: KernelCodegen, op: control_flow.CheckOp) -> None:
     """Where the condition is false, write the number of the check to the kernel's status."""
     b, layout = codegen.b, layout_of(op.condition)
@@ -36,6 +39,7 @@ def emit_check(codegen: KernelCodegen, op: control_flow.CheckOp) -> None:
     asm(b, "void", "@$2 st.global.b64 [$1], $0;", "l,l,b,~{memory}", number, status, wrong, pure=False)
 
 
+@EMITTERS.register(control_flow.PrintOp)
 def emit_print(codegen: KernelCodegen, op: control_flow.PrintOp) -> None:
     """One line for each element, with the program's numbers and the element's index; each is printed once."""
     b = codegen.b
@@ -57,32 +61,16 @@ def emit_print(codegen: KernelCodegen, op: control_flow.PrintOp) -> None:
                 b.add(codegen.threads.place(layout, axis), i32(offset))
                 for axis, offset in enumerate(layout.offsets[register])
             ]
-            form, shown = _shown(codegen, element, str(dtype), op.hexadecimal is not None)
+            form, printed = shown(codegen.b, element, str(dtype), op.hexadecimal is not None)
             text = f"pid (%ld, %ld, %ld){index}{prefix}{several}{form}\n"
             with b.when(codegen.both(held[register], owner) or const(True, "i1")):
-                _print(codegen, text, [*programs, *places, shown])
-
-
-def _shown(codegen: KernelCodegen, value: V, dtype: str, hexadecimal: bool) -> tuple[str, V]:
-    """How C prints a value, and the value as C takes it."""
-    b = codegen.b
-    if value.type in ("float", "double"):
-        wide = b.convert("fpext", value, "double")
-        return ("0x%016lx", b.bitcast(wide, "i64")) if hexadecimal else ("%f", wide)
-    bits = int(value.type[1:])
-    signed = not dtype.startswith("ui") and bits > 1
-    if hexadecimal:
-        return f"0x%0{max(bits // 4, 1)}lx", b.convert("zext", value, "i64")
-    return ("%ld" if signed else "%lu"), b.convert("sext" if signed else "zext", value, "i64")
+                _print(codegen, text, [*programs, *places, printed])
 
 
 def _print(codegen: KernelCodegen, text: str, values: list[V]) -> None:
     """The values stand one behind the other in memory, each at a multiple of its size."""
     module, b = codegen.module, codegen.b
-    data = text.encode() + b"\0"
-    name = f"weft_text{sum(each.startswith('weft_text') for each in module.globals)}"
-    escaped = "".join(chr(c) if 32 <= c < 127 and c not in b'"\\' else f"\\{c:02X}" for c in data)
-    module.globals[name] = f'@{name} = private addrspace(1) constant [{len(data)} x i8] c"{escaped}"'
+    name = text_constant(module, text, "weft_text", " addrspace(1)")
     buffer, place = b.alloca("i8", 8 * (len(values) + 1), 8), 0
     for value in values:
         size = 4 if value.type == "i32" else 8

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING
 from weft.backends.llvm.builder import V
 from weft.backends.llvm.cast import register_type
 from weft.backends.nvidia.emit.block import i32, load_shared, shared_pointer, store_shared
+from weft.backends.nvidia.emit.emitters import EMITTERS
 from weft.backends.nvidia.emit.memory.shared_tiles import is_beyond, place_of, read_tile, within, write_tile
 from weft.backends.nvidia.ir.dialect import SHARED, integer, layout_of
+from weft.backends.nvidia.ir.mma import SqueezeOp
 from weft.backends.nvidia.ir.shared_bytes import register_bytes, stays_in_registers
 from weft.backends.nvidia.ir.view_layouts import kept_registers
 from weft.tile import collective_ops
@@ -19,6 +21,12 @@ if TYPE_CHECKING:
     from weft.backends.nvidia.emit.codegen import KernelCodegen
 
 
+@EMITTERS.register(SqueezeOp)
+def emit_squeeze(codegen: KernelCodegen, op: SqueezeOp) -> None:
+    codegen.tiles[op.out] = codegen.tiles[op.value]
+
+
+@EMITTERS.register(collective_ops.ViewOp)
 def emit_view(codegen: KernelCodegen, op: collective_ops.ViewOp) -> None:
     layout = layout_of(op.out)
     if stays_in_registers(op):
@@ -31,6 +39,7 @@ def emit_view(codegen: KernelCodegen, op: collective_ops.ViewOp) -> None:
     codegen.tiles[op.out] = read_tile(codegen, op.value, layout, start, op.steps, op.offset.value.data)
 
 
+@EMITTERS.register(collective_ops.TakeOp)
 def emit_take(codegen: KernelCodegen, op: collective_ops.TakeOp) -> None:
     """The tile goes to shared memory, and each thread reads what its indices say."""
     b, type_, layout, axis = codegen.b, tile.tile_type(op.value), layout_of(op.out), op.axis.value.data
@@ -52,6 +61,7 @@ def emit_take(codegen: KernelCodegen, op: collective_ops.TakeOp) -> None:
     codegen.tiles[op.out] = values
 
 
+@EMITTERS.register(collective_ops.HistogramOp)
 def emit_histogram(codegen: KernelCodegen, op: collective_ops.HistogramOp) -> None:
     """Counters in shared memory: cleared, counted up, read."""
     b, threads, bins = codegen.b, codegen.threads, tile.tile_type(op.out).sizes[0]

@@ -13,7 +13,7 @@ from xdsl.irdl import (
     result_def,
 )
 
-from weft.backends.nvidia.ir.warp_specialization import SlotType
+from weft.backends.nvidia.ir.rings import SlotType
 from weft.tile import dialect as tile
 
 
@@ -57,3 +57,6 @@ class StagedOp(IRDLOperation):
     stage = operand_def(IndexType)
     start = attr_def(IntegerAttr)
     out = result_def(SlotType)
+
+
+OPS: list[type[IRDLOperation]] = [CpAsyncOp, CpAsyncCommitOp, CpAsyncWaitOp, StagedOp]

@@ -9,7 +9,7 @@ comparisons, at whose leaves are the addresses: few instructions, however many t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 from xdsl.dialects.builtin import IndexType
 from xdsl.ir import SSAValue
@@ -24,9 +24,6 @@ from xdsl.irdl import (
 )
 
 from weft.tile import dialect as tile
-
-if TYPE_CHECKING:
-    pass
 
 
 @irdl_op_definition

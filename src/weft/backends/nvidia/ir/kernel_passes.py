@@ -172,12 +172,13 @@ def has_dots(kernel: tile.KernelOp, target: NvidiaTarget) -> Match:
 def multiplies_from_shared(kernel: tile.KernelOp, target: NvidiaTarget) -> Match:
     """Targets with a unit that multiplies from shared memory."""
     units = ", ".join(unit.name for unit in target.matmul_units)
-    return True if target.has_wgmma else Refused(f"{target.arch} multiplies by {units}: not from shared memory")
+    found = target.matmul_unit("shared") is not None
+    return True if found else Refused(f"{target.arch} multiplies by {units}: not from shared memory")
 
 
 def has_tma(kernel: tile.KernelOp, target: NvidiaTarget) -> Match:
     """Targets with TMA, which brings memory to shared memory."""
-    return True if target.capability >= 90 else Refused(f"{target.arch} has no TMA")
+    return True if target.has_tma else Refused(f"{target.arch} has no TMA")
 
 
 def reads_whole_tiles(kernel: tile.KernelOp, target: NvidiaTarget) -> Match:

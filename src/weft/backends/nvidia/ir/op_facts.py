@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from xdsl.ir import Operation, OpResult, SSAValue
 
 from weft.backends.nvidia.ir.alignment import pointer_dtype
-from weft.backends.nvidia.ir.warp_specialization import TruncatePackOp
+from weft.backends.nvidia.ir.tma_store import TruncatePackOp
 from weft.ir.attributes import from_attribute
 from weft.ir.types import DType
 from weft.tile import collective_ops

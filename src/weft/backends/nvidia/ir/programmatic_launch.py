@@ -21,8 +21,9 @@ from xdsl.ir import BlockArgument, Operation, SSAValue
 from weft.backends.nvidia.code import Launch
 from weft.backends.nvidia.ir.horizontal_select import HorizontalSelectOp
 from weft.backends.nvidia.ir.mma import AHEAD
+from weft.backends.nvidia.ir.rings import TmaLoadOp
 from weft.backends.nvidia.ir.row_streams import BulkCopyRowsOp, StreamOp
-from weft.backends.nvidia.ir.warp_specialization import TmaLoadOp, WarpSpecializeOp
+from weft.backends.nvidia.ir.warp_specialization import WarpSpecializeOp
 from weft.ir.attributes import from_attribute, to_attribute
 from weft.lower.steps import CallStep, DotStep, IfStep, KernelStep, LaunchStep, LoopStep, Plan, all_steps
 from weft.tile import dialect as tile

@@ -5,7 +5,7 @@ from __future__ import annotations
 from xdsl.ir import BlockArgument, OpResult, SSAValue, Use
 
 from weft.backends.nvidia.ir.op_facts import narrowed_to
-from weft.backends.nvidia.ir.warp_specialization import WgmmaOp
+from weft.backends.nvidia.ir.wgmma import WgmmaOp
 from weft.ir.types import DType
 from weft.tile import dialect as tile
 

@@ -12,22 +12,25 @@ from typing import cast
 from xdsl.dialects.builtin import ArrayAttr, IntegerAttr, ModuleOp, UnitAttr
 from xdsl.ir import Attribute, Dialect, Operation
 
-from weft.backends.nvidia.ir import cp_async as ir_cp_async
 from weft.backends.nvidia.ir import (
+    cp_async,
     dialect,
     horizontal_select,
     mma,
     programmatic_launch,
+    rings,
     row_streams,
     scratch,
+    tma_store,
     warp_specialization,
+    wgmma,
 )
 from weft.backends.nvidia.ir.alignment import UNALIGNED
 from weft.backends.nvidia.ir.dialect import LaunchAttr, LayoutAttr
 from weft.backends.nvidia.ir.dynamic_tile_scheduler import DYNAMIC
 from weft.backends.nvidia.ir.fused_reductions import MomentsOp, OnlineSoftmaxOp
+from weft.backends.nvidia.ir.rings import RingType, SlotType
 from weft.backends.nvidia.ir.row_streams import WEIGHTS, PieceType
-from weft.backends.nvidia.ir.warp_specialization import RingType, SlotType
 from weft.errors import ParseError
 from weft.tile import dialect as tile
 from weft.tile import pointer_ops
@@ -36,11 +39,11 @@ from weft.tile.text import kernels_of, parse_program, place_of
 OPS: list[type[Operation]] = [
     *dialect.OPS,
     *warp_specialization.OPS,
+    *rings.OPS,
+    *wgmma.OPS,
+    *tma_store.OPS,
     *row_streams.OPS,
-    ir_cp_async.CpAsyncOp,
-    ir_cp_async.CpAsyncCommitOp,
-    ir_cp_async.CpAsyncWaitOp,
-    ir_cp_async.StagedOp,
+    *cp_async.OPS,
     *mma.OPS,
     OnlineSoftmaxOp,
     MomentsOp,
@@ -61,9 +64,9 @@ class Annotation:
 
 
 _ACCESSES = (tile.LoadOp, tile.StoreOp)
-_COMPUTED = (tile.GatherOp, tile.ScatterOp, pointer_ops.AtomicOp, ir_cp_async.CpAsyncOp)
+_COMPUTED = (tile.GatherOp, tile.ScatterOp, pointer_ops.AtomicOp, cp_async.CpAsyncOp)
 _REDUCTIONS = (tile.ReduceOp, OnlineSoftmaxOp, MomentsOp)
-_STAGED = (tile.StoreOp, warp_specialization.TmaStoreOp)
+_STAGED = (tile.StoreOp, tma_store.TmaStoreOp)
 
 ANNOTATIONS: dict[str, Annotation] = {
     dialect.LAYOUTS: Annotation("where the elements of each result are, or of what is written", ArrayAttr),
@@ -96,11 +99,11 @@ ANNOTATIONS: dict[str, Annotation] = {
     mma.HELD: Annotation("where in shared memory the block has all of the row", IntegerAttr, (tile.LoadOp,)),
     mma.AGAIN: Annotation("the block reads the same again", UnitAttr, (tile.LoadOp,)),
     WEIGHTS: Annotation("weights that TMA is to bring", UnitAttr, (tile.LoadOp,)),
-    warp_specialization.MAP: Annotation("the tensor map by which TMA writes", IntegerAttr, _STAGED),
-    warp_specialization.COORDINATES: Annotation("where in the tensor the tile begins", tile.Sizes, _STAGED),
-    warp_specialization.LIMIT: Annotation("the row that a tile ends before", tile.Sizes, _STAGED),
-    warp_specialization.LINES: Annotation("the matrix that warps write line by line", tile.Sizes, _STAGED),
-    warp_specialization.POINTER: Annotation("which argument its memory is", IntegerAttr, _STAGED),
+    tma_store.MAP: Annotation("the tensor map by which TMA writes", IntegerAttr, _STAGED),
+    tma_store.COORDINATES: Annotation("where in the tensor the tile begins", tile.Sizes, _STAGED),
+    tma_store.LIMIT: Annotation("the row that a tile ends before", tile.Sizes, _STAGED),
+    tma_store.LINES: Annotation("the matrix that warps write line by line", tile.Sizes, _STAGED),
+    tma_store.POINTER: Annotation("which argument its memory is", IntegerAttr, _STAGED),
 }
 """The attributes `nvidia.…` of ops, and what each means."""
 

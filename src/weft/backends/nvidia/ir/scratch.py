@@ -8,7 +8,7 @@ Kernels that have become parts of one block hand on so what nobody else reads: i
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 from xdsl.dialects.builtin import IntegerAttr, i64
 from xdsl.ir import Attribute, SSAValue
@@ -16,9 +16,6 @@ from xdsl.irdl import IRDLOperation, irdl_op_definition, result_def
 
 from weft.backends.nvidia.ir.dialect import SHARED
 from weft.tile import dialect as tile
-
-if TYPE_CHECKING:
-    pass
 
 
 @irdl_op_definition

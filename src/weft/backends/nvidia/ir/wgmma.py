@@ -1,17 +1,65 @@
-"""What `wgmma` takes and gives: operand types, the layout of its accumulators and registers."""
+"""Hopper's tensor cores (`wgmma`): their ops, operand types, and the layout of accumulators and registers."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Self
+
+from xdsl.dialects.builtin import IntegerAttr, i64
+from xdsl.ir import SSAValue
+from xdsl.irdl import (
+    IRDLOperation,
+    attr_def,
+    irdl_op_definition,
+    operand_def,
+    opt_operand_def,
+    result_def,
+    var_operand_def,
+    var_result_def,
+)
 
 from weft.backends.nvidia.ir.layouts import Layout, Mode
+from weft.backends.nvidia.ir.rings import SlotType
 from weft.backends.nvidia.matmul_unit import WGMMA
+from weft.tile import dialect as tile
 
 ROWS, DEPTH_BYTES = WGMMA.rows, WGMMA.depth_bytes
 
 
 OPERAND_NAMES = {"bf16": "bf16", "f16": "f16", "f8E4M3FN": "e4m3", "f8E5M2": "e5m2", "i8": "s8"}
+
+
+@irdl_op_definition
+class WgmmaOp(IRDLOperation):
+    """`a @ b` plus the accumulator, by the tensor cores: b from a slot, a from one or, narrowed, from registers.
+
+    It is begun here; only another one may use the result before `nvidia.wgmma_wait` has it.
+    """
+
+    name = "nvidia.wgmma"
+    a = operand_def(SlotType | tile.TileType)
+    b = operand_def(SlotType)
+    accumulator = opt_operand_def(tile.TileType)
+    out = result_def(tile.TileType)
+
+
+@irdl_op_definition
+class WgmmaWaitOp(IRDLOperation):
+    """Wait for the dots that were begun, but for the last `pending` of them; gives those that it is given."""
+
+    name = "nvidia.wgmma_wait"
+    values = var_operand_def(tile.TileType)
+    pending = attr_def(IntegerAttr)
+    outs = var_result_def(tile.TileType)
+
+    @classmethod
+    def make(cls, values: Sequence[SSAValue], pending: int) -> Self:
+        types = [value.type for value in values]
+        return cls.create(operands=list(values), attributes={"pending": IntegerAttr(pending, i64)}, result_types=types)
+
+
+OPS: list[type[IRDLOperation]] = [WgmmaOp, WgmmaWaitOp]
 
 
 def accumulator_layout(shape: Sequence[int], consumers: int) -> Layout:

@@ -9,20 +9,12 @@ from math import prod
 from xdsl.ir import Operation, SSAValue
 
 from weft.backends.nvidia.ir.alignment import WIDEST, ComputedAccess, access_of, computed_access, pointer_dtype
-from weft.backends.nvidia.ir.dialect import (
-    BLOCKS,
-    WARPS,
-    integer,
-    layout_of,
-)
+from weft.backends.nvidia.ir.dialect import BLOCKS, WARPS, integer, layout_of
 from weft.backends.nvidia.ir.fused_reductions import MomentsOp, OnlineSoftmaxOp
 from weft.backends.nvidia.ir.layouts import WARP, Layout, blocked, next_power_of_two
 from weft.backends.nvidia.ir.mma import PACKED, RAW, MmaOp, PackOp
 from weft.backends.nvidia.ir.op_facts import depends_on_program
-from weft.backends.nvidia.ir.warp_specialization import (
-    WgmmaOp,
-)
-from weft.backends.nvidia.ir.wgmma import accumulator_layout
+from weft.backends.nvidia.ir.wgmma import WgmmaOp, accumulator_layout
 from weft.tile import dialect as tile
 from weft.tile import pointer_ops
 from weft.tile.axis_facts import AxisFacts

@@ -27,7 +27,7 @@ from weft.backends.nvidia.ir.mma import (
     SqueezeOp,
     Warps,
 )
-from weft.backends.nvidia.matmul_unit import MMA
+from weft.backends.nvidia.matmul_unit import MMA, MatmulUnit
 from weft.backends.nvidia.target import NvidiaTarget
 from weft.errors import LoweringError
 from weft.ir.attributes import from_attribute, to_attribute
@@ -69,10 +69,15 @@ class UseTensorCores(KernelPass):
     """Those of a block; 0 for those that the kernel has, or as many as dots want."""
 
     def matches(self, kernel: tile.KernelOp, target: NvidiaTarget) -> Match:
-        return True if _narrow_products(kernel) else Refused("it has no dot of 16-bit operands")
+        unit = target.matmul_unit("registers")
+        if unit is None:
+            return Refused(f"{target.arch} has nothing that multiplies from registers")
+        return True if _narrow_products(kernel, unit) else Refused("it has no dot of 16-bit operands")
 
     def apply(self, kernel: tile.KernelOp, target: NvidiaTarget) -> None:
-        dots = _narrow_products(kernel)
+        unit = target.matmul_unit("registers")
+        assert unit is not None
+        dots = _narrow_products(kernel, unit)
         warps = self.warps or integer(kernel, WARPS)
         if all(map(_is_narrow, dots)) and (loop := _summing(dots)) is not False:
             count = _share_depth(dots, loop, warps)
@@ -86,8 +91,8 @@ class UseTensorCores(KernelPass):
         set_integer(kernel, WARPS, warps)
 
 
-def _narrow_products(kernel: tile.KernelOp) -> list[tile.DotOp]:
-    return [op for op in kernel.walk() if isinstance(op, tile.DotOp) and narrow_type(op) is not None]
+def _narrow_products(kernel: tile.KernelOp, unit: MatmulUnit) -> list[tile.DotOp]:
+    return [op for op in kernel.walk() if isinstance(op, tile.DotOp) and narrow_type(op, unit) is not None]
 
 
 def _is_narrow(dot: tile.DotOp) -> bool:
@@ -96,15 +101,17 @@ def _is_narrow(dot: tile.DotOp) -> bool:
     return m <= ROWS and n <= _MOST_COLUMNS
 
 
-def narrow_type(dot: tile.DotOp) -> DType | None:
-    """The type of 16 bits in which both operands of a dot of floats can be held as they are."""
-    types = {_narrow(dot.a), _narrow(dot.b)}
-    if len(types) != 1 or tile.tile_type(dot.out).dtype != f32 or len(tile.tile_type(dot.b).sizes) != 2:
+def narrow_type(dot: tile.DotOp, unit: MatmulUnit) -> DType | None:
+    """The type that a unit multiplies in which both operands of a dot can be held as they are."""
+    dtype, other = _narrow(dot.a), _narrow(dot.b)
+    if dtype is None or dtype != other or not unit.multiplies(dtype) or len(tile.tile_type(dot.b).sizes) != 2:
         return None
-    return types.pop() if _sides(dot)[2] % DEPTH == 0 else None
+    summed = tile.tile_type(dot.out).dtype == unit.sums(dtype)
+    return dtype if summed and unit.takes_depth(dtype, _sides(dot)[2]) else None
 
 
 def _narrow(value: SSAValue) -> DType | None:
+    """The type in which a value can be held as it is."""
     if not isinstance(value, OpResult):
         return None
     found: DType | None = None
@@ -121,7 +128,7 @@ def _narrow(value: SSAValue) -> DType | None:
             found = target if isinstance(target, DType) else None
         case _:
             pass
-    return found if found is not None and found.name in MMA.dtypes else None
+    return found
 
 
 def _sides(dot: tile.DotOp) -> tuple[int, int, int]:
@@ -294,7 +301,7 @@ def _multiply(
     """Put the dot of packed operands before a dot; `left` is its first one, where that is there already."""
     block = dot.parent_block()
     assert block is not None
-    dtype = narrow_type(dot)
+    dtype = narrow_type(dot, MMA)
     assert dtype is not None
     a = left or _operand(dot, dot.a, 1, fragments.left(), dtype, ahead=False, spread=fragments.apart)
     codes = dot.b.owner

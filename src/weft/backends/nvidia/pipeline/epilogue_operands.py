@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from weft.backends.nvidia.code import TensorMap
 from weft.backends.nvidia.ir.alignment import pointer_dtype
 from weft.backends.nvidia.ir.index_slices import ops_behind
+from weft.backends.nvidia.ir.rings import LINE, SlotType
 from weft.backends.nvidia.ir.tma_boxes import tma_box_of
-from weft.backends.nvidia.ir.warp_specialization import LINE, SlotType
 from weft.backends.nvidia.pipeline.operand_copies import Operands
 from weft.ir.expr import Size
 from weft.ir.types import bf16, f16

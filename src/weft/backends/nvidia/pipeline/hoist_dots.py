@@ -9,7 +9,6 @@ from xdsl.ir import Block, Operation, OpResult
 
 from weft.backends.nvidia.ir.kernel_passes import KernelPass, Match, Refused
 from weft.backends.nvidia.ir.warp_specialization import AffineApplyOp
-from weft.backends.nvidia.matmul_unit import WGMMA
 from weft.backends.nvidia.target import NvidiaTarget
 from weft.tile import collective_ops, pointer_ops
 from weft.tile import dialect as tile
@@ -49,13 +48,14 @@ class HoistDots(KernelPass):
         return True if written else Refused("dots of graphs stand where they begin")
 
     def apply(self, kernel: tile.KernelOp, target: NvidiaTarget) -> None:
+        unit = target.matmul_units[0]
         for loop in [op for op in kernel.walk() if isinstance(op, tile.ForOp)]:
             dots = [op for op in loop.block.ops if isinstance(op, tile.DotOp)]
             if not dots:
                 continue
             left, last = _MOST_EARLY, dots[0]
             for dot in dots[1:]:
-                needed, held = _needed(loop.block, dot), registers_of(dot)
+                needed, held = _needed(loop.block, dot), unit.registers_of(tile.tile_type(dot.out).sizes[1])
                 if needed is not None and held <= left:
                     _move(loop.block, needed, dot, last)
                     left, last = left - held, dot
@@ -80,11 +80,6 @@ def _move(block: Block, needed: set[Operation], op: Operation, place: Operation,
         block.insert_ops_before(moved, place)
     else:
         block.insert_ops_after(moved, place)
-
-
-def registers_of(dot: tile.DotOp) -> int:
-    """What a thread holds of a dot, of 64 rows by a warp group."""
-    return WGMMA.rows * tile.tile_type(dot.out).sizes[1] // WGMMA.threads
 
 
 def _needed(block: Block, op: Operation) -> set[Operation] | None:

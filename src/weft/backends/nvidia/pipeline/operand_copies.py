@@ -19,9 +19,9 @@ from weft.backends.nvidia.ir.alignment import pointer_dtype
 from weft.backends.nvidia.ir.index_slices import ops_behind
 from weft.backends.nvidia.ir.programmatic_launch import is_fixed
 from weft.backends.nvidia.ir.register_operands import register_operand
+from weft.backends.nvidia.ir.rings import LINE, SlotType
 from weft.backends.nvidia.ir.tma_boxes import tma_box_of
-from weft.backends.nvidia.ir.warp_specialization import LINE, SlotType
-from weft.backends.nvidia.matmul_unit import WGMMA
+from weft.backends.nvidia.matmul_unit import MatmulUnit
 from weft.ir.expr import Size
 from weft.ir.types import DType
 from weft.tile import control_flow
@@ -122,8 +122,10 @@ class Operands:
         return list({id(batch): batch for batch in self.batches.values() if dot in batch.dots}.values())
 
 
-def operands_of(kernel: tile.KernelOp, dots: Sequence[tile.DotOp], early: bool = False) -> Operands | None:
-    """How the operands of dots come to slots; None where TMA cannot bring them.
+def operands_of(
+    kernel: tile.KernelOp, dots: Sequence[tile.DotOp], unit: MatmulUnit, early: bool = False
+) -> Operands | None:
+    """How the operands of dots come to slots, which a unit reads; None where TMA cannot bring them.
 
     A left operand may also be in registers, if it is narrowed to the type of the right one. Where there is time to gain
     by what comes `early`, it does not come together with what does not.
@@ -145,7 +147,7 @@ def operands_of(kernel: tile.KernelOp, dots: Sequence[tile.DotOp], early: bool =
         if not _is_load(dot.b) or not (_is_load(dot.a) or register_operand(dot.a, tile.DotOp) == dtype):
             return None
         if not (
-            WGMMA.reads_any_way(dtype) or all(_runs_along(copies, value, k) for value, k in ((dot.a, 1), (dot.b, 0)))
+            unit.reads_any_way(dtype) or all(_runs_along(copies, value, k) for value, k in ((dot.a, 1), (dot.b, 0)))
         ):
             return None
     weights = {copy.load for copy in copies.values() if early and _are_weights(kernel, copy.load, dots)}

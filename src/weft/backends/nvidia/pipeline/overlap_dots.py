@@ -11,8 +11,9 @@ from xdsl.ir import Block
 
 from weft.backends.nvidia.ir.dialect import CONSUMERS, RESIDENT, set_integer
 from weft.backends.nvidia.ir.kernel_passes import KernelPass, Match, Refused
-from weft.backends.nvidia.ir.warp_specialization import PingPongBarrierOp, WarpSpecializeOp, WgmmaOp, WgmmaWaitOp
-from weft.backends.nvidia.pipeline.hoist_dots import registers_of
+from weft.backends.nvidia.ir.warp_specialization import PingPongBarrierOp, WarpSpecializeOp
+from weft.backends.nvidia.ir.wgmma import WgmmaOp, WgmmaWaitOp
+from weft.backends.nvidia.matmul_unit import MatmulUnit
 from weft.backends.nvidia.target import NvidiaTarget
 from weft.tile import dialect as tile
 from weft.tile.memory_groups import MemoryGroups
@@ -38,7 +39,7 @@ class PairBlocks(KernelPass):
         if not MemoryGroups.of_kernel(kernel).written:
             return Refused("kernels of graphs have tiles that fill a multiprocessor")
         dots = _products_of_loops(kernel)
-        most, held = max(map(len, dots), default=0), _held(dots)
+        most, held = max(map(len, dots), default=0), _held(dots, target.matmul_units[0])
         if most < 2:
             return Refused("no iteration of a loop has two dots")
         fits = held <= _MOST_HELD or _is_tall(dots, most, held)
@@ -46,7 +47,7 @@ class PairBlocks(KernelPass):
 
     def apply(self, kernel: tile.KernelOp, target: NvidiaTarget) -> None:
         set_integer(kernel, RESIDENT, 2)
-        if _held(_products_of_loops(kernel)) > _MOST_HELD:
+        if _held(_products_of_loops(kernel), target.matmul_units[0]) > _MOST_HELD:
             set_integer(kernel, CONSUMERS, 1)
 
 
@@ -55,9 +56,10 @@ def _products_of_loops(kernel: tile.KernelOp) -> list[list[tile.DotOp]]:
     return [[op for op in loop.block.ops if isinstance(op, tile.DotOp)] for loop in loops]
 
 
-def _held(dots: Sequence[Sequence[tile.DotOp]]) -> int:
+def _held(dots: Sequence[Sequence[tile.DotOp]], unit: MatmulUnit) -> int:
     """Registers of dots that a thread holds in an iteration."""
-    return max((sum(map(registers_of, each)) for each in dots), default=0)
+    counts = ([unit.registers_of(tile.tile_type(dot.out).sizes[1]) for dot in each] for each in dots)
+    return max(map(sum, counts), default=0)
 
 
 def _is_tall(dots: Sequence[Sequence[tile.DotOp]], most: int, held: int) -> bool:

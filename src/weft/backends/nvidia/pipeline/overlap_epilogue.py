@@ -13,22 +13,20 @@ from weft.backends.nvidia.ir.alignment import pointer_dtype
 from weft.backends.nvidia.ir.dialect import SHARED
 from weft.backends.nvidia.ir.kernel_passes import KernelPass, Match, Refused
 from weft.backends.nvidia.ir.op_facts import narrowed_to
-from weft.backends.nvidia.ir.warp_specialization import (
+from weft.backends.nvidia.ir.tma_store import (
     COORDINATES,
     LIMIT,
     LINES,
     MAP,
     POINTER,
     STAGE_COLUMNS,
-    AffineApplyOp,
     TmaStoreOp,
     TruncatePackOp,
-    WarpSpecializeOp,
-    WgmmaOp,
-    WgmmaWaitOp,
     is_staged,
     packed_type,
 )
+from weft.backends.nvidia.ir.warp_specialization import AffineApplyOp, WarpSpecializeOp
+from weft.backends.nvidia.ir.wgmma import WgmmaOp, WgmmaWaitOp
 from weft.backends.nvidia.pipeline.tile_scheduler import TileScheduler
 from weft.backends.nvidia.target import NvidiaTarget
 from weft.ir.attributes import from_attribute

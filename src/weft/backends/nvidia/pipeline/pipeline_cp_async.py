@@ -15,12 +15,13 @@ from weft.backends.nvidia.ir.cp_async import CpAsyncCommitOp, CpAsyncOp, CpAsync
 from weft.backends.nvidia.ir.dialect import VECTOR, WARPS, BarrierOp, integer, set_integer, set_launch
 from weft.backends.nvidia.ir.kernel_passes import KernelPass, Refused
 from weft.backends.nvidia.ir.layouts import WARP
-from weft.backends.nvidia.ir.warp_specialization import LINE, AffineApplyOp, SlotType, WgmmaOp, WgmmaWaitOp
-from weft.backends.nvidia.matmul_unit import WGMMA
+from weft.backends.nvidia.ir.rings import LINE, SlotType
+from weft.backends.nvidia.ir.warp_specialization import AffineApplyOp
+from weft.backends.nvidia.ir.wgmma import WgmmaOp, WgmmaWaitOp
+from weft.backends.nvidia.matmul_unit import MatmulUnit
 from weft.backends.nvidia.target import NvidiaTarget
 from weft.ir.attributes import from_attribute
 from weft.ir.expr import Size, floordiv, mod, substitute, symbol
-from weft.ir.types import f32
 from weft.tile import collective_ops, pointer_ops
 from weft.tile import dialect as tile
 from weft.tile.axis_facts import AxisFacts
@@ -58,7 +59,9 @@ class PipelineCpAsync(KernelPass):
     decides: ClassVar[bool] = True
 
     def apply(self, kernel: tile.KernelOp, target: NvidiaTarget) -> Refused | None:
-        warps = integer(kernel, WARPS)
+        warps, unit = integer(kernel, WARPS), target.matmul_unit("shared")
+        if unit is None:
+            return Refused(f"{target.arch} has nothing that multiplies from shared memory")
         dots = [op for op in kernel.walk() if isinstance(op, tile.DotOp)]
         if not dots or not warps or warps % 4:
             return Refused("it has no dots, or no whole warp groups")
@@ -66,7 +69,7 @@ class PipelineCpAsync(KernelPass):
         loops = list(dict.fromkeys(dot.parent_op() for dot in dots))
         found: list[tuple[tile.ForOp, dict[tile.GatherOp, _Operand]]] = []
         for loop in loops:
-            operands = _operands(loop, facts, warps // 4) if isinstance(loop, tile.ForOp) else None
+            operands = _operands(loop, facts, unit, warps // 4) if isinstance(loop, tile.ForOp) else None
             if operands is None or not isinstance(loop, tile.ForOp):
                 return Refused("threads cannot copy the operands of a dot ahead")
             found.append((loop, operands))
@@ -83,7 +86,9 @@ class PipelineCpAsync(KernelPass):
         return None
 
 
-def _operands(loop: tile.ForOp, facts: AxisFacts, groups: int) -> dict[tile.GatherOp, _Operand] | None:
+def _operands(
+    loop: tile.ForOp, facts: AxisFacts, unit: MatmulUnit, groups: int
+) -> dict[tile.GatherOp, _Operand] | None:
     """The operands of a loop's dots, if threads can copy all of them ahead."""
     ops = list(loop.block.ops)
     if any(op.regions or isinstance(op, tile.ScatterOp | tile.StoreOp | pointer_ops.AtomicOp) for op in ops):
@@ -98,8 +103,7 @@ def _operands(loop: tile.ForOp, facts: AxisFacts, groups: int) -> dict[tile.Gath
             operands[gather] = operand
         (rows, columns), depth = tile.tile_type(dot.out).sizes, tile.tile_type(dot.a).sizes[1]
         dtype = operands[next(iter(operands))].slot.dtype
-        fits = WGMMA.holds(rows, columns, groups) and WGMMA.takes(dtype, columns, depth)
-        if not fits or tile.tile_type(dot.out).dtype != f32:
+        if not unit.makes(dtype, tile.tile_type(dot.out).dtype, (rows, columns, depth), groups):
             return None
         if any(not isinstance(use.operation, tile.DotOp | tile.YieldOp) for use in dot.out.uses):
             return None

@@ -24,13 +24,9 @@ from weft.backends.nvidia.ir.dialect import (
 from weft.backends.nvidia.ir.dynamic_tile_scheduler import dynamic_bytes
 from weft.backends.nvidia.ir.index_slices import ops_behind
 from weft.backends.nvidia.ir.kernel_passes import KernelPass, Refused
-from weft.backends.nvidia.ir.warp_specialization import (
+from weft.backends.nvidia.ir.rings import (
     BARRIER_BYTES,
-    MAP,
-    STAGE_BYTES,
     AcquireOp,
-    AffineApplyOp,
-    BlockNumberOp,
     CommitOp,
     ReleaseOp,
     RingToRegistersOp,
@@ -38,19 +34,18 @@ from weft.backends.nvidia.ir.warp_specialization import (
     SlotOp,
     TmaLoadOp,
     WaitOp,
-    WarpSpecializeOp,
-    WgmmaOp,
-    WgmmaWaitOp,
-    is_staged,
 )
-from weft.backends.nvidia.matmul_unit import WGMMA
+from weft.backends.nvidia.ir.tma_store import MAP, STAGE_BYTES, is_staged
+from weft.backends.nvidia.ir.warp_specialization import AffineApplyOp, BlockNumberOp, WarpSpecializeOp
+from weft.backends.nvidia.ir.wgmma import WgmmaOp, WgmmaWaitOp
+from weft.backends.nvidia.matmul_unit import MatmulUnit
 from weft.backends.nvidia.pipeline.epilogue_operands import EpilogueOperand, epilogue_operands_of
 from weft.backends.nvidia.pipeline.multicast_operands import Multicast, multicast_operands
 from weft.backends.nvidia.pipeline.operand_copies import Batch, Operands, blocks_of, operands_of
 from weft.backends.nvidia.pipeline.tile_scheduler import ThreadBlockCluster, TileScheduler, worth_dynamic
 from weft.backends.nvidia.target import SYSTEM_SHARED, NvidiaTarget
 from weft.ir.expr import symbol
-from weft.ir.types import DType, f32, i32
+from weft.ir.types import DType
 from weft.tile import dialect as tile
 
 _MOST_STAGES, _ALIGNMENT = 6, 1024
@@ -92,6 +87,7 @@ class PipelineDots(KernelPass):
 class _Pipelined:
     """What TMA brings to the dots of a kernel, and who multiplies."""
 
+    unit: MatmulUnit
     operands: Operands
     epilogue_operands: Mapping[tile.LoadOp, EpilogueOperand]
     needed: set[Operation]
@@ -102,6 +98,9 @@ class _Pipelined:
 
 def _pipelined(kernel: tile.KernelOp, target: NvidiaTarget) -> _Pipelined | Refused:
     """Loops of dots that the tensor cores of Hopper take from slots."""
+    unit = target.matmul_unit("shared")
+    if unit is None:
+        return Refused(f"{target.arch} has nothing that multiplies from shared memory")
     blocks = blocks_of(kernel)
     dots = [op for block in blocks or () for op in block.ops if isinstance(op, tile.DotOp)]
     if not dots or all(dot.parent is kernel.block for dot in dots):
@@ -110,10 +109,10 @@ def _pipelined(kernel: tile.KernelOp, target: NvidiaTarget) -> _Pipelined | Refu
     consumers = integer(kernel, CONSUMERS) or {64: 1, 128: 2, 192: 3, 256: 2}.get(rows)
     if consumers is None:
         return Refused(f"warp groups do not share {rows} rows")
-    operands = operands_of(kernel, dots, early=rows == 64)
+    operands = operands_of(kernel, dots, unit, early=rows == 64)
     if operands is None:
         return Refused("TMA cannot bring the operands of its dots")
-    if not all(_fits(dot, operands.dtype, consumers) for dot in dots):
+    if not all(_fits(dot, operands.dtype, consumers, unit) for dot in dots):
         return Refused(f"a dot is none of {consumers} warp groups and {operands.dtype.name}")
     # A ring has one producer, and an addend is not there early.
     epilogue_operands = (
@@ -122,7 +121,7 @@ def _pipelined(kernel: tile.KernelOp, target: NvidiaTarget) -> _Pipelined | Refu
     needed = _needed(kernel, operands, epilogue_operands)
     if needed is None:
         return Refused("where operands are is computed of what is multiplied")
-    return _Pipelined(operands, epilogue_operands, needed, dots, rows, consumers)
+    return _Pipelined(unit, operands, epilogue_operands, needed, dots, rows, consumers)
 
 
 def _pipeline(kernel: tile.KernelOp, target: NvidiaTarget, found: _Pipelined, *, ahead: bool) -> Refused | None:
@@ -158,9 +157,8 @@ def _pipeline(kernel: tile.KernelOp, target: NvidiaTarget, found: _Pipelined, *,
     set_integer(kernel, WARPS, 4 * consumers)
     maps = (*inputs, *launch_of(kernel).maps)
     cluster = 1 if sharing is None else sharing.blocks
-    set_launch(
-        kernel, Launch(WGMMA.threads * (consumers + 1), ring + staging, cluster, persistent=persistent, maps=maps)
-    )
+    threads = found.unit.threads * (consumers + 1)
+    set_launch(kernel, Launch(threads, ring + staging, cluster, persistent=persistent, maps=maps))
     return None
 
 
@@ -187,10 +185,9 @@ def _rings(operands: Operands, room: int, ahead: bool, most: int) -> list[RingTy
     return list(map(RingType.of, counts, operands.rings))
 
 
-def _fits(dot: tile.DotOp, dtype: DType, consumers: int) -> bool:
+def _fits(dot: tile.DotOp, dtype: DType, consumers: int, unit: MatmulUnit) -> bool:
     (rows, columns), depth = tile.tile_type(dot.out).sizes, tile.tile_type(dot.a).sizes[1]
-    summed = tile.tile_type(dot.out).dtype == (f32 if dtype.is_float else i32)
-    return summed and WGMMA.holds(rows, columns, consumers) and WGMMA.takes(dtype, columns, depth)
+    return unit.makes(dtype, tile.tile_type(dot.out).dtype, (rows, columns, depth), consumers)
 
 
 def _split(

@@ -15,16 +15,10 @@ from weft.backends.nvidia.ir.dialect import LAYOUTS, RESIDENT, ConvertOp, layout
 from weft.backends.nvidia.ir.fused_reductions import MomentsOp, OnlineSoftmaxOp
 from weft.backends.nvidia.ir.kernel_passes import KernelPass, Match, Refused, adopt, has_tma
 from weft.backends.nvidia.ir.layouts import WARP, Layout
+from weft.backends.nvidia.ir.rings import AcquireOp, CommitOp, ReleaseOp, WaitOp
 from weft.backends.nvidia.ir.row_streams import ALIGNMENT, CROSSES, BulkCopyOp, PieceType, ReadOp, StreamOp, WaitKeptOp
 from weft.backends.nvidia.ir.shared_bytes import crossing_bytes
-from weft.backends.nvidia.ir.warp_specialization import (
-    AcquireOp,
-    AffineApplyOp,
-    BlockNumberOp,
-    CommitOp,
-    ReleaseOp,
-    WaitOp,
-)
+from weft.backends.nvidia.ir.warp_specialization import AffineApplyOp, BlockNumberOp
 from weft.backends.nvidia.layout.assign_layouts import assign_layouts
 from weft.backends.nvidia.target import NvidiaTarget
 from weft.ir.expr import Size, floordiv, mod, product, substitute, symbol

@@ -22,9 +22,10 @@ from weft.backends.nvidia.ir.dialect import (
 )
 from weft.backends.nvidia.ir.kernel_passes import KernelPass, Match, Refused, adopt, has_tma
 from weft.backends.nvidia.ir.layouts import WARP
+from weft.backends.nvidia.ir.rings import AcquireOp, CommitOp, ReleaseOp, RewindOp, WaitOp
 from weft.backends.nvidia.ir.row_streams import ALIGNMENT, CROSSES, BulkCopyOp, PieceType, ReadOp, StreamOp
 from weft.backends.nvidia.ir.shared_bytes import crossing_bytes
-from weft.backends.nvidia.ir.warp_specialization import AcquireOp, BlockNumberOp, CommitOp, ReleaseOp, RewindOp, WaitOp
+from weft.backends.nvidia.ir.warp_specialization import BlockNumberOp
 from weft.backends.nvidia.layout.assign_layouts import assign_layouts
 from weft.backends.nvidia.pipeline.pipeline_rows import programs_of
 from weft.backends.nvidia.pipeline.split_rows import split_rows_over_cluster

@@ -15,9 +15,10 @@ from weft.backends.nvidia.ir.kernel_passes import KernelPass, Match, Refused, ha
 from weft.backends.nvidia.ir.layouts import WARP
 from weft.backends.nvidia.ir.mma import AGAIN, AHEAD, PACKED, MmaOp
 from weft.backends.nvidia.ir.programmatic_launch import is_fixed
+from weft.backends.nvidia.ir.rings import AcquireOp, CommitOp, ReleaseOp, WaitOp
 from weft.backends.nvidia.ir.row_streams import ALIGNMENT, WEIGHTS, BulkCopyRowsOp, PieceType, ReadOp, StreamOp
 from weft.backends.nvidia.ir.shared_bytes import shared_bytes
-from weft.backends.nvidia.ir.warp_specialization import AcquireOp, BlockNumberOp, CommitOp, ReleaseOp, WaitOp
+from weft.backends.nvidia.ir.warp_specialization import BlockNumberOp
 from weft.backends.nvidia.pipeline.pipeline_rows import programs_of
 from weft.backends.nvidia.target import SYSTEM_SHARED, NvidiaTarget
 from weft.ir.expr import product

@@ -10,15 +10,7 @@ from weft.backends.nvidia.ir.alignment import divisor_of, pointer_dtype
 from weft.backends.nvidia.ir.dialect import launch_of, set_integer, set_launch
 from weft.backends.nvidia.ir.kernel_passes import KernelPass
 from weft.backends.nvidia.ir.tma_boxes import lines_of, tma_box_of
-from weft.backends.nvidia.ir.warp_specialization import (
-    COORDINATES,
-    LIMIT,
-    LINES,
-    MAP,
-    POINTER,
-    STAGE_COLUMNS,
-    STAGE_ROWS,
-)
+from weft.backends.nvidia.ir.tma_store import COORDINATES, LIMIT, LINES, MAP, POINTER, STAGE_COLUMNS, STAGE_ROWS
 from weft.backends.nvidia.target import NvidiaTarget
 from weft.ir.expr import Size
 from weft.ir.types import bf16, f16

@@ -25,6 +25,7 @@ from xdsl.dialects.builtin import ArrayAttr, IndexType, IntegerAttr, StringAttr,
 from xdsl.ir import Block, Region, SSAValue
 
 from weft.backends.nvidia.ir.horizontal_select import HorizontalSelectOp
+from weft.backends.nvidia.ir.op_costs import cost_of
 from weft.backends.nvidia.ir.programmatic_launch import is_only_read
 from weft.backends.nvidia.ir.warp_specialization import AffineApplyOp
 from weft.ir.expr import Size, floordiv, maximum, minimum, mod, product, symbol
@@ -40,8 +41,7 @@ _MOST_TILES = 8
 MOST_POINTERS = 480
 """Parameters of a kernel take 4 KB at most."""
 _PLAIN = (tile.ProgramOp, tile.ConstantOp, tile.PositionOp, tile.LoadOp, tile.MapOp, tile.StoreOp, tile.ReturnOp)
-SIMPLE = (*_PLAIN, tile.GatherOp, tile.NumberOp, tile.ScatterOp)
-"""What is done element by element: such kernels take any number of warps."""
+"""What becomes one kernel for many tensors."""
 
 
 @dataclass(frozen=True)
@@ -160,7 +160,7 @@ def _finished(planned: Planned, group: _Group) -> list[Step]:
 def _is_simple(planned: Planned, step: KernelStep) -> bool:
     kernel = planned.kernels[step.function]
     some = isinstance(step.grid, int) and step.grid > 0
-    return some and is_plain(kernel, step) and all(isinstance(op, SIMPLE) for op in kernel.block.ops)
+    return some and is_plain(kernel, step) and all(cost_of(op).alone == "thread" for op in kernel.block.ops)
 
 
 def is_plain(kernel: tile.KernelOp, step: KernelStep) -> bool:

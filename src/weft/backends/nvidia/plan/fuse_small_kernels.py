@@ -26,13 +26,13 @@ from weft.backends.nvidia.code import Launch
 from weft.backends.nvidia.compile import annotate
 from weft.backends.nvidia.ir.accesses import may_be_shared
 from weft.backends.nvidia.ir.dialect import APART, SHARED, WARPS, BarrierOp, integer, layout_of, set_integer, set_launch
-from weft.backends.nvidia.ir.horizontal_select import HorizontalSelectOp
 from weft.backends.nvidia.ir.kernel_passes import KernelPass
 from weft.backends.nvidia.ir.layouts import WARP
+from weft.backends.nvidia.ir.op_costs import cost_of
 from weft.backends.nvidia.ir.programmatic_launch import is_only_read
 from weft.backends.nvidia.ir.scratch import ScratchOp
 from weft.backends.nvidia.ir.warp_specialization import AffineApplyOp, BlockNumberOp
-from weft.backends.nvidia.plan.fuse_horizontally import MOST_POINTERS, SIMPLE, is_plain, name_of, on_axes, set_steps
+from weft.backends.nvidia.plan.fuse_horizontally import MOST_POINTERS, is_plain, name_of, on_axes, set_steps
 from weft.backends.nvidia.target import NvidiaTarget
 from weft.ir.expr import mod, product, symbol
 from weft.ir.locations import inherit_locations, sourced
@@ -49,8 +49,6 @@ _MOST_LINKS = 16
 """Kernels of a chain, whose code grows with each."""
 _MOST_SHARED, _ALIGNMENT = 32 << 10, 128
 """Bytes of what is handed on in a block, and where each begins."""
-_DONE = (*SIMPLE, tile.ReduceOp, tile.ForOp, tile.YieldOp, HorizontalSelectOp, AffineApplyOp)
-"""What a warp does by itself."""
 
 
 @dataclass(frozen=True)
@@ -148,7 +146,9 @@ class _Links:
         kernel = self.planned.kernels[step.function]
         most = min(_MOST_WARPS * _MOST_TURNS, _MOST_ELEMENTS // _elements(kernel))
         few = isinstance(step.grid, int) and 0 < step.grid <= most
-        simple = is_plain(kernel, step) and all(isinstance(op, _DONE) for op in kernel.walk() if op is not kernel)
+        simple = is_plain(kernel, step) and all(
+            cost_of(op).alone is not None for op in kernel.walk() if op is not kernel
+        )
         if not few or not simple:
             return None
         annotated, launch = annotate(kernel, self.target, self.passes)

@@ -17,6 +17,7 @@ from weft.frontends.torch.aten import packed_attention as packed_attention
 from weft.frontends.torch.aten import pointwise as pointwise
 from weft.frontends.torch.aten import pooling as pooling
 from weft.frontends.torch.aten import random as random
+from weft.frontends.torch.aten import recurrent as recurrent
 from weft.frontends.torch.aten import reduction as reduction
 from weft.frontends.torch.aten import sampling as sampling
 from weft.frontends.torch.aten import scatter as scatter

@@ -23,6 +23,10 @@ Sizes = Sequence[Size]
 
 @aten("view", "_unsafe_view", "reshape", "view_copy", "_reshape_alias", "_reshape_copy", "prims.reshape")
 def view(b: ImportBuilder, x: SSAValue, shape: Sizes, *_strides: Any) -> SSAValue:
+    given, made = product(b.shape(x)), product(b.result.shape)
+    if given != made:
+        # Tracing has seen that one divides the other, and `n // 4 * 4` is `n`: all the elements, by their other name.
+        x = slice_dim(b, b.view(x, (given,)), 0, 0, made)
     return b.view(x, b.result.shape)
 
 

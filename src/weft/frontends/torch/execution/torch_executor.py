@@ -11,6 +11,7 @@ import torch
 from weft.frontends.torch.execution.arrays import TorchArrays
 from weft.frontends.torch.execution.device_checks import Watch
 from weft.frontends.torch.execution.traced_steps import is_traced, run_traced
+from weft.frontends.torch.execution.weight_watch import Unchanged, watch_weights
 from weft.frontends.torch.importer.freezing import count_fused_steps
 from weft.frontends.torch.importer.imported_graph import Calling
 from weft.frontends.torch.importer.opaque import OpaqueRuntime
@@ -43,6 +44,9 @@ class TorchExecutor(PlanExecutor[ProgramT, torch.Tensor]):
         the program says of its data where nobody waits for it.
         """
         return None
+
+    def _unchanged(self, given: Sequence[torch.Tensor]) -> Unchanged | None:
+        return watch_weights(given)
 
     def _run_segments(self, frame: Frame[torch.Tensor], held: dict[int, torch.Tensor]) -> None:
         if is_traced() and self.device.type == "cpu":

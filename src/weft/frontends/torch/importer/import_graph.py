@@ -10,6 +10,7 @@ has no Weft type: sparse or quantised tensors, sizes that depend on data, symbol
 from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import torch
@@ -32,6 +33,7 @@ from weft.frontends.torch.importer.sizes import (
     Source,
     fix_facts,
     integer_sources,
+    note_reshape,
     read_symbols,
     scaled_sizes,
     size_of,
@@ -65,10 +67,26 @@ def import_graph(
     known = condition_count(module)
     if (environment := environment_of(module)) is not None:
         fix_facts(environment)
+        _note_reshapes(module)
     positions = {node: position for position, node in enumerate(module.graph.find_nodes(op="placeholder"))}
     nodes = NodeImporter(module, config, frozen, capabilities, left, positions)
     imported = _Importer(name, nodes).run()
     return replace(imported, conditional=condition_count(module) > known)
+
+
+def _note_reshapes(module: fx.GraphModule) -> None:
+    """Let the sizes of reshaped tensors be those that were asked for."""
+    for target in _RESHAPES:
+        for node in module.graph.find_nodes(op="call_function", target=target):
+            source, asked = node.args[:2]
+            values = [each.meta.get("val") if isinstance(each, fx.Node) else each for each in asked]
+            traced, made = source.meta.get("val"), node.meta.get("val")
+            if isinstance(traced, torch.Tensor) and isinstance(made, torch.Tensor) and None not in values:
+                with suppress(UnsupportedError):  # which the node itself meets, and says
+                    note_reshape(traced.shape, values, made.shape)
+
+
+_RESHAPES = [getattr(torch.ops.aten, name).default for name in ("view", "_unsafe_view", "reshape", "view_copy")]
 
 
 @dataclass

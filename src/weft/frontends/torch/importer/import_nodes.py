@@ -10,7 +10,8 @@ that torch carries out when the graph runs.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Hashable, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -39,6 +40,7 @@ from weft.frontends.torch.importer.claims import (
     weights_of_product,
 )
 from weft.frontends.torch.importer.complex_numbers import Complex, interleaved_type
+from weft.frontends.torch.importer.control_flow import import_control, is_control
 from weft.frontends.torch.importer.encoding import NumberArgument, TensorArgument
 from weft.frontends.torch.importer.facts import symbols_told
 from weft.frontends.torch.importer.flex import is_flex, is_own_flex, read_flex
@@ -90,6 +92,23 @@ class NodeImporter:
     def enter(self, block: Block, *, checked: bool) -> None:
         """Go on at the end of a block; `checked` programs look at their data."""
         self.block, self.builder = block, ImportBuilder(block, strict=self.config.strict, checked=checked)
+        self.outermost = block
+
+    @contextmanager
+    def inside(self, block: Block) -> Generator[None]:
+        """Go on at the end of a region's block, for a while. What is found out about data there cannot leave it."""
+        around, builder, known = self.block, self.builder, len(self.fallbacks)
+        self.block = block
+        self.builder = ImportBuilder(block, builder.location, strict=self.config.strict, checked=builder.checked)
+        try:
+            yield
+            if self.builder.checks:
+                raise UnsupportedError("control flow around what fails for some data")
+        except WeftError:
+            del self.fallbacks[known:]
+            raise
+        finally:
+            self.block, self.builder = around, builder
 
     def type_of(self, meta: torch.Tensor) -> Tensor:
         """The type in which a tensor comes in and goes out."""
@@ -112,7 +131,7 @@ class NodeImporter:
                 return self.builder.number(value.item(), tensor.dtype)
         self.constants.append(value)
         self.paths.append(str(node.target) if module is self.module else "")
-        argument = self.block.insert_arg(tensor_type(tensor), len(self.block.args))
+        argument = self.outermost.insert_arg(tensor_type(tensor), len(self.outermost.args))
         argument.name_hint = node.name if node.name.isidentifier() else None
         return self.incoming(argument, value)
 
@@ -244,6 +263,8 @@ class NodeImporter:
             raise UnsupportedError("complex numbers")
         if is_flex(node):
             value = self._flexed(node)
+        elif is_control(node):
+            value = import_control(self, node, args)
         else:
             value = self._inlined(node) if converter is None else converter(self.builder, *args, **kwargs)
         return self._checked(value, results, isinstance(meta_of(node), tuple | list))
@@ -254,19 +275,22 @@ class NodeImporter:
         decomposition = decomposition_of(node.target) if is_pure(node.target) else None
         if decomposition is None:
             raise UnsupportedError("no converter")
-        return self._traced(*trace_decomposition(node, decomposition))
+        graph, sources = trace_decomposition(node, decomposition)
+        return self.traced(graph, [self.values[source] for source in sources], self._converted)
 
     def _flexed(self, node: fx.Node) -> Any:
         """FlexAttention, with what its functions make of places."""
         flex = read_flex(node, self.module)
-        masks = self._traced(flex.graph, flex.sources)
+        masks = self.traced(flex.graph, [self.values[source] for source in flex.sources], self._converted)
         self.builder.enter(node)
         query, key, value = map(self._value, node.args[:3])
         return flex_attention(self.builder, query, key, value, *masks, scale=flex.scale, softcap=flex.softcap)
 
-    def _traced(self, traced: fx.GraphModule, sources: Sequence[fx.Node]) -> tuple[Any, ...]:
-        """The results of a graph in place of a node, whose placeholders stand for other nodes."""
-        values = iter(self.values[source] for source in sources)
+    def traced(
+        self, traced: fx.GraphModule, given: Sequence[Any], convert: Callable[[fx.Node], Any]
+    ) -> tuple[Any, ...]:
+        """The results of a graph in place of a node, whose placeholders have these values."""
+        values = iter(given)
         for inner in traced.graph.nodes:
             match inner.op:
                 case "placeholder":
@@ -278,7 +302,7 @@ class NodeImporter:
                     results = returned if isinstance(returned, tuple | list) else (returned,)
                     return tuple(self._value(result) for result in results)
                 case _:
-                    self.values[inner] = self.plain(inner, self._converted)
+                    self.values[inner] = self.plain(inner, convert)
         raise UnsupportedError("its decomposition returns nothing")
 
     def _checked(self, value: Any, results: Sequence[Tensor | None], several: bool) -> Any:

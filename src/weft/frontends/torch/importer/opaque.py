@@ -93,6 +93,18 @@ def make_opaque(
     return made
 
 
+_STARTS = tuple(
+    f"_c10d_functional::{name}"
+    for name in (
+        *("all_gather_into_tensor", "all_gather_into_tensor_coalesced", "all_to_all_single", "broadcast"),
+        *("reduce_scatter_tensor", "reduce_scatter_tensor_coalesced"),
+    )
+)
+"""Calls that read their operands after they have returned, when the memory may have been given to others."""
+_WAITS = "_c10d_functional::wait_tensor"
+"""Gives its operand, which nobody else reads: no copy is needed."""
+
+
 @dataclass(frozen=True)
 class _Call:
     """An opaque op, read once."""
@@ -127,6 +139,8 @@ class OpaqueRuntime:
             else operand.contiguous()
             for position, operand in enumerate(operands)
         ]
+        if target in _STARTS:
+            operands = [operand.clone() for operand in operands]
         decode = Decoder(operands, symbols, self.objects)
         with torch.no_grad():
             returned = call.function(
@@ -137,6 +151,8 @@ class OpaqueRuntime:
         # The memory of operands is used again when they are not needed any more.
         taken = {operand.untyped_storage().data_ptr() for operand in operands}
         found = [outputs[position] for position in call.results]
+        if target == _WAITS:
+            return found
         results = [as_real(r) if r is not None and r.is_complex() else r for r in found]
         return [r.clone() if r is not None and r.untyped_storage().data_ptr() in taken else r for r in results]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -25,6 +25,8 @@ from weft.ir.expr import (
     maximum,
     minimum,
     mod,
+    product,
+    split_multiple,
     symbol,
     symbols_of,
 )
@@ -96,6 +98,8 @@ _FUNCTIONS: dict[str, Callable[..., Size]] = {
 
 
 def _converted(expression: Any, shape_env: Any) -> Size:
+    if (known := _facts.get(shape_env, _NO_FACTS).equal.get(expression)) is not None:
+        return known
     if expression.is_Integer:
         return int(expression)
     if expression.is_Symbol:
@@ -180,8 +184,11 @@ class _Facts:
 
     divisors: Mapping[str, int]
     values: Mapping[str, int]
+    equal: dict[Any, Size] = field(default_factory=dict[Any, Size])
+    """What else is known of the value of an expression of torch's."""
 
 
+_DIVISIONS = ("FloorDiv", "CleanDiv")
 _facts: WeakKeyDictionary[Any, _Facts] = WeakKeyDictionary()
 
 
@@ -194,11 +201,15 @@ def fix_facts(shape_env: Any) -> None:
     divisors: dict[str, int] = {}
     quotients: list[tuple[Any, int]] = []
     for guard in shape_env.guards:
-        if type(guard.expr).__name__ != "Equality" or not guard.expr.args[1].is_Integer:
+        if type(guard.expr).__name__ != "Equality":
+            continue
+        if (divided := _whole_multiple(*guard.expr.args, shape_env)) is not None:
+            divisors[divided[0]] = math.lcm(divisors.get(divided[0], 1), divided[1])
+        if not guard.expr.args[1].is_Integer:
             continue
         computed, value = guard.expr.args[0], int(guard.expr.args[1])
         name = type(computed).__name__
-        if name not in ("Mod", "PythonMod", "FloorDiv", "CleanDiv"):
+        if name not in ("Mod", "PythonMod", *_DIVISIONS):
             continue
         dividend, divisor = computed.args
         if not dividend.is_Symbol or not divisor.is_Integer or divisor < 2 or not _nonnegative(dividend, shape_env):
@@ -212,7 +223,45 @@ def fix_facts(shape_env: Any) -> None:
         dividend, divisor = str(quotient.args[0]), int(quotient.args[1])
         if divisors.get(dividend, 1) % divisor == 0:
             values[dividend] = value * divisor
-    _facts[shape_env] = _Facts(divisors, values)
+    before = _facts.get(shape_env)  # of the forward graph, whose sizes a backward graph's are
+    _facts[shape_env] = _Facts(divisors, values, {} if before is None else before.equal)
+
+
+def _whole_multiple(size: Any, computed: Any, shape_env: Any) -> tuple[str, int] | None:
+    """The name and the divisor of a size of which `s0 == 4 * (s0 // 4)` is known."""
+    if not size.is_Symbol or type(computed).__name__ != "Mul" or not _nonnegative(size, shape_env):
+        return None
+    match computed.args:
+        case (number, quotient) if number.is_Integer and number > 1 and type(quotient).__name__ in _DIVISIONS:
+            return (str(size), int(number)) if quotient.args == (size, number) else None
+        case _:
+            return None
+
+
+def note_reshape(source: Sequence[Any], asked: Sequence[Any], result: Sequence[Any]) -> None:
+    """From here on take what tracing says of a reshaped tensor's sizes for what the reshape asks for.
+
+    Where torch merges and splits dimensions it writes 4 as `n // (n // 4)`, and what -1 stands for as a product with a
+    quotient; `asked` may hold one -1.
+    """
+    if len(asked) != len(result):
+        return
+    count, known = product(sizes_of(source)), product(sizes_of(size for size in asked if not _is_rest(size)))
+    for size, traced in zip(asked, result, strict=True):
+        if not isinstance(traced, torch.SymInt) or traced.node.maybe_as_int() is not None:
+            continue
+        if _is_rest(size):
+            wanted, remainder = split_multiple(count, known) if known != 0 else (0, 1)
+            if remainder != 0:
+                continue
+        else:
+            wanted = size_of(size)
+        if size_of(traced) != wanted and (facts := _facts.get(traced.node.shape_env)) is not None:
+            facts.equal[traced.node.expr] = wanted
+
+
+def _is_rest(size: Any) -> bool:
+    return isinstance(size, int) and size == -1
 
 
 _NO_FACTS = _Facts({}, {})

@@ -74,8 +74,9 @@ class DeviceKernel(KernelHandle):
     def __init__(self, code: DeviceKernelCode, device: int, cache: DiskCache | None) -> None:
         self.code, self.device = code, device
         self._driver = driver()
-        self._driver.use(device)
-        self._loaded = load_code(self._driver, device_facts(device), code.code, cache)
+        self._driver.use_if_none(device)
+        with self._driver.within(device):
+            self._loaded = load_code(self._driver, device_facts(device), code.code, cache)
         self._function = self._loaded.functions[code.name]
         self.n_regs, self.n_spills = self._function.registers, self._function.local_bytes // 4
         self.n_max_threads = self._function.launch.threads

@@ -23,6 +23,7 @@ from weft.backends.nvidia.emit.math import asm
 from weft.backends.nvidia.emit.memory.global_memory import joined, pair
 from weft.backends.nvidia.ir.alignment import pointer_dtype
 from weft.backends.nvidia.ir.dialect import layout_of
+from weft.backends.nvidia.target import NO_FP8
 from weft.ir.attributes import from_attribute
 from weft.ir.types import DType, bf16, f8e4m3, f16, u8
 from weft.ops.quantized import FORMS
@@ -31,8 +32,6 @@ from weft.tile import dialect as tile
 if TYPE_CHECKING:
     from weft.backends.nvidia.emit.codegen import KernelCodegen
 
-NO_FP8 = "fp8"
-"""What GPUs lack that have no instruction to widen floats of 8 bits."""
 _APART = 4
 ONE = {"bf16": 0x3F80, "f16": 0x3C00}
 """The bits of 1."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from weft.backends.llvm.builder import V, const
 from weft.backends.llvm.cast import emit_cast, register_type
 from weft.backends.nvidia.emit.block import i32, load_shared, store_shared
+from weft.backends.nvidia.emit.emitters import EMITTERS
 from weft.backends.nvidia.emit.loops import loop_with
 from weft.backends.nvidia.emit.math import emit_map
 from weft.backends.nvidia.ir.dialect import SHARED, integer, layout_of
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from weft.backends.nvidia.emit.codegen import KernelCodegen
 
 
+@EMITTERS.register(tile.DotOp)
 def emit_fma_dot(codegen: KernelCodegen, op: tile.DotOp) -> None:
     """Write both operands, wait, and let every thread sum its elements along K."""
     if any(len(tile.tile_type(value).sizes) != 2 for value in (op.a, op.b)):

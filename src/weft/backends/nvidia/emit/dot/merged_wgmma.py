@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from xdsl.ir import OpResult, SSAValue
 
 from weft.backends.llvm.builder import V
-from weft.backends.nvidia.ir.warp_specialization import SlotOp, SlotType, WgmmaOp, WgmmaWaitOp
-from weft.backends.nvidia.ir.wgmma import ROWS
+from weft.backends.nvidia.ir.rings import SlotOp, SlotType
+from weft.backends.nvidia.ir.wgmma import ROWS, WgmmaOp, WgmmaWaitOp
 
 _MOST_COLUMNS = 256
 """Of an instruction."""

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from weft.backends.llvm.builder import Function, V
 from weft.backends.nvidia.emit.block import i32
-from weft.backends.nvidia.ir.warp_specialization import LINE, SlotType
+from weft.backends.nvidia.ir.rings import LINE, SlotType
 from weft.backends.nvidia.ir.wgmma import DEPTH_BYTES, OPERAND_NAMES, ROWS
 from weft.backends.nvidia.matmul_unit import WGMMA
 from weft.ir.types import DType

@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING
 from weft.backends.llvm.builder import V, const, memory_type
 from weft.backends.llvm.cast import load_convert, register_type, store_convert
 from weft.backends.llvm.math import emit_function
+from weft.backends.nvidia.emit.emitters import EMITTERS
 from weft.backends.nvidia.emit.math import asm
 from weft.backends.nvidia.emit.memory.gather_scatter import address_of
 from weft.backends.nvidia.emit.memory.shared_tiles import read_tile, write_registers
 from weft.backends.nvidia.ir.alignment import pointer_dtype
 from weft.backends.nvidia.ir.dialect import SHARED, integer, layout_of
 from weft.backends.nvidia.ir.shared_bytes import is_passed_on, register_bytes
+from weft.backends.nvidia.target import NO_BF16_ATOMICS
 from weft.ir.types import DType, f32
 from weft.tile import collective_ops, pointer_ops
 from weft.tile import dialect as tile
@@ -28,10 +30,9 @@ if TYPE_CHECKING:
 
 _OF_FLOATS = {"max": "fmax", "min": "fmin"}
 _SCOPE = 'syncscope("device")'
-NO_BF16_ATOMICS = "bf16 atomics"
-"""What a module says it lacks whose target adds no bf16 by itself."""
 
 
+@EMITTERS.register(pointer_ops.AtomicOp)
 def emit_atomic(codegen: KernelCodegen, op: pointer_ops.AtomicOp) -> None:
     b, layout, memory = codegen.b, layout_of(op.out), pointer_dtype(op)
     type_ = tile.tile_type(op.out)

@@ -13,14 +13,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from xdsl.dialects.builtin import IntegerAttr
-from xdsl.ir import Operation
 
 from weft.backends.llvm.builder import V, i64
 from weft.backends.nvidia.emit.block import SHARED_SYMBOL, do, i32, short
+from weft.backends.nvidia.emit.emitters import EMITTERS
 from weft.backends.nvidia.emit.memory.gather_scatter import address_of
 from weft.backends.nvidia.ir.cp_async import CpAsyncCommitOp, CpAsyncOp, CpAsyncWaitOp, StagedOp
 from weft.backends.nvidia.ir.dialect import VECTOR, integer, layouts_of
-from weft.backends.nvidia.ir.warp_specialization import LINE, SlotType
+from weft.backends.nvidia.ir.rings import LINE, SlotType
 from weft.errors import LoweringError
 
 if TYPE_CHECKING:
@@ -31,33 +31,14 @@ _LINES = 8
 _CHUNK = 16
 
 
-def emit_cp_async(codegen: KernelCodegen, op: Operation) -> bool:
-    """The code of one op; False if it is none of these."""
-    match op:
-        case CpAsyncOp():
-            _copy_in(codegen, op)
-        case CpAsyncCommitOp():
-            do(codegen.b, "cp.async.commit_group;", "")
-        case CpAsyncWaitOp():
-            do(codegen.b, f"cp.async.wait_group {op.pending.value.data};", "")
-            codegen.threads.barrier()
-            do(codegen.b, "fence.proxy.async.shared::cta;", "")
-        case StagedOp():
-            slot = op.out.type
-            assert isinstance(slot, SlotType)
-            codegen.slots[op.out] = _stage(codegen, slot, op.start, codegen.scalars[op.stage])
-        case _:
-            return False
-    return True
-
-
 def _stage(codegen: KernelCodegen, slot: SlotType, start: IntegerAttr, stage: V) -> V:
     b = codegen.b
     base = b.emit("i32", f"ptrtoint ptr addrspace(3) @{SHARED_SYMBOL} to i32")
     return b.add(base, b.add(i32(start.value.data), b.mul(short(b, stage), i32(slot.bytes))))
 
 
-def _copy_in(codegen: KernelCodegen, op: CpAsyncOp) -> None:
+@EMITTERS.register(CpAsyncOp)
+def emit_cp_async(codegen: KernelCodegen, op: CpAsyncOp) -> None:
     b, (layout,), width, slot = codegen.b, layouts_of(op), integer(op, VECTOR, 1), op.slot
     size, inner = slot.dtype.bytes, slot.axis
     bytes_ = width * size
@@ -83,3 +64,22 @@ def _copy_in(codegen: KernelCodegen, op: CpAsyncOp) -> None:
         condition = codegen.both(wanted, masks[first] if masks else None)
         taken = i32(bytes_) if condition is None else b.select(condition, i32(bytes_), i32(0))
         do(b, f"cp.async.{kind}.shared.global [$0], [$1], {bytes_}, $2;", "r,l,r", target, source, taken)
+
+
+@EMITTERS.register(CpAsyncCommitOp)
+def emit_cp_async_commit(codegen: KernelCodegen, op: CpAsyncCommitOp) -> None:
+    do(codegen.b, "cp.async.commit_group;", "")
+
+
+@EMITTERS.register(CpAsyncWaitOp)
+def emit_cp_async_wait(codegen: KernelCodegen, op: CpAsyncWaitOp) -> None:
+    do(codegen.b, f"cp.async.wait_group {op.pending.value.data};", "")
+    codegen.threads.barrier()
+    do(codegen.b, "fence.proxy.async.shared::cta;", "")
+
+
+@EMITTERS.register(StagedOp)
+def emit_staged(codegen: KernelCodegen, op: StagedOp) -> None:
+    slot = op.out.type
+    assert isinstance(slot, SlotType)
+    codegen.slots[op.out] = _stage(codegen, slot, op.start, codegen.scalars[op.stage])

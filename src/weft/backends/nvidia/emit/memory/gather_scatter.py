@@ -11,6 +11,7 @@ import numpy as np
 from weft.backends.llvm.builder import V, const, i64
 from weft.backends.llvm.cast import register_type
 from weft.backends.nvidia.emit.block import i32, load_shared
+from weft.backends.nvidia.emit.emitters import EMITTERS
 from weft.backends.nvidia.emit.math import emit_map
 from weft.backends.nvidia.emit.memory.global_memory import load_chunk, store_chunk
 from weft.backends.nvidia.emit.memory.shared_tiles import read_tile, write_registers
@@ -35,6 +36,7 @@ def address_of(codegen: KernelCodegen, pointer: V, offset: V, size: int) -> V:
     return b.add(pointer, b.mul(wide, i64(size)))
 
 
+@EMITTERS.register(tile.GatherOp)
 def emit_gather(codegen: KernelCodegen, op: tile.GatherOp) -> None:
     b, layout, dtype = codegen.b, layout_of(op.out), pointer_dtype(op)
     type_, width = tile.tile_type(op.out), integer(op, VECTOR, 1)
@@ -68,6 +70,7 @@ def _has(dtype: DType, number: float) -> bool:
         return float(np.array(number).astype(dtype.numpy)) == number
 
 
+@EMITTERS.register(tile.ScatterOp)
 def emit_scatter(codegen: KernelCodegen, op: tile.ScatterOp) -> None:
     if op.unordered is None:
         _one_by_one(codegen, op)

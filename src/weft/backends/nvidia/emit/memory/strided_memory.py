@@ -9,6 +9,7 @@ from xdsl.ir import SSAValue
 from weft.backends.llvm.builder import V, i64
 from weft.backends.nvidia.emit.block import i32, wide
 from weft.backends.nvidia.emit.dot.mma import reads_alone
+from weft.backends.nvidia.emit.emitters import EMITTERS
 from weft.backends.nvidia.emit.memory.boolean_rows import load_rows
 from weft.backends.nvidia.emit.memory.global_memory import (
     ONCE,
@@ -27,13 +28,14 @@ from weft.backends.nvidia.ir.dialect import layout_of, layouts_of
 from weft.backends.nvidia.ir.layouts import Layout, picked
 from weft.backends.nvidia.ir.mma import AGAIN, AHEAD, HELD, PACKED, RAW, SPREAD, PackOp
 from weft.backends.nvidia.ir.scratch import space_of
-from weft.backends.nvidia.ir.warp_specialization import is_staged
+from weft.backends.nvidia.ir.tma_store import is_staged
 from weft.tile import dialect as tile
 
 if TYPE_CHECKING:
     from weft.backends.nvidia.emit.codegen import KernelCodegen
 
 
+@EMITTERS.register(tile.LoadOp)
 def emit_load(codegen: KernelCodegen, op: tile.LoadOp) -> None:
     layout = layout_of(op.out)
     if PACKED in op.attributes:
@@ -76,6 +78,7 @@ def _packed(codegen: KernelCodegen, op: tile.LoadOp, layout: Layout) -> list[V]:
     return [joined(codegen.b, low, high) for low, high in zip(words[::2], words[1::2], strict=True)]
 
 
+@EMITTERS.register(PackOp)
 def emit_pack(codegen: KernelCodegen, op: PackOp) -> None:
     values, exists = codegen.tiles[op.value], codegen.existing(op.value, layout_of(op.out))
     zero, dtype = V("float", "0.0"), op.dtype.data
@@ -83,6 +86,7 @@ def emit_pack(codegen: KernelCodegen, op: PackOp) -> None:
     codegen.tiles[op.out] = [pair(codegen.b, low, high, dtype) for low, high in zip(held[::2], held[1::2], strict=True)]
 
 
+@EMITTERS.register(tile.StoreOp)
 def emit_store(codegen: KernelCodegen, op: tile.StoreOp) -> None:
     if is_staged(op):
         store_in_pieces(codegen, op)

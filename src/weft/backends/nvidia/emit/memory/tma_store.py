@@ -13,14 +13,15 @@ from typing import TYPE_CHECKING
 
 from weft.backends.llvm.builder import V, i64
 from weft.backends.nvidia.emit.block import SHARED_SYMBOL, do, elected, i32, wide
+from weft.backends.nvidia.emit.emitters import EMITTERS
 from weft.backends.nvidia.emit.memory.global_memory import pair
 from weft.backends.nvidia.emit.memory.unaligned_store import ELEMENT, Lines, write_lines
 from weft.backends.nvidia.ir.alignment import pointer_dtype
 from weft.backends.nvidia.ir.dialect import SHARED, integer, layout_of
-from weft.backends.nvidia.ir.warp_specialization import (
+from weft.backends.nvidia.ir.rings import LINE
+from weft.backends.nvidia.ir.tma_store import (
     COORDINATES,
     LIMIT,
-    LINE,
     LINES,
     MAP,
     POINTER,
@@ -46,11 +47,13 @@ def store_in_pieces(codegen: KernelCodegen, op: tile.StoreOp) -> None:
         _send(codegen, op, words, piece)
 
 
-def narrow(codegen: KernelCodegen, op: TruncatePackOp) -> None:
+@EMITTERS.register(TruncatePackOp)
+def emit_truncate_pack(codegen: KernelCodegen, op: TruncatePackOp) -> None:
     codegen.tiles[op.out] = _words(codegen, codegen.tiles[op.value], op.dtype.data)
 
 
-def send(codegen: KernelCodegen, op: TmaStoreOp) -> None:
+@EMITTERS.register(TmaStoreOp)
+def emit_tma_store(codegen: KernelCodegen, op: TmaStoreOp) -> None:
     _send(codegen, op, codegen.tiles[op.words], op.piece.value.data)
 
 

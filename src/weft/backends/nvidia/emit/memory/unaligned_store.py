@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from weft.backends.llvm.builder import Function, V, i64
 from weft.backends.nvidia.emit.block import converged, do, i32, shuffle, wide
 from weft.backends.nvidia.ir.layouts import WARP
-from weft.backends.nvidia.ir.warp_specialization import LINE, STAGE_COLUMNS, STAGE_ROWS
+from weft.backends.nvidia.ir.rings import LINE
+from weft.backends.nvidia.ir.tma_store import STAGE_COLUMNS, STAGE_ROWS
 
 ELEMENT, _WORD = 2, 4
 _CHUNKS = 8

@@ -100,21 +100,13 @@ def _across_warps(
     warps = layout.warp_count
     along = axis_bits(layout.warps, axis)
     mine = b.add(b.mul(threads.warp, i32(WARP)), threads.lane)
-    start = 0
-    for result in results:
-        for part, size in zip(result, via.sizes, strict=True):
-            store_shared(b, part, via.place + start, mine, size)
-            start += size * WARP * warps
+    places = _write(b, mine, warps, results, via)
     threads.barrier()
     others = b.binary("and", threads.warp, i32(warps - 1 - sum(along)))
     uniform = all(mode.axis in (axis, None) for mode in layout.lanes)
     count = 1 << len(along)
-    start, combined = 0, list[Parts]()
-    for result in results:
-        offsets: list[int] = []
-        for size in via.sizes:
-            offsets.append(via.place + start)
-            start += size * WARP * warps
+    combined = list[Parts]()
+    for result, offsets in zip(results, places, strict=True):
 
         def read(index: V, offsets: list[int] = offsets, result: Parts = result) -> Parts:
             parts = zip(result, offsets, via.sizes, strict=True)
@@ -135,6 +127,19 @@ def _across_warps(
     return combined
 
 
+def _write(b: Function, mine: V, warps: int, results: list[Parts], via: Exchange) -> list[list[int]]:
+    """Every thread writes what it has, each part behind the others; gives where those of each result begin."""
+    places: list[list[int]] = []
+    start = via.place
+    for result in results:
+        places.append([])
+        for part, size in zip(result, via.sizes, strict=True):
+            store_shared(b, part, start, mine, size)
+            places[-1].append(start)
+            start += size * WARP * warps
+    return places
+
+
 def _across_blocks(
     b: Function,
     threads: Threads,
@@ -152,22 +157,15 @@ def _across_blocks(
         threads.barrier()  # what the warps exchanged lies in the same place
     mine = b.add(b.mul(threads.warp, i32(WARP)), threads.lane)
     along = axis_bits(layout.blocks, axis)
-    places: list[int] = []
-    start = via.place
-    for result in results:
-        for part, size in zip(result, via.sizes, strict=True):
-            store_shared(b, part, start, mine, size)
-            places.append(start)
-            start += size * WARP * layout.warp_count
+    places = _write(b, mine, layout.warp_count, results, via)
     threads.cluster_barrier()
     others = b.binary("and", threads.rank, i32(layout.block_count - 1 - sum(along)))
     combined: list[Parts] = []
-    for number, result in enumerate(results):
+    for result, offsets in zip(results, places, strict=True):
         values: list[Parts] = []
         for turn in range(1 << len(along)):
             rank = b.binary("or", others, i32(bits_at(turn, along)))
-            offsets = places[number * len(result) :]
-            parts = zip(result, offsets, via.sizes, strict=False)
+            parts = zip(result, offsets, via.sizes, strict=True)
             values.append(tuple(load_of_block(b, part.type, at, mine, size, rank) for part, at, size in parts))
         combined.append(tree(values, combine))
     threads.leave()

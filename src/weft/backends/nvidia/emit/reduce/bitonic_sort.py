@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from weft.backends.llvm.builder import V
 from weft.backends.nvidia.emit.block import i32, load_shared, shuffle, store_shared
+from weft.backends.nvidia.emit.emitters import EMITTERS
 from weft.backends.nvidia.emit.reduce.across_threads import axis_bits
 from weft.backends.nvidia.ir.dialect import SHARED, integer, layout_of
 from weft.backends.nvidia.ir.layouts import WARP
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from weft.backends.nvidia.emit.codegen import KernelCodegen
 
 
+@EMITTERS.register(collective_ops.OrderOp)
 def emit_bitonic_sort(codegen: KernelCodegen, op: collective_ops.OrderOp) -> None:
     type_, layout = tile.tile_type(op.value), layout_of(op.value)
     axis, descending = len(type_.sizes) - 1, op.descending is not None

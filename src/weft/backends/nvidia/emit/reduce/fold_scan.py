@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from weft.backends.llvm.builder import V
 from weft.backends.nvidia.emit.block import i32, load_shared, shuffle, store_shared
+from weft.backends.nvidia.emit.emitters import EMITTERS
 from weft.backends.nvidia.emit.reduce.across_threads import Exchange, Parts, axis_bits, bits_at, reduce_axis
 from weft.backends.nvidia.ir.dialect import SHARED, integer, layout_of
 from weft.backends.nvidia.ir.layouts import WARP, Layout
@@ -26,6 +27,7 @@ _Join = Callable[[Parts, Parts], Parts]
 """What stands before, what stands behind it → both."""
 
 
+@EMITTERS.register(collective_ops.FoldOp)
 def emit_fold(codegen: KernelCodegen, op: collective_ops.FoldOp) -> None:
     layout, axis = layout_of(op.values[0]), op.axis.value.data
     line = _Line(codegen, op, layout, axis, reverse=False)
@@ -39,6 +41,7 @@ def emit_fold(codegen: KernelCodegen, op: collective_ops.FoldOp) -> None:
         codegen.tiles[out] = [result[number] for result in results]
 
 
+@EMITTERS.register(collective_ops.ScanOp)
 def emit_scan(codegen: KernelCodegen, op: collective_ops.ScanOp) -> None:
     layout, axis = layout_of(op.values[0]), op.axis.value.data
     results = _Line(codegen, op, layout, axis, op.reverse is not None).scanned()

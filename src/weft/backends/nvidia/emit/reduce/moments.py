@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from weft.backends.llvm.builder import Function, V, const
+from weft.backends.nvidia.emit.emitters import EMITTERS
 from weft.backends.nvidia.emit.math import emit_map, reciprocal
 from weft.backends.nvidia.emit.reduce.across_threads import Exchange, Parts, groups, reduce_axis, tree
 from weft.backends.nvidia.ir.dialect import SHARED, integer, layout_of
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 _ZERO, _ONE = const(0.0, "float"), const(1.0, "float")
 
 
+@EMITTERS.register(MomentsOp)
 def emit_moments(codegen: KernelCodegen, op: MomentsOp) -> None:
     b, layout, axis = codegen.b, layout_of(op.value), op.axis.value.data
     exists, values = codegen.existing(op.value, layout), codegen.tiles[op.value]

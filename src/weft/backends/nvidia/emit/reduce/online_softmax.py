@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from xdsl.ir import SSAValue
 
 from weft.backends.llvm.builder import Function, V, const
+from weft.backends.nvidia.emit.emitters import EMITTERS
 from weft.backends.nvidia.emit.math import emit_map, reciprocal, rough_exp, rough_powers
 from weft.backends.nvidia.emit.reduce.across_threads import Exchange, Parts, groups, reduce_axis, tree
 from weft.backends.nvidia.ir.dialect import SHARED, integer, layout_of
@@ -68,6 +69,7 @@ class _Floats:
         return largest, self.of("add", first, second)
 
 
+@EMITTERS.register(tile.AddExponentialsOp)
 def emit_added_exponentials(codegen: KernelCodegen, op: tile.AddExponentialsOp) -> None:
     """A thread takes what it holds into its pair: one exponential an element, and one for what there was."""
     floats = _Floats(codegen.b, exact=False)
@@ -82,6 +84,7 @@ def emit_added_exponentials(codegen: KernelCodegen, op: tile.AddExponentialsOp) 
     codegen.tiles[op.sum] = [codegen.b.intrinsic("fma", total, floats.power(largest, base), added)]
 
 
+@EMITTERS.register(OnlineSoftmaxOp)
 def emit_online_softmax(codegen: KernelCodegen, op: OnlineSoftmaxOp) -> None:
     b, layout, axis = codegen.b, layout_of(op.value), op.axis.value.data
     floats = _Floats(b, exact=not loses_digits(op.powers, summed=True))

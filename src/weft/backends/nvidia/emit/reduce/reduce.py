@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING
 from weft.backends.llvm.builder import Function, const, i64
 from weft.backends.llvm.cast import register_type
 from weft.backends.nvidia.emit.block import i32, wide
+from weft.backends.nvidia.emit.emitters import EMITTERS
 from weft.backends.nvidia.emit.math import emit_map
 from weft.backends.nvidia.emit.reduce.across_threads import Exchange, Parts, reduce_axis
-from weft.backends.nvidia.emit.reduce.moments import emit_moments
 from weft.backends.nvidia.ir.dialect import SHARED, integer, layout_of
-from weft.backends.nvidia.ir.fused_reductions import MomentsOp
 from weft.backends.nvidia.ir.row_streams import CROSSES
 from weft.backends.nvidia.ir.shared_bytes import part_bytes
 from weft.ir.types import DType
@@ -22,10 +21,8 @@ if TYPE_CHECKING:
     from weft.backends.nvidia.emit.codegen import KernelCodegen
 
 
-def emit_reduce(codegen: KernelCodegen, op: tile.ReduceOp | MomentsOp) -> None:
-    if isinstance(op, MomentsOp):
-        emit_moments(codegen, op)
-        return
+@EMITTERS.register(tile.ReduceOp)
+def emit_reduce(codegen: KernelCodegen, op: tile.ReduceOp) -> None:
     b, layout, axis = codegen.b, layout_of(op.value), op.axis.value.data
     dtype, combiner = tile.tile_type(op.value).dtype, COMBINERS[op.kind.data]
     identity = const(combiner.identity(dtype), register_type(dtype))

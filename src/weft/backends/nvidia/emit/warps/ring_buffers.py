@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from weft.backends.llvm.builder import Function, V
 from weft.backends.nvidia.emit.block import do, i32
+from weft.backends.nvidia.ir.rings import SlotType
 from weft.backends.nvidia.ir.row_streams import PieceType
-from weft.backends.nvidia.ir.warp_specialization import SlotType
 
 
 @dataclass

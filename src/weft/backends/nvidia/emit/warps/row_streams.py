@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from xdsl.ir import Operation
-
 from weft.backends.llvm.builder import Function, V, i64
 from weft.backends.nvidia.emit.block import SHARED_SYMBOL, Threads, converged, do, elected, i32, meet, short
+from weft.backends.nvidia.emit.emitters import EMITTERS
 from weft.backends.nvidia.emit.memory.global_memory import load_chunk, load_words
 from weft.backends.nvidia.emit.memory.unaligned_access import Chunk, load_unaligned
 from weft.backends.nvidia.emit.reduce.cluster_reduce import Crossing
@@ -33,25 +32,8 @@ if TYPE_CHECKING:
     from weft.backends.nvidia.emit.codegen import KernelCodegen
 
 
-def emit_row_stream(codegen: KernelCodegen, op: Operation) -> None:
-    """An op of a kernel that streams rows."""
-    match op:
-        case StreamOp():
-            _emit_roles(codegen, op)
-        case BulkCopyOp():
-            _copy(codegen, op)
-        case BulkCopyRowsOp():
-            _copy_rows(codegen, op)
-        case ReadOp():
-            _read(codegen, op)
-        case WaitKeptOp():
-            assert codegen.kept is not None
-            wait_for(codegen.b, codegen.kept.full(codegen.b), i32(0))
-        case _:
-            raise AssertionError(op.name)
-
-
-def _emit_roles(codegen: KernelCodegen, op: StreamOp) -> None:
+@EMITTERS.register(StreamOp)
+def emit_stream(codegen: KernelCodegen, op: StreamOp) -> None:
     """The whole of a kernel: set up the barriers, then the last warp brings what the others work on."""
     b, cluster = codegen.b, codegen.launch.cluster
     warps, stages = codegen.launch.threads // WARP - 1, op.stages.value.data
@@ -155,7 +137,8 @@ def _brought(codegen: KernelCodegen, op: BulkCopyOp | ReadOp, piece: PieceType, 
     return b.intrinsic("smin", b.binary("and", first, i64(-WIDEST)), last)
 
 
-def _copy(codegen: KernelCodegen, op: BulkCopyOp) -> None:
+@EMITTERS.register(BulkCopyOp)
+def emit_bulk_copy(codegen: KernelCodegen, op: BulkCopyOp) -> None:
     b, number = codegen.b, op.slot.value.data
     ring = codegen.kept if op.kept is not None else codegen.rings[0]
     assert ring is not None
@@ -175,7 +158,8 @@ def _copy(codegen: KernelCodegen, op: BulkCopyOp) -> None:
             do(b, text, "r,l,r,r", *arguments)
 
 
-def _copy_rows(codegen: KernelCodegen, op: BulkCopyRowsOp) -> None:
+@EMITTERS.register(BulkCopyRowsOp)
+def emit_bulk_copy_rows(codegen: KernelCodegen, op: BulkCopyRowsOp) -> None:
     """A copy for each row; weights are read once, so they are the first to leave the second-level cache."""
     b, ring, number = codegen.b, codegen.rings[0], op.slot.value.data
     piece = ring.slots[number]
@@ -193,7 +177,8 @@ def _copy_rows(codegen: KernelCodegen, op: BulkCopyRowsOp) -> None:
         do(b, f"{text} [$0], [$1], {bytes_}, [$2], $3;", "r,l,r,l", target, source, full, policy)
 
 
-def _read(codegen: KernelCodegen, op: ReadOp) -> None:
+@EMITTERS.register(ReadOp)
+def emit_read(codegen: KernelCodegen, op: ReadOp) -> None:
     """A slot into registers, up to 16 bytes at a time. What lies beyond a tile's side is read and not used."""
     b, number = codegen.b, op.slot.value.data
     ring = codegen.kept if op.kept is not None else codegen.rings[0]
@@ -240,3 +225,9 @@ def _width(layout: Layout, strides: list[int], size: int) -> int:
     while any(step % width for step in steps):
         width //= 2
     return width
+
+
+@EMITTERS.register(WaitKeptOp)
+def emit_wait_kept(codegen: KernelCodegen, op: WaitKeptOp) -> None:
+    assert codegen.kept is not None
+    wait_for(codegen.b, codegen.kept.full(codegen.b), i32(0))

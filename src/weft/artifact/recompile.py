@@ -1,0 +1,123 @@
+"""Artifacts whose machine code does not run here, or may not: their graph is compiled anew, once it is checked."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from weft.artifact.checked_json import parse_json
+from weft.artifact.manifest import GRAPH, Argument
+from weft.artifact.read import Artifact
+from weft.config import Config
+from weft.errors import CorruptArtifactError, WeftError
+from weft.frontends.text import compile_text, load_program, read_function
+from weft.ir.expr import product
+from weft.ir.types import Tensor, tensor_of
+from weft.ops.graph import FuncOp
+from weft.runtime.array_function import ArrayFunction
+from weft.runtime.stored_programs import BAD_ENTRY
+
+MOST_TEXT = 64 << 20
+_MOST_DEPTH = 64
+# What parsers, verifiers and passes raise for a program that no front end would make.
+_BAD_PROGRAM = (*BAD_ENTRY, AssertionError, NotImplementedError, StopIteration)
+
+
+class Recompiled:
+    """A graph that was compiled in this process, called as machine code of an artifact is."""
+
+    def __init__(self, function: ArrayFunction[Any]) -> None:
+        self.function = function
+
+    def __call__(self, given: Sequence[Any], named: Mapping[str, Any], threads: int | None) -> tuple[Any, ...]:
+        return self.function(*given, **named)
+
+
+def recompiled(artifact: Artifact, device: str, threads: int | None) -> Recompiled:
+    """Compile the graph of an artifact for a device of this machine."""
+    text = graph_text(artifact)
+    config = Config(strict=True, freeze=True, quantize=artifact.manifest.quantize)
+    try:
+        check_graph(artifact, text)
+        return Recompiled(compile_text(text, constants=artifact.weights, config=config, device=device, threads=threads))
+    except WeftError:
+        raise
+    except _BAD_PROGRAM as error:
+        said = str(error).splitlines()
+        raise CorruptArtifactError(
+            f"{artifact.path}: its graph cannot be compiled: {said[0][:160] if said else repr(error)}",
+            hint="fetch the file again; if it is as it was made, report it",
+        ) from error
+
+
+def graph_text(artifact: Artifact) -> str:
+    """The text of an artifact's graph."""
+    if artifact.members[GRAPH].size > MOST_TEXT:
+        raise CorruptArtifactError(f"{artifact.path} has a graph of {artifact.members[GRAPH].size} bytes")
+    try:
+        text = artifact.member(GRAPH).decode()
+    except UnicodeDecodeError:
+        raise CorruptArtifactError(f"{artifact.path}: its graph is not text") from None
+    depth = deepest = 0
+    for piece in text.split("({")[1:]:
+        depth += 1
+        deepest = max(deepest, depth)
+        depth -= piece.count("})")
+    if deepest > _MOST_DEPTH:
+        raise CorruptArtifactError(f"{artifact.path}: its graph has regions in regions, {deepest} deep")
+    return text
+
+
+def check_graph(artifact: Artifact, text: str) -> None:
+    """Parse and verify the graph; it takes what the manifest says, and no value of it is larger than the memory."""
+    function, signature = read_function(text)
+    own = [(name, _described(tensor)) for name, tensor in zip(signature.names, signature.arguments, strict=True)]
+    stated = [(each.name, _stated(each)) for each in artifact.manifest.arguments]
+    places = [place for place, each in enumerate(artifact.manifest.arguments) if each.constant]
+    if own != stated or list(signature.constants) != places:
+        raise CorruptArtifactError(f"{artifact.path}: its graph takes other arguments than its manifest says")
+    given = [_described(tensor_of(value.type)) for value in function.returned.operands]
+    if given != [(each.dtype, each.shape) for each in artifact.manifest.results]:
+        raise CorruptArtifactError(f"{artifact.path}: its graph gives other results than its manifest says")
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    for tensor in _tensors(function):
+        size = product(tensor.shape)
+        if isinstance(size, int) and size * tensor.dtype.bytes > memory:
+            raise CorruptArtifactError(
+                f"{artifact.path}: its graph has a value of {size * tensor.dtype.bytes} bytes, a {tensor}",
+                hint="this machine has not so much memory",
+            )
+
+
+def on_device(artifact: Artifact, device: str) -> tuple[Recompiled, str] | None:
+    """The program for a GPU of this machine, if the artifact has one."""
+    from weft.targets.nvidia import Nvidia
+
+    _, _, number = device.partition(":")
+    gpu = Nvidia.here(Config(), int(number) if number.isdecimal() else 0).gpu
+    for program in artifact.manifest.devices:
+        if program.name == gpu.arch:
+            meta = parse_json(artifact.member(program.plan), program.plan)
+            texts = parse_json(artifact.member(program.code), program.code)
+            try:
+                blobs = {str(name): str(ptx).encode() for name, ptx in texts.items()}
+                return Recompiled(load_program(meta, blobs, artifact.weights, device)), f"kernels for {gpu.arch}"
+            except WeftError:
+                raise
+            except BAD_ENTRY as error:
+                raise CorruptArtifactError(f"{artifact.path}: {program.name} cannot be loaded: {error!r}") from error
+    return None
+
+
+def _tensors(function: FuncOp) -> list[Tensor]:
+    values = [*function.block.args, *(result for op in function.walk() for result in op.results)]
+    return [tensor_of(value.type) for value in values]
+
+
+def _described(tensor: Tensor) -> tuple[str, tuple[int | str, ...]]:
+    return tensor.dtype.name, tuple(size if isinstance(size, int) else str(size) for size in tensor.shape)
+
+
+def _stated(argument: Argument) -> tuple[str, tuple[int | str, ...]]:
+    return argument.dtype, argument.shape

@@ -1,0 +1,84 @@
+"""Arguments of a call checked against a manifest: names, element types, shapes, and the values of symbolic sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from weft.artifact.element_types import name_of, numpy_type
+from weft.artifact.manifest import Argument, Manifest, parsed_shape
+from weft.errors import DTypeError, GuardError, ShapeError
+from weft.ir.expr import Expr, evaluate, symbols_of
+
+
+def described(argument: Argument) -> str:
+    """An argument as people read it: `x f32[s0, 384]`."""
+    return f"{argument.name} {argument.dtype}[{', '.join(map(str, argument.shape))}]"
+
+
+class Signature:
+    """What a model takes."""
+
+    def __init__(self, manifest: Manifest) -> None:
+        self.name = manifest.name
+        self.free = [argument for argument in manifest.arguments if not argument.constant]
+        self.ranges = manifest.ranges
+        self._shapes = [parsed_shape(argument.shape) for argument in self.free]
+        self._types = [numpy_type(argument.dtype) for argument in self.free]
+
+    def __str__(self) -> str:
+        return f"{self.name}({', '.join(map(described, self.free))})"
+
+    def arrays(self, given: Sequence[Any], named: Mapping[str, Any]) -> list[np.ndarray]:
+        """The arrays of a call in the order of the arguments, of the right types."""
+        names = [argument.name for argument in self.free]
+        if len(given) + len(named) != len(names) or not set(named) <= set(names[len(given) :]):
+            got = [f"{len(given)} by position", *named]
+            raise GuardError(f"{self.name} got {', '.join(got)}", hint=f"it takes {self}")
+        values = dict(zip(names, given, strict=False)) | dict(named)
+        arrays = [_array(values[name]) for name in names]
+        for argument, array, dtype in zip(self.free, arrays, self._types, strict=True):
+            if array.dtype != dtype:
+                got = name_of(array.dtype)
+                raise DTypeError(
+                    f"the argument {argument.name} of {self.name} is of type {argument.dtype}, got {got}",
+                    hint=f"it takes {self}",
+                )
+        return arrays
+
+    def sizes(self, arrays: Sequence[np.ndarray]) -> dict[str, int]:
+        """The values of symbols, by the shapes of arrays, which have to fit each other."""
+        bound: dict[str, int] = {}
+        for argument, shape, array in zip(self.free, self._shapes, arrays, strict=True):
+            if len(shape) != array.ndim:
+                raise self._misshapen(argument, array)
+            for size, actual in zip(shape, array.shape, strict=True):
+                if isinstance(size, Expr) and str(size) in size.symbols:
+                    bound.setdefault(str(size), actual)
+        for argument, shape, array in zip(self.free, self._shapes, arrays, strict=True):
+            for size, actual in zip(shape, array.shape, strict=True):
+                if symbols_of(size) <= bound.keys() and evaluate(size, bound) != actual:
+                    raise self._misshapen(argument, array)
+        for each in self.ranges:
+            size = bound.get(each.symbol, each.least)
+            if size < each.least or (each.most is not None and size > each.most):
+                raise GuardError(
+                    f"{self.name} was compiled for {each.symbol} from {each.least} to {each.most}, got {size}",
+                    hint="compile it for this size",
+                )
+        return bound
+
+    def _misshapen(self, argument: Argument, array: np.ndarray) -> ShapeError:
+        return ShapeError(
+            f"the argument {argument.name} of {self.name} has the shape ({', '.join(map(str, argument.shape))}), "
+            f"got {array.shape}",
+            hint=f"it takes {self}; sizes with one name are equal",
+        )
+
+
+def _array(value: Any) -> np.ndarray:
+    if isinstance(value, np.ndarray):
+        return value  # pyright: ignore[reportUnknownVariableType]
+    return np.from_dlpack(value) if hasattr(value, "__dlpack__") else np.asarray(value)

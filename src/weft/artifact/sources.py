@@ -1,0 +1,89 @@
+"""Models as they come: graph text with a file of weights, a program that torch exported, an ONNX model."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from weft.artifact.safetensors import read_tensors
+from weft.artifact.write import Source
+from weft.errors import ArtifactError, UnsupportedError, missing
+from weft.frontends.text import read_function
+
+_BY_NUMBER = re.compile(r"arr_(\d+)")
+
+
+def read_source(model: Path, weights: Path | None = None, function: str | None = None) -> Source:
+    """A model by its path, whose ending says what it is."""
+    reader = _READERS.get(model.suffix)
+    if reader is None:
+        known = ", ".join(_READERS)
+        raise ArtifactError(f"{model} is none of the models that Weft reads", hint=f"their names end in {known}")
+    if not model.is_file():
+        raise ArtifactError(f"{model} is not a file")
+    if weights is not None and model.suffix != ".mlir":
+        raise ArtifactError(f"{model} has its weights inside", hint="leave --weights out")
+    return reader(model, weights, function)
+
+
+def _text(model: Path, weights: Path | None, function: str | None) -> Source:
+    try:
+        text = model.read_text()
+    except UnicodeDecodeError:
+        raise ArtifactError(f"{model} is not text", hint="graphs are MLIR: `weft opt` reads them") from None
+    if weights is None:
+        return Source(text, {}, function, model.stem)
+    arrays = read_weights(weights)
+    if all(_BY_NUMBER.fullmatch(name) for name in arrays):
+        # As `np.savez(file, *arrays)` writes them: all arguments in order, of which the constants are taken.
+        _, signature = read_function(text, function)
+        numbered = {int(name[4:]): array for name, array in arrays.items()}
+        arrays = {signature.names[n]: numbered[n] for n in signature.constants if n in numbered}
+    return Source(text, arrays, function, model.stem)
+
+
+def read_weights(path: Path) -> dict[str, np.ndarray]:
+    """Arrays by name, of an .npz or a .safetensors file."""
+    try:
+        if path.suffix == ".safetensors":
+            return read_tensors(memoryview(path.read_bytes()), str(path))
+        with np.load(path, allow_pickle=False) as found:
+            return {name: found[name] for name in found.files}
+    except (OSError, ValueError, EOFError, AttributeError, TypeError) as error:
+        raise ArtifactError(f"{path} has no weights that can be read: {error}", hint=".npz or .safetensors") from error
+
+
+def _torch(model: Path, weights: Path | None, function: str | None) -> Source:
+    try:
+        from weft.frontends.torch.exported import read_exported
+    except ModuleNotFoundError as error:
+        raise missing(error, "a .pt2 model") or error from None
+    text, arrays, checked = read_exported(model)
+    return Source(text, arrays, None, model.stem, checked)
+
+
+def _onnx(model: Path, weights: Path | None, function: str | None) -> Source:
+    """ONNX's front end, where there is one, gives a model that is one graph as its text and its weights."""
+    try:
+        reader: Any = import_module("weft.frontends.onnx.one_graph")
+    except ModuleNotFoundError as error:
+        if (needed := missing(error, "an ONNX model")) is not None:
+            raise needed from None
+        raise UnsupportedError(
+            f"{model}: this version of Weft does not compile ONNX models to artifacts",
+            hint="export the model from torch: torch.export.save(..., 'model.pt2')",
+        ) from None
+    text, arrays = reader.read_one_graph(model)
+    return Source(text, arrays, None, model.stem)
+
+
+_READERS: dict[str, Callable[[Path, Path | None, str | None], Source]] = {
+    ".mlir": _text,
+    ".pt2": _torch,
+    ".onnx": _onnx,
+}

@@ -1,0 +1,1 @@
+"""Layout rules, by family of ops."""

@@ -1,0 +1,153 @@
+"""Collectives of a rank's program as calls of torch's functional collectives, which run on NCCL, gloo or `fake`.
+
+Those gather and scatter along the first dimension; what the program asks for along others is moved there.
+"""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from xdsl.ir import SSAValue
+
+from weft.errors import UnsupportedError
+from weft.frontends.torch.importer.encoding import TensorArgument
+from weft.frontends.torch.importer.opaque import make_opaque
+from weft.ir.types import Tensor, boolean, u8
+from weft.ops.base import GraphOp
+from weft.ops.collectives import AllGather, AllReduce, AllToAll, Collective, ReduceScatter, Recv, Send, Wait
+from weft.ops.graph import FuncOp, GraphBuilder
+from weft.ops.rules import move_dim
+
+_REDUCTIONS = {"sum": "sum", "max": "max", "min": "min", "prod": "product", "any": "max", "all": "min"}
+_ops: Any = torch.ops._c10d_functional  # pyright: ignore[reportPrivateUsage]
+
+
+@dataclass
+class _Started:
+    """A call that has been started: what it gives, and what is left to do to that once it is there."""
+
+    value: SSAValue
+    finish: Callable[[GraphBuilder, SSAValue], SSAValue]
+
+
+@dataclass
+class CollectiveLowering:
+    """Rewrites a function in place; `groups` names the process group of each set of axes."""
+
+    function: FuncOp
+    groups: Mapping[tuple[str, ...], str]
+    objects: dict[str, Any]
+    started: dict[SSAValue, _Started] = field(default_factory=dict[SSAValue, _Started])
+
+    def run(self) -> None:
+        for op in list(self.function.block.ops):
+            if isinstance(op, Collective):
+                self._start(op)
+            elif isinstance(op, Wait):
+                self._wait(op)
+            elif isinstance(op, Send | Recv):
+                raise UnsupportedError(f"{op.name} in a compiled program", hint="stages are run by their schedule")
+        for op in reversed(list(self.function.block.ops)):
+            if isinstance(op, Collective):
+                op.detach()
+                op.erase()
+
+    def _start(self, op: Collective) -> None:
+        b = GraphBuilder(self.function.block, op.location, before=op)
+        params, group = op.params, self.groups[op.params["axes"]]
+        kind = _REDUCTIONS[params["kind"]] if "kind" in params else ""
+        match op:
+            case AllReduce() if len(op.operands) > 1:
+                self._start_together(b, op, kind, group)
+                return
+            case AllReduce():
+                value, finish = _as_numbers(b, op.operands[0])
+                call = (_ops.all_reduce.default, value, (kind, group), b.tensor(value))
+            case AllGather():
+                value, finish = op.operands[0], _joined(params["dim"], params["ranks"])
+                tensor = b.tensor(value)
+                if tensor.rank == 0:
+                    raise UnsupportedError("a number is gathered", hint="reshape it")
+                gathered = Tensor(tensor.dtype, (tensor.shape[0] * params["ranks"], *tensor.shape[1:]))
+                call = (_ops.all_gather_into_tensor.default, value, (params["ranks"], group), gathered)
+            case ReduceScatter():
+                value = _cut(b, op.operands[0], params["dim"], params["ranks"])
+                finish, call = _same, (
+                    _ops.reduce_scatter_tensor.default,
+                    value,
+                    (kind, params["ranks"], group),
+                    b.tensor(op.results[0]),
+                )
+            case AllToAll():
+                value = _cut(b, op.operands[0], params["split_dim"], params["ranks"])
+                size = b.tensor(value).shape[0] // params["ranks"]
+                finish = _joined(params["dim"], params["ranks"])
+                parts = [size] * params["ranks"]
+                call = (_ops.all_to_all_single.default, value, (parts, parts, group), b.tensor(value))
+            case _:
+                raise UnsupportedError(f"{op.name} has no form in torch.distributed")
+        target, value, rest, result = call
+        made = make_opaque(target, (TensorArgument(value), *rest), {}, [result], self.objects, op.location)
+        b.insert(made)
+        self.started[op.results[0]] = _Started(made.results[0], finish)
+
+    def _start_together(self, b: GraphBuilder, op: GraphOp, kind: str, group: str) -> None:
+        given = [_as_numbers(b, value) for value in op.operands]
+        arguments = [TensorArgument(value) for value, _ in given]
+        results = [b.tensor(value) for value, _ in given]
+        target = _ops.all_reduce_coalesced.default
+        made = b.insert(make_opaque(target, (arguments, kind, group), {}, results, self.objects, op.location))
+        for value, result, (_, finish) in zip(op.results, made.results, given, strict=True):
+            self.started[value] = _Started(result, finish)
+
+    def _wait(self, op: Wait) -> None:
+        b = GraphBuilder(self.function.block, op.location, before=op)
+        for operand, result in zip(op.operands, op.results, strict=True):
+            started = self.started[operand]
+            target = _ops.wait_tensor.default
+            argument = (TensorArgument(started.value),)
+            made = b.insert(make_opaque(target, argument, {}, [b.tensor(started.value)], self.objects, op.location))
+            result.replace_all_uses_with(started.finish(b, made.results[0]))
+        op.detach()
+        op.erase()
+
+
+def _same(b: GraphBuilder, value: SSAValue) -> SSAValue:
+    return value
+
+
+def _as_numbers(b: GraphBuilder, value: SSAValue) -> tuple[SSAValue, Callable[[GraphBuilder, SSAValue], SSAValue]]:
+    """Booleans travel as bytes."""
+    if b.tensor(value).dtype != boolean:
+        return value, _same
+    return b.cast(value, dtype=u8), lambda b, result: b.cast(result, dtype=boolean)
+
+
+def _cut(b: GraphBuilder, value: SSAValue, dim: int, ranks: int) -> SSAValue:
+    """The parts along a dimension one behind the other: [A, n*B] → [n*A, B]."""
+    if dim == 0:
+        return value
+    shape = b.tensor(value).shape
+    parts = b.reshape(value, shape=(*shape[:dim], ranks, shape[dim] // ranks, *shape[dim + 1 :]))
+    first = move_dim(b, parts, dim, 0)
+    count, size, *rest = b.tensor(first).shape
+    return b.reshape(first, shape=(count * size, *rest))
+
+
+def _joined(dim: int, ranks: int) -> Callable[[GraphBuilder, SSAValue], SSAValue]:
+    """What lies one behind the other joined along a dimension: [n*A, B] → [A, n*B]."""
+
+    def finish(b: GraphBuilder, value: SSAValue) -> SSAValue:
+        if dim == 0:
+            return value
+        size, *rest = b.tensor(value).shape
+        moved = move_dim(b, b.reshape(value, shape=(ranks, size // ranks, *rest)), 0, dim)
+        shape = b.tensor(moved).shape
+        return b.reshape(moved, shape=(*shape[:dim], ranks * shape[dim + 1], *shape[dim + 2 :]))
+
+    return finish

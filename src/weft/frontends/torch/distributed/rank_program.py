@@ -1,0 +1,80 @@
+"""A rank's program, compiled: collectives as calls of torch.distributed between the kernels."""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+from xdsl.context import Context
+from xdsl.dialects.builtin import ModuleOp
+
+from weft.config import Config
+from weft.frontends.torch.backend import LaterExecutor, executor_for
+from weft.frontends.torch.devices import target_on
+from weft.frontends.torch.distributed.failures import naming_dead_ranks
+from weft.frontends.torch.distributed.lower_collectives import CollectiveLowering
+from weft.frontends.torch.importer.imported_graph import Calling, ImportedGraph
+from weft.frontends.torch.importer.sizes import SymbolReader
+from weft.ir.sharding import Mesh
+from weft.ops.collectives import Collective
+from weft.ops.graph import FuncOp, module_of
+from weft.passes.sharding.specialize_rank import SpecializeRank
+
+
+@dataclass(frozen=True)
+class Groups:
+    """The process groups of a mesh: one for each set of axes that a collective is over."""
+
+    mesh: Mesh
+    devices: DeviceMesh
+    made: dict[tuple[str, ...], Any]
+
+    def name(self, axes: tuple[str, ...]) -> str:
+        if axes not in self.made:
+            self.made[axes] = self._group(axes)
+        return self.made[axes].group_name
+
+    def _group(self, axes: tuple[str, ...]) -> Any:
+        if len(axes) == 1:
+            return self.devices.get_group(axes[0])
+        own: Any = None
+        for ranks in self.mesh.groups(axes):
+            group = dist.new_group(ranks)
+            if dist.get_rank() in ranks:
+                own = group
+        return own
+
+
+def groups_of(devices: DeviceMesh) -> Groups:
+    names = devices.mesh_dim_names or tuple(f"axis{n}" for n in range(devices.ndim))
+    return Groups(Mesh(tuple(zip(names, devices.mesh.shape, strict=True))), devices, {})
+
+
+def compile_for_rank(
+    function: FuncOp, groups: Groups, rank: int, device: torch.device, config: Config, objects: Mapping[str, Any]
+) -> Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]:
+    """A callable for the program of a rank, which must be partitioned."""
+    module = ModuleOp([function.clone()])
+    SpecializeRank(rank).apply(Context(), module)
+    local = next(op for op in module.body.block.ops if isinstance(op, FuncOp))
+    axes = dict.fromkeys(op.params["axes"] for op in local.block.ops if isinstance(op, Collective))
+    table = dict(objects)
+    CollectiveLowering(local, {each: groups.name(each) for each in axes}, table).run()
+    module_of(local).verify()
+    nothing = SymbolReader(())
+    calling = Calling(tuple(range(len(local.block.args))), (), nothing, (), (), ())
+    imported = ImportedGraph(local, calling, (), table)
+    executor = executor_for(imported, config, None, {}, target_on(device, config), device)
+    loaded = executor.load() if isinstance(executor, LaterExecutor) else executor
+
+    def call(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        with naming_dead_ranks():
+            return list(loaded(list(tensors), {}))
+
+    return call

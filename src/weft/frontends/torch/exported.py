@@ -1,0 +1,108 @@
+"""A program that `torch.export` saved, as the text of a graph and its weights: nothing of torch is left in it."""
+
+# Torch leaves some of its functions without types.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import fx
+
+from weft.config import Config
+from weft.errors import ArtifactError, UnsupportedError
+from weft.frontends.torch.capture.decompositions import decompositions
+from weft.frontends.torch.dtypes import from_torch
+from weft.frontends.torch.importer.import_graph import import_graph
+from weft.frontends.torch.importer.imported_graph import ImportedGraph, Returned
+from weft.ops.graph import ReturnOp
+from weft.tile.text import print_program
+
+_ROWS: dict[str, Any] = {"memory_format": torch.contiguous_format}
+
+
+def read_exported(path: Path) -> tuple[str, dict[str, np.ndarray], bool]:
+    """The text and the weights of a saved program, and whether its last result says what is wrong with its data."""
+    try:
+        program = torch.export.load(path)
+    except Exception as error:  # torch raises whatever it meets in a file that is none
+        raise ArtifactError(f"{path} is not a program that torch.export saved: {error}") from error
+    return graph_of(program, path.stem)
+
+
+def graph_of(program: torch.export.ExportedProgram, name: str) -> tuple[str, dict[str, np.ndarray], bool]:
+    """The text and the weights of an exported program, and whether its last result is a verdict on its data."""
+    program = program.run_decompositions(decompositions())
+    signature = program.graph_signature
+    if signature.buffers_to_mutate or signature.user_inputs_to_mutate:
+        changed = [*signature.buffers_to_mutate.values(), *signature.user_inputs_to_mutate.values()]
+        raise UnsupportedError(
+            f"the program writes to {changed[0]}, and what an artifact holds stays as it is",
+            hint="let the state be an argument, and its new value a result",
+        )
+    tensors: dict[str, Any] = {**program.state_dict, **program.constants}
+    held = {
+        **signature.inputs_to_parameters,
+        **signature.inputs_to_buffers,
+        **signature.inputs_to_lifted_tensor_constants,
+    }
+    placeholders = [node.name for node in program.graph_module.graph.find_nodes(op="placeholder")]
+    frozen = {place for place, each in enumerate(placeholders) if each in held}
+    _copy_outputs(program.graph_module)
+    imported = import_graph(program.graph_module, _identifier(name), Config(strict=True, freeze=True), frozen)
+    _return_outputs(imported)
+    weights = {each: _array(tensors[held[each]]) for each in placeholders if each in held}
+    own = {f"constant{n}": _array(each) for n, each in enumerate(imported.constants)}
+    taken = {placeholders[position] for position in imported.calling.arguments}
+    kept = {each: array for each, array in weights.items() if each in taken}
+    return print_program(imported.function), {**kept, **own}, bool(imported.calling.checks)
+
+
+def _copy_outputs(module: fx.GraphModule) -> None:
+    """Let every result be a tensor of its own, row by row: what is a view, or an argument, is copied."""
+    (last,) = module.graph.find_nodes(op="output")
+    made: list[Any] = []
+    for value in last.args[0]:
+        if not isinstance(value, fx.Node) or not isinstance(value.meta.get("val"), torch.Tensor):
+            raise UnsupportedError(f"the program gives {value}, which is no tensor", hint="let it give tensors alone")
+        with module.graph.inserting_before(last):
+            copy = module.graph.call_function(torch.ops.aten.clone.default, (value,), _ROWS)
+        copy.meta["val"] = torch.ops.aten.clone.default(value.meta["val"], **_ROWS)
+        made.append(copy)
+    last.args = (tuple(made),)
+
+
+def _return_outputs(imported: ImportedGraph) -> None:
+    """Let the function give what the program gives, in its order, then its verdict."""
+    function, calling = imported.function, imported.calling
+    returned = list(function.returned.operands)
+    results: list[Any] = []
+    for output in calling.outputs:
+        if not isinstance(output, Returned) or output.is_complex:
+            raise UnsupportedError(
+                "the program gives complex numbers, which an artifact has no form for",
+                hint="let it give real tensors: `torch.view_as_real(x)`",
+            )
+        results.append(returned[output.result])
+    verdict = [returned[-1]] if calling.checks else []
+    last = function.returned
+    last.detach()
+    last.drop_all_references()
+    function.block.add_op(ReturnOp.make([*results, *verdict]))
+    function.attributes.pop("result_strides", None)
+
+
+def _array(tensor: torch.Tensor) -> np.ndarray:
+    """A tensor's values as NumPy has them, or as bits of a type that NumPy has from elsewhere."""
+    plain = tensor.detach().cpu().contiguous()
+    dtype = from_torch(plain.dtype).numpy
+    if dtype.kind != "V":
+        return plain.numpy()
+    return plain.view(torch.uint8 if dtype.itemsize == 1 else torch.int16).numpy().view(dtype)
+
+
+def _identifier(name: str) -> str:
+    return "".join(each if each.isalnum() and each.isascii() else "_" for each in name) or "model"

@@ -1,0 +1,109 @@
+"""Times of a rank's experts: the measured model's own curve, or what the nearest measured experts reach of the roofline."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from weft.planner.hardware import Gpu
+from weft.planner.op_costs import DTYPES, FLOOR, ROWS, Curve, OpCosts
+from weft.planner.program import BYTES, Experts
+from weft.planner.tables import Array, Columns
+
+Shape = tuple[int, int, int, int, int, int]
+"""Hidden size, width, experts per token, experts, tensor parallel, expert parallel."""
+_NEAREST = 3
+
+
+def experts_roofline(gpu: Gpu, op: Experts, tokens: Any) -> Array:
+    """The weights of the experts that some token goes to, and their products; tokens are of the whole group."""
+    local = op.experts / op.ep
+    width = op.width / op.tp
+    hit = local * (1.0 - (1.0 - op.per_token / op.experts) ** tokens)
+    pairs = tokens * op.per_token / op.ep
+    weights = hit * op.matrices * op.hidden * width * BYTES[op.weights]
+    moved = weights + pairs * (2 * op.hidden + (op.matrices - 1) * width) * 2.0
+    return np.maximum(2.0 * pairs * op.matrices * op.hidden * width / gpu.flops(op.weights), moved / gpu.bandwidth)
+
+
+def expert_curve(costs: OpCosts, op: Experts) -> Curve:
+    """The time of one layer's experts on one rank, over the tokens of its group."""
+    key = ("experts", op.hidden, op.width, op.per_token, op.experts, op.tp, op.ep, op.weights, costs.distribution)
+    if key not in costs.kept:
+        costs.kept[key] = _curve(costs, op)
+    return costs.kept[key]
+
+
+def _curve(costs: OpCosts, op: Experts) -> Curve:
+    here = experts_roofline(costs.gpu, op, ROWS)
+    sites = expert_sites(costs, op.weights)
+    if not sites:
+        return Curve(np.maximum(here, 4 * FLOOR), "roofline")
+    there = experts_roofline(costs.reference, op, ROWS)
+    wanted: Shape = (op.hidden, op.width, op.per_token, op.experts, op.tp, op.ep)
+    if wanted in sites:
+        seconds = _over_rows(*sites[wanted], costs.reference, op)
+        if not costs.moved:
+            return Curve(seconds, "interpolated")
+        return Curve(np.maximum(seconds * here / there, FLOOR), "transferred")
+    near = sorted(sites, key=lambda shape: _distance(wanted, shape))[:_NEAREST]
+    weights = np.array([1.0 / max(_distance(wanted, shape), 0.05) for shape in near])
+    shares = np.stack([_share(costs.reference, op, shape, *sites[shape]) for shape in near])
+    share = np.exp((np.log(shares) * weights[:, None]).sum(axis=0) / weights.sum())
+    least = min(float(np.min(sites[shape][1])) for shape in near)
+    return Curve(np.maximum(here / share, least), "transferred")
+
+
+def _share(gpu: Gpu, op: Experts, shape: Shape, tokens: Array, seconds: Array) -> Array:
+    like = Experts(op.name, *shape[:2], shape[2], shape[3], shape[4], shape[5], op.weights, op.matrices)
+    return experts_roofline(gpu, like, ROWS) / _over_rows(tokens, seconds, gpu, like)
+
+
+def _over_rows(tokens: Array, seconds: Array, gpu: Gpu, op: Experts) -> Array:
+    found = np.interp(ROWS, tokens, seconds)
+    beyond = ROWS > tokens[-1]
+    if beyond.any():
+        bound = experts_roofline(gpu, op, ROWS)
+        last = experts_roofline(gpu, op, tokens[-1])
+        found[beyond] = seconds[-1] * bound[beyond] / last
+    return found
+
+
+def _distance(wanted: Shape, shape: Shape) -> float:
+    """How unlike two layers are to one rank: sizes of a matmul, experts at home, tokens for each."""
+    def of(each: Shape) -> tuple[float, ...]:
+        hidden, width, per_token, experts, tp, ep = each
+        return hidden, width / tp, experts / ep, per_token / experts
+
+    same = 0.0 if wanted[:4] == shape[:4] else 0.5
+    return same + sum(abs(float(np.log2(a / b))) for a, b in zip(of(wanted), of(shape), strict=True))
+
+
+def expert_sites(costs: OpCosts, weights: str) -> Mapping[Shape, tuple[Array, Array]]:
+    """Curves over tokens by shape, of the engine's fastest kernel."""
+    key = ("expert_sites", weights, costs.distribution)
+    if key not in costs.grids:
+        table = costs.table("moe")
+        costs.grids[key] = {} if table is None else _read(table, DTYPES[weights], costs.distribution)
+        if not costs.grids[key] and weights == "fp8_block":
+            costs.grids[key] = {} if table is None else _read(table, "fp8", costs.distribution)
+    return costs.grids[key]
+
+
+def _read(table: Columns, dtype: str, distribution: str) -> dict[Shape, tuple[Array, Array]]:
+    chosen = (table["moe_dtype"] == dtype) & (table["distribution"] == distribution)
+    names = ("hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size", "moe_ep_size")
+    shapes = np.stack([table[name][chosen].astype(np.int64) for name in names], axis=1)
+    tokens = table["num_tokens"][chosen].astype(float)
+    seconds = table["latency"][chosen].astype(float) * 1e-3
+    found: dict[Any, tuple[Array, Array]] = {}
+    if not len(tokens):
+        return found
+    unique, which = np.unique(shapes, axis=0, return_inverse=True)
+    order = np.lexsort((seconds, tokens, which))
+    for shape, rows in zip(unique, np.split(order, np.flatnonzero(np.diff(which[order])) + 1), strict=True):
+        points, first = np.unique(tokens[rows], return_index=True)
+        found[tuple(int(each) for each in shape)] = (points, seconds[rows][first])
+    return found

@@ -1,0 +1,151 @@
+"""Grids of measured times over two axes, and how a time between, beside or without a measured site is had.
+
+Between sites a kernel's time is close to linear in its work, so times are joined linearly along each axis: in the size,
+or in the roofline's time where work is not linear in it (attention). Beyond the
+last site the share of the roofline that was reached there is kept. A grid's last axis is free: a whole curve each site.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from weft.planner.tables import Array
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Times over `xs` and `ys` (and a free axis of curves), NaN where nothing was measured."""
+
+    xs: Array
+    ys: Array
+    times: Array  # len(xs) × len(ys) × free
+    roofline: Array  # the same shape: what no kernel can beat; it carries times beyond the last site
+    by_work: bool = False
+
+    def at(self, x: float, y: float, roofline: Array) -> tuple[Array, bool]:
+        """The curve at a site, and whether it was measured there."""
+        rows = [self._along_y(index, y, roofline if self.xs[index] == x else None) for index in _around(self.xs, x)]
+        i = [float(self.xs[index]) for index in _around(self.xs, x)]
+        exact = x in self.xs and y in self.ys
+        if len(rows) == 1:
+            times, bound = rows[0]
+        else:
+            share = (x - i[0]) / (i[1] - i[0])
+            times = _blend(rows[0][0], rows[1][0], share)
+            bound = _blend(rows[0][1], rows[1][1], share)
+        if _inside(self.xs, x) and _inside(self.ys, y):
+            return times, exact
+        with np.errstate(invalid="ignore", divide="ignore"):
+            return roofline * (times / bound), False
+
+    def _along_y(self, index: int, y: float, roofline: Array | None) -> tuple[Array, Array]:
+        around = _around(self.ys, y)
+        if len(around) == 1:
+            return self.times[index, around[0]], self.roofline[index, around[0]]
+        share: Array | float = (y - self.ys[around[0]]) / (self.ys[around[1]] - self.ys[around[0]])
+        if self.by_work and roofline is not None:
+            share = _share(self.roofline[index, around[0]], self.roofline[index, around[1]], roofline)
+        return (
+            _blend(self.times[index, around[0]], self.times[index, around[1]], share),
+            _blend(self.roofline[index, around[0]], self.roofline[index, around[1]], share),
+        )
+
+    def without(self, i: int, j: int) -> Array | None:
+        """What the neighbours along both axes say of a site, as if it had not been measured; None at a corner."""
+        found: list[Array] = []
+        weights: list[float] = []
+        lines = (self.xs, i, self.times[:, j], self.roofline[:, j]), (self.ys, j, self.times[i], self.roofline[i])
+        for positions, index, line, work in lines:
+            known = np.flatnonzero(np.isfinite(line).any(axis=-1))
+            below, above = known[known < index], known[known > index]
+            if not below.size or not above.size:
+                continue
+            low, high = int(below[-1]), int(above[0])
+            share: Array | float = (positions[index] - positions[low]) / (positions[high] - positions[low])
+            if self.by_work:
+                share = _share(work[low], work[high], work[index])
+            found.append(_blend(line[low], line[high], share))
+            weights.append(float(np.log2(positions[high] / positions[low])) ** -2)
+        if not found:
+            return None
+        stacked, given = np.log(np.stack(found)), np.array(weights)[:, None]
+        given = np.where(np.isfinite(stacked), given, 0.0)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            return np.exp(np.nansum(stacked * given, axis=0) / given.sum(axis=0))
+
+
+def filled(known: Grid) -> Grid:
+    """A grid with no holes: what was not measured is had from its neighbours, or from their share of the roofline."""
+    xs, ys, times, roofline = known.xs, known.ys, known.times, known.roofline
+    result = times.copy()
+    for i, j in np.argwhere(~np.isfinite(times).all(axis=-1)):
+        guess = known.without(int(i), int(j))
+        if guess is not None:
+            result[i, j] = np.where(np.isfinite(result[i, j]), result[i, j], guess)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        share = roofline / result
+    sites = np.argwhere(np.isfinite(share).any(axis=-1))
+    for i, j in np.argwhere(~np.isfinite(result).all(axis=-1)):
+        distance = np.hypot(np.log2(xs[sites[:, 0]] / xs[i]), np.log2(ys[sites[:, 1]] / ys[j]))
+        for a, b in sites[np.argsort(distance)]:
+            hole = ~np.isfinite(result[i, j])
+            if not hole.any():
+                break
+            with np.errstate(invalid="ignore", divide="ignore"):
+                result[i, j] = np.where(hole, roofline[i, j] / share[a, b], result[i, j])
+    return Grid(xs, ys, result, roofline, known.by_work)
+
+
+def _inside(positions: Array, wanted: float) -> bool:
+    return bool(positions[0] <= wanted <= positions[-1])
+
+
+def _around(positions: Array, wanted: float) -> list[int]:
+    index = int(np.searchsorted(positions, wanted))
+    if index < len(positions) and positions[index] == wanted:
+        return [index]
+    if index == 0:
+        return [0]
+    if index == len(positions):
+        return [len(positions) - 1]
+    return [index - 1, index]
+
+
+def _share(low: Array, high: Array, wanted: Array) -> Array:
+    """Where a work lies between two others."""
+    return np.clip((wanted - low) / np.maximum(high - low, 1e-30), 0.0, 1.0)
+
+
+def _blend(low: Array, high: Array, share: Array | float) -> Array:
+    return low + (high - low) * share
+
+
+_HOST_BOUND = 5.0
+"""How many times another engine's shortest time a table's own is, where the host was in the way of the kernels."""
+
+
+def captured(own: Array, others: list[Array]) -> Array:
+    """Times as in captured graphs: where a table's shortest time is many times another engine's, the host that
+    launched its kernels was measured, which decoding does not wait for; the others' kernels stand in where they are
+    quicker. All arrays are over the same sites."""
+    found = [each for each in others if np.isfinite(each).any()]
+    if not found or not np.isfinite(own).any():
+        return own
+    least = min(float(np.nanmin(each)) for each in found)
+    if float(np.nanmin(own)) < _HOST_BOUND * least:
+        return own
+    with np.errstate(invalid="ignore"):
+        stand_in = np.exp(np.nanmean(np.log(np.stack(found)), axis=0))
+    return np.fmin(own, stand_in)
+
+
+def at_sites(times: Array, axes: tuple[Array, ...], wanted: tuple[Array, ...]) -> Array:
+    """Times of one grid at the sites of another, NaN where it has none."""
+    places = [np.searchsorted(mine, theirs).clip(max=len(mine) - 1) for mine, theirs in zip(axes, wanted, strict=True)]
+    found = times[np.ix_(*places)].copy()
+    for axis, (mine, theirs, place) in enumerate(zip(axes, wanted, places, strict=True)):
+        absent = np.flatnonzero(mine[place] != theirs)
+        found[(slice(None),) * axis + (absent,)] = np.nan
+    return found

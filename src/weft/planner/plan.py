@@ -1,0 +1,194 @@
+"""A plan: the chosen mapping, its fleet, what users see, what binds, and how much each assumption matters."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from weft.planner.closed_form import serve
+from weft.planner.hardware import Gpu
+from weft.planner.model import Model
+from weft.planner.op_costs import OpCosts
+from weft.planner.search import (
+    CONCURRENCIES,
+    Candidate,
+    Disaggregated,
+    Point,
+    Settings,
+    candidates,
+    disaggregate,
+    front,
+    meets,
+    nearest,
+    open_costs,
+    points,
+    refuse,
+    sustained,
+)
+from weft.planner.simulate import Outcome
+from weft.planner.step_costs import step_costs
+from weft.planner.traffic import Targets, Traffic
+
+_SIMULATED = 3
+"""How many of the best mappings are simulated."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The answer to: this model, this traffic, these targets; which GPUs, how many, mapped how, at what cost."""
+
+    model: Model
+    gpu: Gpu
+    traffic: Traffic
+    targets: Targets
+    settings: Settings
+    chosen: Point
+    alternatives: list[Point]
+    front: list[Point]
+    rate: float
+    """Requests a second that a replica keeps up with, as simulated."""
+    outcome: Outcome
+    replicas: int
+    spare: int
+    gives_way: list[str]
+    """Targets that no mapping meets, with by how much."""
+    disaggregated: Disaggregated | None
+    sensitivity: dict[str, float]
+    configurations: int
+
+    @property
+    def gpus(self) -> int:
+        return (self.replicas + self.spare) * self.chosen.candidate.mapping.gpus
+
+    @property
+    def nodes(self) -> int:
+        return math.ceil(self.gpus / self.gpu.gpus_per_node)
+
+    @property
+    def racks(self) -> int:
+        return math.ceil(self.gpus / self.gpu.gpus_per_rack)
+
+    @property
+    def served(self) -> float:
+        """Requests a second that the plan is for: those asked for, or one replica's."""
+        return self.traffic.rate or self.rate
+
+    @property
+    def cost_per_million(self) -> float:
+        """Dollars for a million output tokens, spare replicas included."""
+        return self.gpus * self.gpu.price_per_hour / 3600 / (self.served * self.traffic.osl) * 1e6
+
+    def shares(self) -> dict[str, float]:
+        """Parts of a decoding step by kind of operation."""
+        costs = self.chosen.candidate.costs
+        batch, context = self.chosen.figure("resident"), self.traffic.isl + self.traffic.osl / 2
+        found: dict[str, float] = {}
+        for part in costs.parts:
+            found[part.kind] = found.get(part.kind, 0.0) + costs.part_seconds(part, batch, context)
+        total = sum(found.values())
+        return {kind: seconds / total for kind, seconds in sorted(found.items(), key=lambda each: -each[1])}
+
+    @property
+    def band(self) -> float:
+        """The part by which a decoding step may be off."""
+        return self.chosen.candidate.costs.band(self.chosen.figure("resident"), self.traffic.isl + self.traffic.osl / 2)
+
+
+def plan(
+    model: Model, gpu: Gpu, traffic: Traffic, targets: Targets, settings: Settings, tables: Path | None = None
+) -> Plan:
+    """Search, simulate the best, and size the fleet."""
+    costs = open_costs(gpu, tables, settings.engine)
+    found, failing = candidates(model, gpu, costs, traffic, settings)
+    if not found:
+        raise refuse(model, gpu, failing, settings)
+    every = points(found)
+    good = [each for each in every if meets(each, targets)]
+    gives_way: list[str] = []
+    if good:
+        ranked = _best_of_each(good)
+    else:
+        ranked = [nearest(every, targets)]
+        gives_way = _gives_way(ranked[0], every, targets)
+    tried: list[tuple[float, Point, Outcome]] = []
+    relaxed = targets if good else Targets()
+    for point in ranked[:_SIMULATED]:
+        rate, seen = sustained(point, traffic, settings, relaxed)
+        tried.append((rate, point, seen))
+    rate, chosen, outcome = max(tried, key=lambda each: each[0] / each[1].candidate.mapping.gpus)
+    replicas = max(1, math.ceil(traffic.rate / rate - 1e-9)) if traffic.rate else 1
+    return Plan(
+        model=model,
+        gpu=gpu,
+        traffic=traffic,
+        targets=targets,
+        settings=settings,
+        chosen=chosen,
+        alternatives=[each for each in ranked if each is not chosen][:5],
+        front=front(every),
+        rate=rate,
+        outcome=outcome,
+        replicas=replicas,
+        spare=settings.spare,
+        gives_way=gives_way,
+        disaggregated=disaggregate(found, gpu, traffic, settings, targets),
+        sensitivity=_sensitivity(chosen, costs, traffic, settings),
+        configurations=len(every),
+    )
+
+
+def _best_of_each(good: list[Point]) -> list[Point]:
+    """The best concurrency of each mapping, the best mapping first; of equals, the one with fewer GPUs."""
+    best: dict[Any, Point] = {}
+    for point in good:
+        mapping = point.candidate.mapping
+        if mapping not in best or point.per_gpu > best[mapping].per_gpu:
+            best[mapping] = point
+    return sorted(best.values(), key=lambda each: (-each.per_gpu, each.candidate.mapping.gpus))
+
+
+def _gives_way(point: Point, every: list[Point], targets: Targets) -> list[str]:
+    words: list[str] = []
+    for name, wanted in (("tpot", targets.tpot), ("ttft", targets.ttft)):
+        value = point.figure(name)
+        if value > wanted:
+            least = min(each.figure(name) for each in every)
+            words.append(
+                f"{name}: {value * 1e3:.1f} ms where {wanted * 1e3:.1f} ms was asked for; the least of any mapping is {least * 1e3:.1f} ms"
+            )
+    return words
+
+
+def _sensitivity(chosen: Point, costs: OpCosts, traffic: Traffic, settings: Settings) -> dict[str, float]:
+    """How much more a GPU gives with 10 % more of each thing, in parts, at the chosen concurrency."""
+    candidate, gpu = chosen.candidate, costs.gpu
+    changes = {
+        "memory bandwidth": replace(gpu, bandwidth=gpu.bandwidth * 1.1),
+        "matmul peak": replace(gpu, bf16=gpu.bf16 * 1.1, fp8=gpu.fp8 * 1.1, fp4=gpu.fp4 * 1.1),
+        "NVLink": replace(gpu, nvlink=gpu.nvlink * 1.1),
+        "network": replace(gpu, network=gpu.network * 1.1),
+    }
+    found: dict[str, float] = {}
+    base = _again(candidate, OpCosts(replace(gpu), costs.tables, costs.reference), traffic, settings, chosen.index)
+    for name, changed in changes.items():
+        found[name] = _again(candidate, OpCosts(changed, costs.tables, costs.reference), traffic, settings, chosen.index) / base - 1
+    for name, other in (("input length", replace(traffic, isl=traffic.isl * 1.1)), ("output length", replace(traffic, osl=traffic.osl * 1.1))):
+        fits = max(1, int(candidate.fits * (traffic.isl + traffic.osl) / (other.isl + other.osl)))
+        service = serve(candidate.costs, other.isl, other.osl, CONCURRENCIES, fits, prefix=traffic.prefix, draft=settings.draft)
+        found[name] = float(service.rate[chosen.index] / candidate.service.rate[chosen.index]) - 1
+    return found
+
+
+def _again(candidate: Candidate, costs: OpCosts, traffic: Traffic, settings: Settings, index: int) -> float:
+    priced = step_costs(candidate.program, costs, settings.kv)
+    service = serve(priced, traffic.isl, traffic.osl, CONCURRENCIES, candidate.fits, prefix=traffic.prefix, draft=settings.draft)
+    return float(service.rate[index])
+
+
+def quantiles(values: Any) -> dict[str, float]:
+    """p50, p90 and p99."""
+    return {f"p{each}": float(np.quantile(values, each / 100)) for each in (50, 90, 99)}

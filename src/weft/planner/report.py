@@ -1,0 +1,134 @@
+"""A plan as figures for programs (`figures`), and as text for people (`lines`, `launch`)."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from weft.planner.op_costs import BANDS
+from weft.planner.plan import Plan, quantiles
+from weft.planner.search import Point
+
+
+def point_figures(point: Point) -> dict[str, Any]:
+    """One mapping at one concurrency."""
+    mapping = point.candidate.mapping
+    return {
+        "mapping": str(mapping),
+        "tp": mapping.tp,
+        "pp": mapping.pp,
+        "dp": mapping.dp,
+        "ep": mapping.ep,
+        "gpus": mapping.gpus,
+        "concurrency": point.figure("concurrency"),
+        "tokens_s_gpu": point.per_gpu,
+        "tokens_s_user": point.per_user,
+        "tpot_ms": point.figure("tpot") * 1e3,
+        "ttft_ms": point.figure("ttft") * 1e3,
+    }
+
+
+def figures(plan: Plan) -> dict[str, Any]:
+    """All of a plan, as JSON has it. Times are in milliseconds, memory in bytes."""
+    chosen, room = plan.chosen, plan.chosen.candidate.memory
+    costs = chosen.candidate.costs
+    batch, context = chosen.figure("resident"), plan.traffic.isl + plan.traffic.osl / 2
+    seen = plan.outcome
+    split = plan.disaggregated
+    return {
+        "ok": not plan.gives_way,
+        "model": plan.model.name,
+        "gpu": plan.gpu.device,
+        "hardware_source": plan.gpu.source,
+        "engine": plan.settings.engine,
+        "definition": "TPOT = (E2E - TTFT) / (output tokens - 1)",
+        "traffic": {"isl": plan.traffic.isl, "osl": plan.traffic.osl, "rate": plan.traffic.rate, "prefix": plan.traffic.prefix},
+        "targets_ms": {
+            name: value * 1e3 if math.isfinite(value) else None
+            for name, value in (("ttft", plan.targets.ttft), ("tpot", plan.targets.tpot))
+        },
+        "gives_way": plan.gives_way,
+        "chosen": point_figures(chosen),
+        "replicas": plan.replicas,
+        "spare_replicas": plan.spare,
+        "gpus": plan.gpus,
+        "nodes": plan.nodes,
+        "racks": plan.racks,
+        "power_kw": plan.gpus * plan.gpu.power_w / 1e3,
+        "dollars_per_million_output_tokens": plan.cost_per_million,
+        "dollars_per_gpu_hour": plan.gpu.price_per_hour,
+        "simulated": {
+            "requests_s_per_replica": plan.rate,
+            "ttft_ms": {name: value * 1e3 for name, value in quantiles(seen.ttft).items()},
+            "tpot_ms": {name: value * 1e3 for name, value in quantiles(seen.tpot).items()},
+            "e2e_ms": {name: value * 1e3 for name, value in quantiles(seen.e2e).items()},
+            "iterations": seen.iterations,
+            "preemptions": seen.preemptions,
+        },
+        "breakdown": plan.shares(),
+        "operations": [
+            {
+                "name": part.name,
+                "kind": part.kind,
+                "ms": costs.part_seconds(part, batch, context) * 1e3,
+                "from": part.source,
+                "may_be_off_by": BANDS[part.source],
+            }
+            for part in costs.parts
+            if costs.part_seconds(part, batch, context) > 0
+        ],
+        "uncertainty": plan.band,
+        "sensitivity": plan.sensitivity,
+        "memory": {
+            "weights": room.weights,
+            "activations": room.activations,
+            "communicators": room.communicators,
+            "cache": room.cache,
+            "cache_tokens": room.cache_tokens,
+            "requests_that_fit": chosen.candidate.fits,
+        },
+        "alternatives": [point_figures(each) for each in plan.alternatives],
+        "front": [point_figures(each) for each in plan.front],
+        "disaggregated": None
+        if split is None
+        else {
+            "prefill": str(split.prefill.mapping),
+            "prefill_workers": split.prefill_workers,
+            "decode": str(split.decode.candidate.mapping),
+            "decode_workers": split.decode_workers,
+            "tokens_s_gpu": split.per_gpu,
+            "ttft_ms": split.ttft * 1e3,
+            "tpot_ms": split.tpot * 1e3,
+            "transfer_ms": split.transfer * 1e3,
+            "transfer_from": "specification, unmeasured",
+        },
+        "launch": launch(plan),
+        "configurations": plan.configurations,
+    }
+
+
+def launch(plan: Plan) -> dict[str, str]:
+    """Command lines that start one replica."""
+    mapping, settings = plan.chosen.candidate.mapping, plan.settings
+    most = int(plan.chosen.figure("concurrency"))
+    length = int((plan.traffic.isl + plan.traffic.osl) * (1 + plan.traffic.spread)) + 1
+    name = plan.model.name
+    kv = " --kv-cache-dtype fp8" if settings.kv == "fp8" else ""
+    expert = " --enable-expert-parallel" if mapping.ep > 1 else ""
+    data = f" --data-parallel-size {mapping.dp}" if mapping.dp > 1 else ""
+    ep = f" --ep_size {mapping.ep}" if mapping.ep > 1 else ""
+    nodes = max(1, math.ceil(mapping.gpus / plan.gpu.gpus_per_node))
+    ranks = min(mapping.gpus, plan.gpu.gpus_per_node)
+    return {
+        "torchrun": f"torchrun --nnodes {nodes} --nproc-per-node {ranks} serve.py",
+        "vllm": (
+            f"vllm serve {name} --tensor-parallel-size {mapping.tp} --pipeline-parallel-size {mapping.pp}{data}{expert}"
+            f" --max-num-seqs {most} --max-num-batched-tokens {settings.chunk} --max-model-len {length}"
+            f" --gpu-memory-utilization {settings.fraction}{kv}"
+        ),
+        "tensorrt-llm": (
+            f"trtllm-serve {name} --tp_size {mapping.tp * mapping.dp} --pp_size {mapping.pp}{ep}"
+            f" --max_batch_size {most} --max_num_tokens {settings.chunk} --max_seq_len {length}"
+            f" --kv_cache_free_gpu_memory_fraction {settings.fraction}"
+        ),
+    }

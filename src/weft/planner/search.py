@@ -1,0 +1,266 @@
+"""The search: every mapping that divides and fits, in closed form; the front; the best ones simulated; the fleet.
+
+Within a replica ranks of tensor and expert parallelism stay in one NVLink domain. What binds a choice, and what else
+there was, is kept with it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from weft.planner.capacity import Memory, memory, resident
+from weft.planner.closed_form import Draft, Service, serve
+from weft.planner.errors import CapacityError
+from weft.planner.hardware import Gpu, catalogue
+from weft.planner.mapping import Mapping, fits_heads, rank_program
+from weft.planner.model import Model
+from weft.planner.op_costs import OpCosts
+from weft.planner.program import RankProgram
+from weft.planner.scheduler import Limits
+from weft.planner.simulate import Outcome, StepTimer, simulate
+from weft.planner.step_costs import StepCosts, step_costs
+from weft.planner.tables import KernelTables
+from weft.planner.traffic import Targets, Traffic
+
+CONCURRENCIES = np.unique(np.rint(2.0 ** np.arange(0, 11.01, 0.25)).astype(int)).astype(float)
+ENGINES = {
+    "vllm": {"mixed": True, "reserve": False},
+    "trtllm": {"mixed": True, "reserve": True},
+    "sglang": {"mixed": False, "reserve": True},
+    "weft": {"mixed": True, "reserve": False},
+}
+"""How engines schedule by default: prompts along with decoding or before it, the cache promised or taken as it goes."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a plan is made under."""
+
+    engine: str = "weft"
+    kv: str = "bfloat16"
+    chunk: int = 8192
+    fraction: float = 0.9
+    draft: Draft = field(default_factory=Draft)
+    max_gpus: int = 64
+    """GPUs of one replica, at most."""
+    spare: int = 1
+    """Replicas beyond what the load needs, so that the service stands when one fails."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One mapping, priced."""
+
+    mapping: Mapping
+    program: RankProgram
+    memory: Memory
+    costs: StepCosts
+    fits: int
+    service: Service
+
+
+@dataclass(frozen=True)
+class Point:
+    """A mapping at one concurrency."""
+
+    candidate: Candidate
+    index: int
+
+    def figure(self, name: str) -> float:
+        return float(getattr(self.candidate.service, name)[self.index])
+
+    @property
+    def per_gpu(self) -> float:
+        return self.figure("rate") / self.candidate.mapping.gpus
+
+    @property
+    def per_user(self) -> float:
+        return 1.0 / self.figure("tpot")
+
+
+def open_costs(gpu: Gpu, tables: Path | None, engine: str) -> OpCosts:
+    """Costs from a folder of tables, or from those that come with Weft."""
+    own = Path(__file__).parent / "data" / "kernel_tables"
+    folder = tables or own
+    system = gpu.tables if (folder / gpu.tables).is_dir() else next(iter(KernelTables.systems(folder)), "h200_sxm")
+    reference = next((each for each in catalogue().values() if each.measured and each.tables == system), gpu)
+    found = KernelTables(folder, system, engine)
+    if "gemm" not in found.files and found.siblings:
+        found = found.siblings[0]
+    return OpCosts(gpu, found if found.files else None, reference)
+
+
+def mappings(model: Model, gpu: Gpu, most: int) -> Iterator[Mapping]:
+    """Every way to divide a replica: tensor, pipeline, and with experts expert parallelism and data-parallel attention."""
+    powers = [2**each for each in range(11) if 2**each <= most]
+    for tp in powers:
+        if tp > gpu.nvlink_domain:
+            continue
+        for pp in powers:
+            if tp * pp > most or pp > model.depth or (pp > 1 and tp < min(gpu.nvlink_domain, 8) and pp > 2):
+                continue
+            if not model.has_experts:
+                yield Mapping(tp, pp)
+                continue
+            for ep in [each for each in powers if each <= tp]:
+                yield Mapping(tp, pp, 1, tp // ep, ep)
+    if model.has_experts:
+        for dp in powers[1:]:
+            yield Mapping(1, 1, dp, 1, dp)
+
+
+def candidates(model: Model, gpu: Gpu, costs: OpCosts, traffic: Traffic, settings: Settings) -> tuple[list[Candidate], list[tuple[Mapping, Memory]]]:
+    """What fits, priced; and what does not, with its memory."""
+    kv_bytes = 1.0 if settings.kv == "fp8" else 2.0
+    fitting: list[Candidate] = []
+    failing: list[tuple[Mapping, Memory]] = []
+    length = traffic.isl + traffic.osl
+    for mapping in mappings(model, gpu, settings.max_gpus):
+        if not fits_heads(model, mapping):
+            continue
+        program = rank_program(model, mapping, kv_bytes)
+        room = memory(model, program, mapping, gpu, settings.chunk, settings.fraction)
+        growing = program.kv_bytes_per_token - sum(size for _, size in program.window_tokens)
+        count = resident(room, mapping, growing, length)
+        if room.cache <= 0 or count < 1:
+            failing.append((mapping, room))
+            continue
+        priced = step_costs(program, costs, settings.kv)
+        service = serve(priced, traffic.isl, traffic.osl, CONCURRENCIES, count, prefix=traffic.prefix, draft=settings.draft)
+        fitting.append(Candidate(mapping, program, room, priced, count, service))
+    return fitting, failing
+
+
+def refuse(model: Model, gpu: Gpu, failing: Sequence[tuple[Mapping, Memory]], settings: Settings) -> CapacityError:
+    """Nothing fits: by how much, and what would."""
+    mapping, room = max(failing, key=lambda each: each[1].cache)
+    lacking = -room.cache / 1e9
+    total = room.weights * mapping.gpus
+    larger = [each.name for each in catalogue().values() if each.memory * settings.fraction * mapping.gpus > total * 1.1]
+    advice = [f"more GPUs for a replica (now at most {settings.max_gpus})"]
+    advice += [f"a GPU with more memory ({', '.join(larger)})"] if larger else []
+    advice += ["weights of fewer bits (--precision fp8)"] if model.weights == "bf16" else []
+    what = f"lacks {lacking:.1f} GB on each GPU" if lacking > 0 else "leaves no room for the cache of one request"
+    return CapacityError(f"{model.name} does not fit on {gpu.device}: the roomiest mapping, {mapping}, {what}", hint="; or ".join(advice))
+
+
+def points(found: Sequence[Candidate]) -> list[Point]:
+    return [Point(each, index) for each in found for index in range(len(CONCURRENCIES)) if CONCURRENCIES[index] <= each.fits]
+
+
+def front(found: Sequence[Point]) -> list[Point]:
+    """The Pareto front: nobody has more tokens a second for a user and for a GPU both."""
+    best: list[Point] = []
+    for point in sorted(found, key=lambda each: (-each.per_user, -each.per_gpu)):
+        if not best or point.per_gpu > best[-1].per_gpu * 1.0001:
+            best.append(point)
+    return best
+
+
+def meets(point: Point, targets: Targets) -> bool:
+    return point.figure("tpot") <= targets.tpot and point.figure("ttft") <= targets.ttft
+
+
+def nearest(found: Sequence[Point], targets: Targets) -> Point:
+    """Where no point meets both targets: the one that is least above them."""
+    def above(point: Point) -> float:
+        over = (point.figure("tpot") / targets.tpot, point.figure("ttft") / targets.ttft)
+        return sum(max(each - 1.0, 0.0) for each in over if math.isfinite(each))
+
+    return min(found, key=lambda each: (above(each), -each.per_gpu))
+
+
+def simulate_point(
+    point: Point, traffic: Traffic, settings: Settings, rate: float, count: int = 400, seed: int = 0
+) -> Outcome:
+    """One replica at a rate of requests a second, step by step."""
+    candidate = point.candidate
+    growing = candidate.program.kv_bytes_per_token - sum(size for _, size in candidate.program.window_tokens)
+    share = candidate.fits * (traffic.isl + traffic.osl) if growing > 0 else 1 << 40
+    behaviour: dict[str, Any] = dict(ENGINES.get(settings.engine, ENGINES["weft"]))
+    limits = Limits(tokens=settings.chunk, cache=int(share), per_tick=settings.draft.per_step, **behaviour)
+    requests, arrivals = traffic.requests(rate, count, seed)
+    timer = StepTimer(candidate.costs, drafted=settings.draft.tokens)
+    return simulate(timer, limits, requests, arrivals)
+
+
+def sustained(point: Point, traffic: Traffic, settings: Settings, targets: Targets, count: int = 400) -> tuple[float, Outcome]:
+    """The highest rate at which a simulated replica keeps its targets at p90, and what users see there."""
+    high = point.figure("rate") / traffic.osl
+    low = 0.0
+    best: tuple[float, Outcome] | None = None
+    for turn in range(7):
+        rate = high if turn == 0 else (low + high) / 2
+        seen = simulate_point(point, traffic, settings, rate, count)
+        stable = seen.makespan <= 1.15 * max(float(seen.arrival.max()), 1e-9) + float(np.median(seen.e2e))
+        good = float(np.quantile(seen.ttft, 0.9)) <= targets.ttft and float(np.quantile(seen.tpot, 0.9)) <= targets.tpot
+        if good and stable:
+            best = rate, seen
+            low = rate
+            if turn == 0:
+                break
+        else:
+            high = rate
+    if best is not None:
+        return best
+    least = max(low, high / 2)
+    return least, simulate_point(point, traffic, settings, least, count)
+
+
+@dataclass(frozen=True)
+class Disaggregated:
+    """Workers for prompts and workers for decoding, in whole numbers that match their rates."""
+
+    prefill: Candidate
+    decode: Point
+    prefill_workers: int
+    decode_workers: int
+    per_gpu: float
+    ttft: float
+    tpot: float
+    transfer: float
+    """Seconds that a prompt's cache takes over the network: by specification, unmeasured."""
+
+
+def disaggregate(found: Sequence[Candidate], gpu: Gpu, traffic: Traffic, settings: Settings, targets: Targets) -> Disaggregated | None:
+    """The best pair of worker kinds, by integer matching of their rates."""
+    best: Disaggregated | None = None
+    by_prompt = sorted(found, key=lambda each: each.service.prompt * each.mapping.gpus)[:6]
+    alone = {
+        id(each): serve(each.costs, 1.0, traffic.osl, CONCURRENCIES, each.fits, draft=settings.draft) for each in found
+    }
+    for first in by_prompt:
+        whole = first.program.kv_bytes_per_token * traffic.isl * (1.0 - traffic.prefix)
+        transfer = gpu.network_latency + whole / gpu.network if gpu.network else math.inf
+        seconds = first.service.prompt * first.costs.stages
+        # Prompts queue one at a time at 80 % of a worker's rate: half of ρ/(1 − ρ) services on average.
+        ttft = seconds * (1 + 0.5 * 0.8 / 0.2) + transfer
+        if ttft > targets.ttft:
+            continue
+        prompts = 0.8 / first.service.prompt
+        for second in found:
+            context = traffic.isl + traffic.osl / 2
+            step = np.asarray(second.costs.decode_step(CONCURRENCIES, context)) / settings.draft.per_step
+            usable = np.flatnonzero((step <= targets.tpot) & (CONCURRENCIES <= second.fits))
+            if not usable.size:
+                continue
+            index = int(usable[-1])
+            tokens = float(CONCURRENCIES[index] / step[index])
+            finished = tokens / traffic.osl
+            y = max(1, round(4 * prompts / finished)) if finished < 4 * prompts else 1
+            for decode_workers in {1, 2, y}:
+                x = max(1, math.ceil(decode_workers * finished / prompts))
+                rate = min(x * prompts, decode_workers * finished)
+                gpus = x * first.mapping.gpus + decode_workers * second.mapping.gpus
+                per_gpu = rate * traffic.osl / gpus
+                if best is None or per_gpu > best.per_gpu:
+                    service = replace(alone[id(second)], tpot=step)
+                    point = Point(replace(second, service=service), index)
+                    best = Disaggregated(first, point, x, decode_workers, per_gpu, ttft, float(step[index]), transfer)
+    return best

@@ -1,0 +1,142 @@
+"""The instruction set of streaming machines: opcodes, what ALUs compute, and which queue belongs to which unit.
+
+With the machine's description this is all that the compiler, the verifier and the simulator have in common.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+
+from weft.spatial.machine import StreamingMachine
+
+EAST, WEST = 0, 1
+"""Directions of streams: to higher and to lower positions."""
+NONE = -1
+"""No operand, or no result on a stream."""
+CHAINED = 1000
+"""An operand of `CHAINED + n` is what ALU n has computed, handed to its neighbour without a stream."""
+
+
+class Opcode(IntEnum):
+    """One instruction of the queues. The names of the paper stand beside those that differ."""
+
+    READ = 0
+    WRITE = 1
+    LOAD_WEIGHTS = 2  # LW
+    INSTALL_WEIGHTS = 3  # IW
+    MULTIPLY = 4  # ABC
+    ACCUMULATE = 5  # ACC
+    ALU = 6
+
+
+ADDS, EMITS = 1, 2
+"""Bits of what `ACCUMULATE` does: add to the row that is there; put the row on a stream."""
+
+
+class Function(IntEnum):
+    """What an ALU computes in every lane."""
+
+    I32_TO_F32 = 0
+    I8_TO_F32 = 1
+    F32_TO_I8 = 2
+    MUL_F32 = 3
+    ADD_F32 = 4
+    RELU_F32 = 5
+    MAX_I8 = 6
+    COPY_I32 = 7
+    COPY_I8 = 8
+
+
+def to_int8(values: np.ndarray) -> np.ndarray:
+    """Floats rounded to the nearest integer of 8 bits: halves to even, what is beyond to the last one."""
+    return np.clip(np.rint(values), -128, 127).astype(np.int8)
+
+
+@dataclass(frozen=True)
+class Meaning:
+    """The types of a function's operands and result, and what it computes."""
+
+    operands: tuple[type[np.generic], ...]
+    result: type[np.generic]
+    compute: Callable[..., np.ndarray]
+
+
+MEANINGS: dict[Function, Meaning] = {
+    Function.I32_TO_F32: Meaning((np.int32,), np.float32, lambda x: x.astype(np.float32)),
+    Function.I8_TO_F32: Meaning((np.int8,), np.float32, lambda x: x.astype(np.float32)),
+    Function.F32_TO_I8: Meaning((np.float32,), np.int8, to_int8),
+    Function.MUL_F32: Meaning((np.float32, np.float32), np.float32, np.multiply),
+    Function.ADD_F32: Meaning((np.float32, np.float32), np.float32, np.add),
+    Function.RELU_F32: Meaning((np.float32,), np.float32, lambda x: np.maximum(x, np.float32(0))),
+    Function.MAX_I8: Meaning((np.int8, np.int8), np.int8, np.maximum),
+    Function.COPY_I32: Meaning((np.int32,), np.int32, np.copy),
+    Function.COPY_I8: Meaning((np.int8,), np.int8, np.copy),
+}
+
+
+def operand_bytes(function: int, operand: int) -> int:
+    """How many adjacent streams an operand of an ALU takes; 0 where it has no such operand."""
+    operands = MEANINGS[Function(function)].operands
+    return np.dtype(operands[operand]).itemsize if operand < len(operands) else 0
+
+
+def result_bytes(function: int) -> int:
+    """How many adjacent streams the result of an ALU takes."""
+    return np.dtype(MEANINGS[Function(function)].result).itemsize
+
+
+@dataclass(frozen=True)
+class Units:
+    """Where the units of a machine are, and the numbers of their queues.
+
+    Memory slices come first, west and then east, each half counted outwards from the middle; then ALUs; then for each
+    plane a queue for weights, one for activations and one for accumulators; then what shifts and what sends.
+    """
+
+    machine: StreamingMachine
+
+    def memory(self, half: int, number: int) -> int:
+        """The queue of a slice: half 0 is west, and number 0 next to the middle."""
+        return half * self.machine.memory.slices_per_half + number
+
+    def alu(self, number: int) -> int:
+        return self.machine.slices + number
+
+    def plane(self, number: int, part: int) -> int:
+        """A queue of a plane: part 0 loads weights, 1 multiplies, 2 accumulates."""
+        return self.machine.slices + self.machine.alus + 3 * number + part
+
+    @property
+    def planes_end(self) -> int:
+        return self.plane(self.machine.matrix.planes, 0)
+
+    def half_of_plane(self, plane: int) -> int:
+        return plane // (self.machine.matrix.planes // 2)
+
+    def position(self, queue: int) -> int:
+        """The stream register that a unit reads and writes."""
+        machine = self.machine
+        if queue < machine.slices:
+            half, number = divmod(queue, machine.memory.slices_per_half)
+            return machine.hop(number) * (1 if half else -1)
+        if queue < machine.slices + machine.alus:
+            return 0
+        plane = (queue - machine.slices - machine.alus) // 3
+        return machine.edge if self.half_of_plane(plane) else -machine.edge
+
+    def name(self, queue: int) -> str:
+        """A unit as messages name it."""
+        machine = self.machine
+        if queue < machine.slices:
+            half, number = divmod(queue, machine.memory.slices_per_half)
+            return f"MEM {'east' if half else 'west'} {number}"
+        if queue < machine.slices + machine.alus:
+            return f"VXM ALU {queue - machine.slices}"
+        if queue < self.planes_end:
+            plane, part = divmod(queue - machine.slices - machine.alus, 3)
+            return f"MXM plane {plane} {('weights', 'activations', 'accumulators')[part]}"
+        return f"queue {queue}"

@@ -1,0 +1,388 @@
+"""Descriptions of spatial machines: files of facts, each with where it comes from, and what follows from them.
+
+A description is a YAML file. A leaf is `[value, tag, source]`, and its tag says how far to trust it: `published`,
+`derived` from published figures, or `assumed`. Rates and capacities are computed here and never stored beside what they
+follow from. A what-if is an override: `load_machine("tsp1", {"latency.read": 4})`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from functools import cached_property
+from math import ceil
+from pathlib import Path
+from typing import Any, ClassVar, cast, get_type_hints
+
+import yaml
+
+from weft.diagnostics import nearest
+from weft.errors import WeftError
+
+TAGS = ("published", "derived", "assumed")
+FOLDER = Path(__file__).parent / "machines"
+
+
+class MachineError(WeftError):
+    """A machine description that cannot be used: the message names the field."""
+
+
+@dataclass(frozen=True)
+class Fact:
+    """A number of a description, how far to trust it, and where it comes from."""
+
+    value: Any
+    tag: str
+    source: str
+
+
+@dataclass(frozen=True)
+class Lanes:
+    tiles: int
+    per_tile: int
+
+
+@dataclass(frozen=True)
+class Streams:
+    per_direction: int
+    bytes_per_lane: int
+
+
+@dataclass(frozen=True)
+class Memory:
+    slices_per_half: int
+    slices_per_hop: int
+    banks: int
+    bank_words: int
+    word_bytes: int
+    read_ports: int
+    write_ports: int
+
+
+@dataclass(frozen=True)
+class Matrix:
+    planes: int
+    rows: int
+    columns: int
+    fp16_planes: int
+    fp16_rows: int
+    load_streams: int
+    accumulator_rows: int
+
+
+@dataclass(frozen=True)
+class Vector:
+    mesh_rows: int
+    mesh_columns: int
+
+
+@dataclass(frozen=True)
+class Shift:
+    queues_per_half: int
+
+
+@dataclass(frozen=True)
+class Control:
+    queues: int
+    fetch_bytes: int
+    instruction_bytes: int
+    depth: int
+
+
+@dataclass(frozen=True)
+class Links:
+    count: int
+    lanes: int
+    raw_bits: int
+    bits: int
+    frame_bytes: int
+    latency_mean: int
+    latency_sigma: float
+
+
+@dataclass(frozen=True)
+class Network:
+    chips_per_node: int
+    global_links: int
+    nodes_per_rack: int
+    nodes: int
+
+
+@dataclass(frozen=True)
+class Latency:
+    read: int
+    write: int
+    load_weights: int
+    install_weights: int
+    multiply: int
+    accumulate: int
+    alu: int
+
+
+@dataclass(frozen=True)
+class Energy:
+    multiply_accumulate: float
+    memory_byte: float
+    alu_lane: float
+
+
+@dataclass(frozen=True)
+class Array:
+    rows: int
+    columns: int
+
+
+@dataclass(frozen=True)
+class Description:
+    """What all machines have: a name, a clock, and for each of their facts its tag and source."""
+
+    name: str
+    clock_hz: int
+    facts: Mapping[str, Fact] = field(repr=False, kw_only=True)
+
+    @property
+    def digest(self) -> str:
+        """Names the description in reports: any other value gives another."""
+        told = sorted((path, repr(fact.value)) for path, fact in self.facts.items())
+        return hashlib.sha256(repr(told).encode()).hexdigest()[:8]
+
+    def tagged(self, tag: str) -> list[str]:
+        """The fields that have a tag."""
+        return [path for path, fact in self.facts.items() if fact.tag == tag]
+
+
+@dataclass(frozen=True)
+class SystolicMachine(Description):
+    """A weight-stationary systolic array."""
+
+    KIND: ClassVar[str] = "systolic"
+    array: Array
+
+
+@dataclass(frozen=True)
+class StreamingMachine(Description):
+    """A tensor streaming processor: rows of units that streams of vectors flow past, in two halves around the middle.
+
+    Positions are stream registers: the vector unit is at 0, the halves are west (negative) and east of it.
+    """
+
+    KIND: ClassVar[str] = "streaming"
+    lanes: Lanes
+    streams: Streams
+    memory: Memory
+    matrix: Matrix
+    vector: Vector
+    shift: Shift
+    control: Control
+    links: Links
+    network: Network
+    latency: Latency
+    energy: Energy
+
+    @cached_property
+    def width(self) -> int:
+        """The lanes of a vector."""
+        return self.lanes.tiles * self.lanes.per_tile
+
+    @property
+    def slices(self) -> int:
+        return 2 * self.memory.slices_per_half
+
+    @property
+    def slice_words(self) -> int:
+        """The vectors of a slice."""
+        return self.memory.banks * self.memory.bank_words
+
+    @property
+    def slice_tile_bytes(self) -> int:
+        return self.slice_words * self.memory.word_bytes
+
+    @property
+    def slice_bytes(self) -> int:
+        return self.slice_tile_bytes * self.lanes.tiles
+
+    @property
+    def memory_bytes(self) -> int:
+        return self.slice_bytes * self.slices
+
+    @property
+    def memory_rate(self) -> int:
+        """Bytes a cycle through all ports."""
+        return self.slices * (self.memory.read_ports + self.memory.write_ports) * self.width
+
+    @property
+    def stream_rate(self) -> int:
+        """Bytes a cycle past a position, both directions."""
+        return 2 * self.streams.per_direction * self.streams.bytes_per_lane * self.width
+
+    @property
+    def int8_macs(self) -> int:
+        """Products of 8-bit integers a cycle."""
+        return self.matrix.planes * self.matrix.rows * self.matrix.columns
+
+    @property
+    def fp16_macs(self) -> int:
+        return self.matrix.fp16_planes * self.matrix.fp16_rows * self.matrix.columns
+
+    @property
+    def alus(self) -> int:
+        """ALUs of a lane."""
+        return self.vector.mesh_rows * self.vector.mesh_columns
+
+    @property
+    def tile_bytes(self) -> int:
+        """The weights of a plane."""
+        return self.matrix.rows * self.matrix.columns
+
+    @property
+    def load_cycles(self) -> int:
+        """Cycles in which the streams of one plane bring its weights."""
+        return ceil(self.matrix.rows / self.matrix.load_streams)
+
+    @property
+    def weight_floor(self) -> int:
+        """Cycles in which all streams of a half bring the weights of its planes."""
+        return ceil(self.matrix.planes // 2 * self.tile_bytes / (self.stream_rate // 2))
+
+    @property
+    def fetch_rate(self) -> int:
+        """Bytes of instructions a cycle."""
+        return self.control.queues * self.control.fetch_bytes
+
+    @property
+    def edge(self) -> int:
+        """The position of the outermost register, where the matrix units are; west it is negative."""
+        return self.hop(self.memory.slices_per_half - 1)
+
+    @property
+    def positions(self) -> int:
+        return 2 * self.edge + 1
+
+    def hop(self, number: int) -> int:
+        """How far from the middle the slice with this number, counted outwards in its half, is."""
+        return 1 + number // self.memory.slices_per_hop
+
+    @property
+    def link_bits(self) -> int:
+        """Bits a second through all links, both directions, as published: raw."""
+        return self.links.count * self.links.lanes * self.links.raw_bits * 2
+
+    @property
+    def vector_link_cycles(self) -> float:
+        """Cycles in which a vector passes a link."""
+        return self.links.frame_bytes * 8 / (self.links.lanes * self.links.bits) * self.clock_hz
+
+    def scaled(self, factor: float) -> StreamingMachine:
+        """The same machine with every assumed latency multiplied and rounded up."""
+        times = {f"latency.{each.name}": getattr(self.latency, each.name) for each in fields(Latency)}
+        assumed = {path: ceil(value * factor) for path, value in times.items() if self.facts[path].tag == "assumed"}
+        changed = {path.partition(".")[2]: value for path, value in assumed.items()}
+        facts = {
+            path: Fact(assumed[path], "assumed", f"{fact.source}; times {factor:g}") if path in assumed else fact
+            for path, fact in self.facts.items()
+        }
+        return replace(self, latency=replace(self.latency, **changed), facts=facts)
+
+
+_KINDS: Mapping[str, type[Description]] = {kind.KIND: kind for kind in (StreamingMachine, SystolicMachine)}
+
+
+def machine_names() -> list[str]:
+    """The machines that Weft brings."""
+    return sorted(path.stem for path in FOLDER.glob("*.yaml"))
+
+
+def load_machine(name: str, overrides: Mapping[str, Any] | None = None) -> StreamingMachine | SystolicMachine:
+    """The machine of this name, or of a file of one's own, with some fields replaced."""
+    path = Path(name) if name.endswith((".yaml", ".yml")) else FOLDER / f"{name}.yaml"
+    if not path.is_file():
+        raise MachineError(
+            f"there is no machine {name!r}{nearest(name, machine_names())}",
+            hint=f"there are {', '.join(machine_names())}; a file of your own ends in .yaml",
+        )
+    try:
+        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        raise MachineError(f"{path.name} is not YAML: {' '.join(str(error).split())}") from error
+    return machine_of(tree, overrides or {}, place=path.name)
+
+
+def streaming_machine(name: str, overrides: Mapping[str, Any] | None = None) -> StreamingMachine:
+    """A machine that takes schedules of streams."""
+    machine = load_machine(name, overrides)
+    if not isinstance(machine, StreamingMachine):
+        raise MachineError(f"{name} has no streams to schedule", hint="`weft spatial systolic` counts its cycles")
+    return machine
+
+
+def machine_of(tree: Any, overrides: Mapping[str, Any], place: str = "the description") -> Any:
+    """A machine from what a file says; the message of an error names the field."""
+    if not isinstance(tree, dict):
+        raise MachineError(f"{place} is not a table of fields")
+    given = dict(cast("dict[str, Any]", tree))
+    kind = given.pop("kind", None)
+    if kind not in _KINDS:
+        raise MachineError(f"{place}: kind is {kind!r}", hint=f"it is one of {', '.join(_KINDS)}")
+    cls = _KINDS[kind]
+    left = dict(overrides)
+    facts: dict[str, Fact] = {}
+    made = _section(cls, given, "", left, facts, place)
+    if left:
+        path = next(iter(left))
+        raise MachineError(f"{place} has no field {path!r} to override{nearest(path, facts)}")
+    machine = cls(**made, facts=facts)
+    if isinstance(machine, StreamingMachine):
+        _check(machine, place)
+    return machine
+
+
+def _section(
+    cls: type, tree: dict[str, Any], prefix: str, overrides: dict[str, Any], facts: dict[str, Fact], place: str
+) -> dict[str, Any]:
+    hints = {each.name: get_type_hints(cls)[each.name] for each in fields(cast(Any, cls)) if each.name != "facts"}
+    if unknown := [name for name in tree if name not in hints]:
+        raise MachineError(f"{place}: unknown field {prefix}{unknown[0]}{nearest(unknown[0], hints)}")
+    made: dict[str, Any] = {}
+    for name, hint in hints.items():
+        path = f"{prefix}{name}"
+        if name not in tree:
+            raise MachineError(f"{place}: the field {path} is missing")
+        if is_dataclass(hint):
+            if not isinstance(tree[name], dict):
+                raise MachineError(f"{place}: {path} is not a table of fields")
+            made[name] = hint(**_section(cast(type, hint), tree[name], f"{path}.", overrides, facts, place))
+        else:
+            facts[path] = _fact(path, tree[name], hint, overrides, place)
+            made[name] = facts[path].value
+    return made
+
+
+def _fact(path: str, leaf: Any, hint: type[Any], overrides: dict[str, Any], place: str) -> Fact:
+    parts: list[Any] = cast("list[Any]", leaf) if isinstance(leaf, list) else []
+    if len(parts) != 3 or parts[1] not in TAGS or not isinstance(parts[2], str) or not parts[2]:
+        raise MachineError(
+            f"{place}: {path} is {leaf!r}", hint=f"a leaf is [value, tag, source], its tag one of {', '.join(TAGS)}"
+        )
+    value, tag, source = parts
+    if path in overrides:
+        value, tag, source = overrides.pop(path), "assumed", "override"
+    if hint is str:
+        wanted: Iterable[type] = (str,)
+    else:
+        wanted = (int, float) if hint is float else (int,)
+    if isinstance(value, bool) or not isinstance(value, tuple(wanted)) or (hint is not str and value <= 0):
+        raise MachineError(f"{place}: {path} is {value!r}", hint=f"it is a {hint.__name__} above 0")
+    return Fact(value, tag, source)
+
+
+def _check(machine: StreamingMachine, place: str) -> None:
+    """What fields must have to do with each other."""
+    matrix = machine.matrix
+    if matrix.planes % 2:
+        raise MachineError(f"{place}: matrix.planes is {matrix.planes}", hint="halves have equally many")
+    for path, size in (("matrix.rows", matrix.rows), ("matrix.columns", matrix.columns)):
+        if size != machine.width:
+            raise MachineError(f"{place}: {path} is {size}, and a vector has {machine.width} lanes")
+    if matrix.load_streams > machine.streams.per_direction:
+        raise MachineError(f"{place}: matrix.load_streams is more than streams.per_direction")

@@ -1,0 +1,362 @@
+"""Reads a graph of 8-bit integers as layers: products, what is computed of them element by element, and windows.
+
+The graph says all there is to say of numerics: what is cast, scaled, rounded and clamped is what the machine computes,
+and running the graph on NumPy gives the same bits.
+
+    %p = graph.dot %x, %w {dtype = i32}                 a product on the matrix units
+    %f = graph.cast %p {dtype = f32}                  ┐
+    %s = graph.mul %f, %scale                         │ an expression on the vector unit
+    %b = graph.add %s, %bias                          │
+    %q = graph.cast clamp(round(%b)) {dtype = i8}     ┘ one conversion, which rounds and saturates
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from xdsl.ir import Operation, SSAValue
+
+from weft.backends.reference.graph import run
+from weft.backends.target import argument_names
+from weft.errors import UnsupportedError
+from weft.ir.locations import line_of
+from weft.ir.types import f32, i8, i32, tensor_of
+from weft.ops.base import GraphOp
+from weft.ops.graph import FuncOp, ReturnOp
+from weft.spatial.isa import Function
+from weft.spatial.mapping.jobs import Window, convolution_jobs, pixel_jobs, sum_jobs
+from weft.spatial.mapping.layers import Constant, Job, Layer, Model, Node, Operand, Placed, Stream
+
+
+@dataclass(frozen=True)
+class Wide:
+    """A tensor whose elements are read as integers of 32 bits, perhaps with pixels around it."""
+
+    tensor: Placed
+    padding: tuple[tuple[int, int], tuple[int, int]] = ((0, 0), (0, 0))
+    value: int | None = None
+
+
+@dataclass(frozen=True)
+class Product:
+    """A product that nothing was computed of yet."""
+
+    source: Placed
+    output: tuple[int, int, int]
+    shape: tuple[int, ...]
+    make: Any
+    """Takes the output and gives jobs."""
+
+
+@dataclass(frozen=True)
+class Expression:
+    """What the vector unit computes, so far, of a product and of tensors."""
+
+    node: Operand
+    product: Product | None
+    tensor: Placed | None
+    shape: tuple[int, ...]
+    steps: tuple[str, ...] = ()
+    """What is left of a conversion to 8 bits: rounded, then at most 127, at least -128."""
+
+
+@dataclass
+class GraphReader:
+    """Turns the ops of a function into layers, one after another."""
+
+    model: Model
+    values: dict[SSAValue, Any] = field(default_factory=dict[SSAValue, Any])
+
+    def read(self, function: FuncOp, constants: Mapping[str, np.ndarray]) -> Model:
+        for name, value in zip(argument_names(function), function.block.args, strict=True):
+            if name in constants:
+                self.values[value] = np.asarray(constants[name])
+            else:
+                self.values[value] = self._input(name, value)
+        for op in function.block.ops:
+            if isinstance(op, ReturnOp):
+                self._return(op)
+            else:
+                self.values[op.results[0]] = self._value(op)
+        return self.model
+
+    def _input(self, name: str, value: SSAValue) -> Placed:
+        tensor = tensor_of(value.type)
+        shape = tuple(int(size) for size in tensor.shape)  # type: ignore[arg-type]
+        if tensor.dtype != i8:
+            raise UnsupportedError(
+                f"the argument {name} is {tensor}, and the machine takes integers of 8 bits",
+                hint="quantize it before, or give it as a constant",
+            )
+        made = self.model.tensor(name, shape, np.dtype(np.int8), image_of(shape, name))
+        self.model.inputs.append(made)
+        return made
+
+    def _value(self, op: Operation) -> Any:
+        operands = [self.values[operand] for operand in op.operands]
+        if all(isinstance(operand, np.ndarray) for operand in operands):
+            return _computed(op, operands)
+        rule = getattr(self, f"_{op.name.removeprefix('graph.')}", None)
+        made = rule(op, *operands) if rule and isinstance(op, GraphOp) else None
+        if made is None:
+            kinds = ", ".join(_kind(operand) for operand in operands)
+            raise UnsupportedError(
+                f"{op.name} of {kinds} has no mapping to a spatial machine",
+                location=line_of(op.location),
+                hint="docs/spatial.md lists what is mapped",
+            )
+        return made
+
+    # Products
+
+    def _dot(self, op: GraphOp, x: Any, w: Any) -> Product | None:
+        if not isinstance(x, Placed) or not isinstance(w, np.ndarray) or w.dtype != np.int8 or w.ndim != 2:
+            return None
+        if op.params.get("dtype") != i32 or x.height != 1:
+            return None
+        kernel = np.ascontiguousarray(w.T).reshape(w.shape[1], w.shape[0], 1, 1)
+        window = Window((1, 1), (1, 1), ((0, 0), (0, 0)))
+        shape = (x.shape[0], w.shape[1])
+        return Product(
+            x, (1, x.width, w.shape[1]), shape, lambda output: convolution_jobs(self.model, x, output, kernel, window)
+        )
+
+    def _convolution(self, op: GraphOp, x: Any, w: Any) -> Product | None:
+        given = op.params
+        plain = not given["transposed"] and given["groups"] == 1 and set(given["dilation"]) == {1}
+        if not isinstance(x, Wide) or not isinstance(w, np.ndarray) or w.ndim != 4 or not plain:
+            return None
+        if w.min(initial=0) < -128 or w.max(initial=0) > 127:
+            return None
+        padding = tuple((a + int(c), b + int(d)) for (a, b), (c, d) in zip(x.padding, given["padding"], strict=True))
+        self._border(op, x.tensor, max(size for pair in padding for size in pair), 0 if x.value is None else x.value)
+        window = Window(w.shape[2:], given["strides"], padding)
+        shape = tuple(int(size) for size in tensor_of(op.results[0].type).shape)  # type: ignore[arg-type]
+        return Product(
+            x.tensor,
+            (shape[2], shape[3], shape[1]),
+            shape,
+            lambda output: convolution_jobs(self.model, x.tensor, output, w.astype(np.int8), window),
+        )
+
+    def _sum(self, op: GraphOp, x: Any) -> Product | None:
+        if (
+            not isinstance(x, Wide)
+            or len(x.tensor.shape) != 4
+            or tuple(op.params["dims"]) != (2, 3)
+            or x.value is not None
+        ):
+            return None
+        shape = tuple(int(size) for size in tensor_of(op.results[0].type).shape)  # type: ignore[arg-type]
+        source = x.tensor
+        return Product(source, (1, 1, source.channels), shape, lambda output: sum_jobs(self.model, source, output))
+
+    def _border(self, op: Operation, tensor: Placed, size: int, fill: int) -> None:
+        """Keep pixels around a tensor; all its readers see the same."""
+        if size and tensor.border and tensor.fill != fill:
+            raise UnsupportedError(
+                f"{tensor.name} is padded with {tensor.fill} here and with {fill} there",
+                location=line_of(op.location),
+                hint="give tensors that are padded differently a scale and zero of their own",
+            )
+        if size:
+            tensor.border, tensor.fill = max(tensor.border, size), fill
+
+    # What stands before a product
+
+    def _cast(self, op: GraphOp, x: Any) -> Any:
+        to = op.params["dtype"]
+        if isinstance(x, Placed) and x.dtype == np.int8:
+            if to == i32:
+                return Wide(x)
+            if to == f32:
+                return Expression(Node(Function.I8_TO_F32, (Stream(x),)), None, x, x.shape)
+        if isinstance(x, Product) and to == f32:
+            return Expression(Node(Function.I32_TO_F32, ("product",)), x, None, x.shape)
+        if isinstance(x, Expression) and to == i8 and set(x.steps) == {"round", "least", "most"}:
+            return self._finish(op, Node(Function.F32_TO_I8, (x.node,)), x, np.dtype(np.int8))
+        return None
+
+    def _pad(self, op: GraphOp, x: Any) -> Wide | None:
+        low, high = op.params["low"], op.params["high"]
+        if not isinstance(x, Wide) or x.value is not None or len(low) != 4 or any((*low[:2], *high[:2])):
+            return None
+        return Wide(x.tensor, ((low[2], high[2]), (low[3], high[3])), int(op.params["value"]))
+
+    # The vector unit
+
+    def _mul(self, op: GraphOp, x: Any, y: Any) -> Expression | None:
+        return self._binary(Function.MUL_F32, x, y)
+
+    def _add(self, op: GraphOp, x: Any, y: Any) -> Expression | None:
+        return self._binary(Function.ADD_F32, x, y)
+
+    def _relu(self, op: GraphOp, x: Any) -> Expression | None:
+        if not isinstance(x, Expression) or x.steps:
+            return None
+        return Expression(Node(Function.RELU_F32, (x.node,)), x.product, x.tensor, x.shape)
+
+    def _round(self, op: GraphOp, x: Any) -> Expression | None:
+        if not isinstance(x, Expression) or x.steps:
+            return None
+        return Expression(x.node, x.product, x.tensor, x.shape, ("round",))
+
+    def _maximum(self, op: GraphOp, x: Any, y: Any) -> Expression | None:
+        return _clamped(x, y, -128.0, "least")
+
+    def _minimum(self, op: GraphOp, x: Any, y: Any) -> Expression | None:
+        return _clamped(x, y, 127.0, "most")
+
+    def _binary(self, function: Function, x: Any, y: Any) -> Expression | None:
+        if isinstance(x, np.ndarray):
+            x, y = y, x  # both functions commute, bit by bit
+        if not isinstance(x, Expression) or x.steps:
+            return None
+        if isinstance(y, np.ndarray):
+            channels = _by_channel(y, x.shape)
+            if channels is None or y.dtype != np.float32:
+                return None
+            return Expression(Node(function, (x.node, Constant(channels))), x.product, x.tensor, x.shape)
+        if not isinstance(y, Expression) or y.steps or (x.product and y.product) or x.shape != y.shape:
+            return None
+        node = Node(function, (x.node, y.node))
+        return Expression(node, x.product or y.product, x.tensor or y.tensor, x.shape)
+
+    def _max_pool(self, op: GraphOp, x: Any) -> Placed | None:
+        given = op.params
+        if not isinstance(x, Placed) or len(x.shape) != 4 or len(given["window"]) != 2 or set(given["dilation"]) != {1}:
+            return None
+        window = Window(given["window"], given["strides"], given["padding"])
+        self._border(op, x, max(size for pair in window.padding for size in pair), -128)
+        (up, _), (left, _) = window.padding
+        taps = [
+            Stream(x, (row - up, column - left), window.strides)
+            for row in range(window.kernel[0])
+            for column in range(window.kernel[1])
+        ]
+        node: Operand = taps[0]
+        for tap in taps[1:]:
+            node = Node(Function.MAX_I8, (node, tap))
+        if not isinstance(node, Node):
+            node = Node(Function.COPY_I8, (node,))
+        shape = tuple(int(size) for size in tensor_of(op.results[0].type).shape)  # type: ignore[arg-type]
+        return self._layer(op, node, None, shape, (shape[2], shape[3], shape[1]), np.dtype(np.int8))
+
+    def _reshape(self, op: GraphOp, x: Any) -> Any:
+        """One pixel may be a matrix of one row."""
+        shape = tuple(int(size) for size in tensor_of(op.results[0].type).shape)  # type: ignore[arg-type]
+        if isinstance(x, Placed) and x.height * x.width == 1 and not x.border and shape == (1, x.channels):
+            x.shape = shape
+            return x
+        return None
+
+    # Layers
+
+    def _finish(self, op: Operation, node: Node, of: Expression, dtype: np.dtype[np.generic]) -> Placed:
+        image = of.product.output if of.product else image_of(of.shape, op.name)
+        return self._layer(op, node, of.product, of.shape, image, dtype)
+
+    def _layer(
+        self,
+        op: Operation,
+        node: Node,
+        product: Product | None,
+        shape: tuple[int, ...],
+        image: tuple[int, int, int],
+        dtype: np.dtype[np.generic],
+    ) -> Placed:
+        output = self.model.tensor(f"t{len(self.model.tensors)}", shape, dtype, image)
+        self.model.origins.append(f"{op.name} at {line_of(op.location) or 'no known line'}")
+        origin, source = len(self.model.origins) - 1, product.source if product else None
+        make = product.make if product else lambda made: pixel_jobs(made)
+        self.model.layers.append(Layer(origin, source, output, node, LazyJobs(make, output)))  # type: ignore[arg-type]
+        return output
+
+    def _return(self, op: ReturnOp) -> None:
+        for value in op.operands:
+            made = self.values[value]
+            if isinstance(made, Product):
+                node = Node(Function.COPY_I32, ("product",))
+                made = self._layer(op, node, made, made.shape, made.output, np.dtype(np.int32))
+            if not isinstance(made, Placed) or made in self.model.inputs:
+                raise UnsupportedError(
+                    f"{_kind(made)} is returned, which no layer computes",
+                    location=line_of(op.location),
+                    hint="results are integers: of 8 bits, or sums of products in 32",
+                )
+            self.model.outputs.append(made)
+
+
+@dataclass(frozen=True)
+class LazyJobs:
+    """Jobs are made when all borders are known."""
+
+    make: Any
+    output: Placed
+
+
+def read_graph(function: FuncOp, constants: Mapping[str, np.ndarray], lanes: int) -> Model:
+    """The layers of a function whose arguments, apart from the constants, are integers of 8 bits."""
+    model = GraphReader(Model(lanes)).read(function, constants)
+    for number, layer in enumerate(model.layers):
+        lazy: Any = layer.jobs
+        jobs: Sequence[Job] = lazy.make(lazy.output)
+        model.layers[number] = Layer(layer.origin, layer.source, layer.output, layer.root, tuple(jobs))
+    return model
+
+
+def image_of(shape: tuple[int, ...], name: str) -> tuple[int, int, int]:
+    """A shape as rows, columns and channels: [M, K] and [1, C, H, W] are what machines take."""
+    match shape:
+        case (rows, channels):
+            return 1, rows, channels
+        case (1, channels, height, width):
+            return height, width, channels
+        case _:
+            raise UnsupportedError(f"{name} has the shape {list(shape)}", hint="matrices, and images of a batch of one")
+
+
+def _computed(op: Operation, operands: Sequence[np.ndarray]) -> np.ndarray:
+    """The result of an op on constants."""
+    block = FuncOp.make("constant", {f"x{n}": tensor_of(each.type) for n, each in enumerate(op.operands)})
+    clone = op.clone(dict(zip(op.operands, block.block.args, strict=True)))
+    block.block.add_op(clone)
+    block.block.add_op(ReturnOp.make(clone.results))
+    return run(block, list(operands))[0]
+
+
+def _by_channel(values: np.ndarray, shape: tuple[int, ...]) -> np.ndarray | None:
+    """A number for each channel, where a constant is one when it is broadcast."""
+    channels = shape[1]
+    if values.size == 1:
+        return np.full(channels, values.reshape(-1)[0])
+    wanted = (channels,) if len(shape) == 2 else (channels, 1, 1)
+    kept = values.shape[len(values.shape) - len(wanted) :]
+    return values.reshape(-1) if kept == wanted and values.size == channels else None
+
+
+def _clamped(x: Any, y: Any, limit: float, step: str) -> Expression | None:
+    if isinstance(x, np.ndarray):
+        x, y = y, x
+    if not isinstance(x, Expression) or not isinstance(y, np.ndarray) or "round" not in x.steps:
+        return None
+    if step in x.steps or np.any(y != limit):
+        return None
+    return Expression(x.node, x.product, x.tensor, x.shape, (*x.steps, step))
+
+
+def _kind(value: Any) -> str:
+    match value:
+        case np.ndarray():
+            return "a constant"
+        case Placed():
+            return f"the tensor {value.name}"
+        case Product():
+            return "a product"
+        case Wide():
+            return f"the tensor {value.tensor.name} in 32 bits"
+        case _:
+            return "an expression"

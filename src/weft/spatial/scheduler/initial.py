@@ -1,0 +1,79 @@
+"""What memory holds at the start: weights, constants and borders; and where arguments and results lie."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from weft.spatial.mapping.layers import Placed
+from weft.spatial.program import Image, Port
+from weft.spatial.scheduler.memory_map import MemoryMap
+
+
+def image_of(memory: MemoryMap) -> Image:
+    """Weights, constants, and the borders of tensors."""
+    machine = memory.machine
+    slices: list[np.ndarray] = []
+    addresses: list[np.ndarray] = []
+    tags: list[np.ndarray] = []
+    data: list[np.ndarray] = []
+    width, rows = machine.matrix.load_streams, np.arange(machine.matrix.rows)
+    for (half, tile), address in memory.tile_at.items():
+        slices.append(memory.weight_slice(half, 0) + rows % width)
+        addresses.append(address + rows // width)
+        tags.append(memory.tile_tag + tile * machine.matrix.rows + rows)
+        data.append(memory.model.tiles[tile].view(np.uint8))
+    for number, ((values, half, place), address) in enumerate(memory.constants.items()):
+        slices.append(np.array([memory.constant_slice(half, place, byte) for byte in range(4)]))
+        addresses.append(np.full(4, address))
+        tags.append(np.full(4, memory.constant_tag + number))
+        data.append(np.frombuffer(values, np.uint8).reshape(-1, 4).T)
+    for tensor in memory.model.tensors:
+        if tensor.border:
+            outside = np.setdiff1d(np.arange(tensor.pixels), tensor.inside())
+            for block in range(tensor.blocks):
+                for copy in range(memory.copies):
+                    residues = tensor.residue(block, outside)
+                    slices.append(memory.tensor_slices(tensor, copy, residues))
+                    addresses.append(tensor.address(block, outside))
+                    tags.append(tensor.tags(block, outside))
+                    data.append(np.full((len(outside), machine.width), np.int8(tensor.fill).view(np.uint8), np.uint8))
+    if not data:
+        nothing = np.zeros(0, np.int64)
+        return Image(nothing, nothing, nothing, np.zeros((0, machine.width), np.uint8))
+    return Image(*(np.concatenate(each) for each in (slices, addresses, tags, data)))
+
+
+def port_of(memory: MemoryMap, tensor: Placed, *, every: bool) -> Port:
+    """Where a tensor lies: `every` copy of it, which an argument fills, or the one that a result is read from."""
+    places = tensor.inside()
+    lanes, pixels = memory.machine.width, np.arange(len(places))
+    wide = tensor.dtype.itemsize
+    copies = range(memory.copies) if every or wide > 1 else range(1)
+    index: list[np.ndarray] = []
+    cells: list[np.ndarray] = []
+    for block in range(tensor.blocks):
+        channel = block * lanes + np.arange(lanes)
+        index.append(_index(tensor, pixels[:, None], channel[None, :]))
+        for copy in copies:
+            byte = copy if wide > 1 else 0
+            cells.append(
+                np.stack(
+                    [
+                        memory.tensor_slices(tensor, copy, tensor.residue(block, places)),
+                        tensor.address(block, places),
+                        block * len(places) + pixels,
+                        np.full(len(places), byte),
+                        tensor.tags(block, places),
+                    ]
+                )
+            )
+    slices, addresses, vectors, bytes_, tags = np.concatenate(cells, axis=1)
+    full = np.concatenate(index)
+    return Port(tensor.name, tensor.shape, tensor.dtype, full, tensor.fill, slices, addresses, vectors, bytes_, tags)
+
+
+def _index(tensor: Placed, pixel: np.ndarray, channel: np.ndarray) -> np.ndarray:
+    """The element of the flat array that a lane holds; -1 beyond the channels."""
+    count = tensor.height * tensor.width
+    flat = pixel * tensor.channels + channel if len(tensor.shape) == 2 else channel * count + pixel
+    return np.where(channel < tensor.channels, flat, -1)

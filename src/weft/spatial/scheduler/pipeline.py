@@ -1,0 +1,399 @@
+"""The pipeline of a layer: read → multiply → accumulate → vector unit → write, without a stop in memory on the way.
+
+All units keep a fixed distance from the cycle τ in which a row enters a plane, so a layer is scheduled by giving each
+row its τ: rows follow each other at the interval that the vector unit allows, passes follow when their weights are
+there, and the weights of the next pass are loaded while this one runs.
+
+    row        read activations   multiply   accumulate   ALUs, the product first taken   write
+    cycle      τ - way - d        τ          τ + d        …, + edge                       … + way
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from weft.errors import UnsupportedError
+from weft.spatial.isa import ADDS, CHAINED, EAST, EMITS, NONE, WEST, Opcode
+from weft.spatial.machine import StreamingMachine
+from weft.spatial.mapping.layers import RESIDUES, Constant, Job, Layer, Node, Placed, Stream
+from weft.spatial.scheduler.emit import Emitter
+from weft.spatial.scheduler.memory_map import CONSTANTS, MemoryMap, streams_of
+from weft.spatial.scheduler.mesh import Chains, Stage, place_expression
+
+# Streams by what they carry. Outward, to the edge: weights, results to be written, activations. Inward, to the middle:
+# sums, constants, tensors of the expression. What the vector unit takes and what it makes have different numbers.
+_WEIGHTS, _OUTPUTS, _ACTIVATIONS = 0, 16, 30
+_SUMS, _CONSTANTS, _TENSORS = 0, (8, 12, 24), (28, 29)
+_OUTPUT_STREAMS = 8
+
+
+@dataclass(frozen=True)
+class Worker:
+    """A plane, or without a product a copy of the expression, and the rows of a job that it takes."""
+
+    number: int
+    half: int
+    job: Job
+    rows: np.ndarray
+
+
+@dataclass
+class LayerPipeline:
+    """Emits a layer, counting cycles from its first multiplication."""
+
+    machine: StreamingMachine
+    memory: MemoryMap
+    layer: Layer
+    emitter: Emitter = field(default_factory=Emitter)
+    reads: dict[int, int] = field(default_factory=dict[int, int])
+    """The first cycle in which each tensor is read."""
+    written: int = 0
+    """The cycle in which the output is all in memory."""
+    multiplied: int = 0
+    loaded: int = 0
+
+    def __post_init__(self) -> None:
+        wide = self.layer.output.dtype.itemsize
+        most = min(self.machine.matrix.planes, _OUTPUT_STREAMS // wide)
+        tensors = streams_of(self.layer.root)
+        if self.layer.source is not None:
+            if any(each.tensor is self.layer.source for each in tensors):
+                raise UnsupportedError(
+                    f"{self.layer.source.name} is multiplied and added in one layer, and its slices can be read once",
+                    hint="convert it in a layer of its own",
+                )
+            most = min(most, len(_TENSORS) // len(tensors)) if tensors else most
+        elif len(tensors) > 1 and len({each.tensor.number for each in tensors}) < len(tensors):
+            most = 1
+        if not most:
+            raise UnsupportedError(f"an expression reads {len(tensors)} tensors beside a product", hint="split it")
+        self.chains: Chains = place_expression(self.layer.root, self.machine.vector, most)
+        self.constants = list(_constants_of(self.layer.root))
+        if len(self.constants) > CONSTANTS:
+            raise UnsupportedError(
+                f"an expression has {len(self.constants)} constants", hint=f"at most {CONSTANTS} fit"
+            )
+        self.taken: dict[tuple[int, int], list[np.ndarray]] = {}
+        self.installed: dict[int, tuple[int, int]] = {}
+        self.asked = np.zeros(0, np.int64)
+        self.sums = [stage for stage in self.chains.copies[0] if "product" in stage.node.operands]
+
+    # Time
+
+    def run(self) -> None:
+        """Emit everything."""
+        cursor = 0
+        for workers in self._rounds():
+            cursor = self._round(workers, cursor) if workers[0].job.passes else self._plain(workers, cursor)
+        self._read_constants()
+
+    def _rounds(self) -> Iterator[list[Worker]]:
+        """What runs at the same time: one job on all planes, or one in each half."""
+        planes, jobs = self.machine.matrix.planes, self.layer.jobs
+        if not jobs[0].passes:
+            copies = len(self.chains.copies)
+            for job in jobs:
+                yield [Worker(n, 0, job, np.arange(n, len(job.positions), copies)) for n in range(copies)]
+            return
+        per_half = planes // 2
+        pairs = [jobs[at : at + 2] for at in range(0, len(jobs), 2)]
+        together = sum(self._span(job, planes) for job in jobs)
+        apart = sum(max(self._span(job, per_half) for job in pair) for pair in pairs)
+        if apart < together and all(self._distinct(pair) for pair in pairs):
+            for pair in pairs:
+                yield [
+                    Worker(half * per_half + n, half, job, np.arange(n, len(job.positions), per_half))
+                    for half, job in enumerate(pair)
+                    for n in range(per_half)
+                ]
+        else:
+            for job in jobs:
+                yield [Worker(n, n // per_half, job, np.arange(n, len(job.positions), planes)) for n in range(planes)]
+
+    def _span(self, job: Job, workers: int) -> int:
+        """Cycles of a job on so many planes."""
+        rows = -(-len(job.positions) // workers)
+        load = self.machine.load_cycles + self.machine.latency.load_weights
+        period = self.machine.matrix.planes // len(self.chains.copies)
+        tiles = [each.tile for each in job.passes]
+        fresh = [one != other for one, other in zip(tiles, [None, *tiles], strict=False)]
+        last = len(tiles) - 1
+        return sum(max(load if new else 0, rows * (period if n == last else 1)) for n, new in enumerate(fresh))
+
+    def _distinct(self, pair: tuple[Job, ...]) -> bool:
+        """Whether two jobs never write to one slice in one cycle."""
+        if len(pair) == 1:
+            return True
+        one, other = (self.layer.output.residue(job.block, job.positions) for job in pair)
+        count = min(len(one), len(other)) // 2 * 2
+        mixed = np.concatenate([one[:count].reshape(-1, 2), other[:count].reshape(-1, 2)], axis=1)
+        return len(pair[0].positions) == len(pair[1].positions) and bool(
+            np.all(np.diff(np.sort(mixed, axis=1), axis=1) > 0)
+        )
+
+    def _round(self, workers: list[Worker], cursor: int) -> int:
+        longest = max(len(worker.rows) for worker in workers)
+        passes = max(len(worker.job.passes) for worker in workers)
+        size = self.machine.matrix.accumulator_rows if passes > 1 else longest
+        period = self.machine.matrix.planes // len(self.chains.copies)
+        for begin in range(0, longest, size):
+            count = min(size, longest - begin)
+            for number in range(passes):
+                halves = {worker.half: worker.job.passes[number].tile for worker in workers}
+                start = self._install(halves, cursor)
+                last = number == passes - 1
+                for worker in workers:
+                    rows = worker.rows[begin : begin + count]
+                    if len(rows):
+                        step = period if last else 1
+                        phase = worker.number // len(self.chains.copies) if last else 0
+                        self._multiply(worker, rows, start + np.arange(len(rows)) * step + phase, number, last)
+                cursor = start + count * (period if last else 1)
+        return cursor
+
+    def _plain(self, workers: list[Worker], cursor: int) -> int:
+        for worker in workers:
+            self._express(
+                worker, worker.rows, cursor + np.arange(len(worker.rows)) + self._depth * self.machine.latency.alu
+            )
+        return cursor + max(len(worker.rows) for worker in workers)
+
+    @property
+    def _depth(self) -> int:
+        return self.chains.depth
+
+    # Units
+
+    def _install(self, halves: dict[int, int], cursor: int) -> int:
+        """Load and install tiles, each in the planes of a half; the cycle in which they can be used."""
+        latency, load = self.machine.latency, self.machine.load_cycles
+        wanted = {half: tile for half, tile in halves.items() if self.installed.get(half, (-1, 0))[0] != tile}
+        if not wanted:
+            return cursor
+        start = cursor + latency.install_weights - 1
+        for half in wanted:
+            if half in self.installed:
+                earliest = self.installed[half][1] + load + latency.load_weights + latency.install_weights
+                start = max(start, earliest)
+        for half, tile in wanted.items():
+            install = start - latency.install_weights
+            self.installed[half] = (tile, install)
+            first = install - latency.load_weights - load + 1
+            self._load(half, tile, first + np.arange(load), install)
+        return start
+
+    def _load(self, half: int, tile: int, cycles: np.ndarray, install: int) -> None:
+        machine, memory, load = self.machine, self.memory, np.arange(self.machine.load_cycles)
+        width, per_half = machine.matrix.load_streams, machine.matrix.planes // 2
+        address, tag = memory.tile(half, tile), memory.tile_tag + tile * machine.matrix.rows
+        stream = self._stream(_outward(half), _WEIGHTS)
+        for number in range(width):
+            slice_ = memory.weight_slice(half, number)
+            way = machine.edge - abs(memory.units.position(slice_))
+            self._emit(
+                Opcode.READ,
+                slice_,
+                cycles - way - machine.latency.read,
+                result=stream + number,
+                address=address + load,
+                tag=tag + load * width + number,
+            )
+        for plane in range(half * per_half, (half + 1) * per_half):
+            queue = memory.units.plane(plane, 0)
+            wants = tag + load * width
+            self._emit(Opcode.LOAD_WEIGHTS, queue, cycles, source0=stream, address=load, want0=wants, tag=tag)
+            self._emit(Opcode.INSTALL_WEIGHTS, queue, install, tag=tag)
+            self.loaded += 1
+
+    def _multiply(self, worker: Worker, rows: np.ndarray, times: np.ndarray, number: int, last: bool) -> None:
+        machine, memory, latency = self.machine, self.memory, self.machine.latency
+        source, step, job = self.layer.source, worker.job.passes[number], worker.job
+        assert source is not None, "a layer with passes has one"
+        places, lane = step.positions[rows], worker.number % (machine.matrix.planes // 2)
+        stream = self._stream(_outward(worker.half), _ACTIVATIONS + lane)
+        edge = machine.edge if worker.half else -machine.edge
+        tags = source.tags(step.block, places)
+        self._read_tensor(source, worker.number, step.block, places, times, edge, stream)
+        wanted = memory.tile_tag + step.tile * machine.matrix.rows
+        self._emit(Opcode.MULTIPLY, memory.units.plane(worker.number, 1), times, source0=stream, want0=tags, tag=wanted)
+        made = self.layer.output.tags(job.block, job.positions[rows])
+        self._emit(
+            Opcode.ACCUMULATE,
+            memory.units.plane(worker.number, 2),
+            times + latency.multiply,
+            result=self._stream(_inward(worker.half), _SUMS + 4 * lane) if last else NONE,
+            address=np.arange(len(rows)) % machine.matrix.accumulator_rows,
+            detail=(ADDS if number else 0) | (EMITS if last else 0),
+            tag=made,
+        )
+        self.multiplied += len(rows)
+        if last:
+            taken = times + latency.multiply + latency.accumulate + machine.edge
+            self._express(worker, rows, taken + self.sums[0].depth * latency.alu)
+
+    def _express(self, worker: Worker, rows: np.ndarray, ends: np.ndarray) -> None:
+        """The expression and its result; `ends` are the cycles in which results leave the vector unit."""
+        copy, latency, output = worker.number % len(self.chains.copies), self.machine.latency, self.layer.output
+        made = output.tags(worker.job.block, worker.job.positions[rows])
+        stream = self._stream(_outward(output.half), _OUTPUTS + copy * output.dtype.itemsize)
+        for stage in self.chains.copies[copy]:
+            times = ends - stage.depth * latency.alu
+            sources, wants = self._operands(worker, rows, stage, times, made)
+            self._emit(
+                Opcode.ALU,
+                self.memory.units.alu(stage.alu),
+                times,
+                function=int(stage.node.function),
+                source0=sources[0],
+                source1=sources[1],
+                result=stream if stage.depth == 1 else NONE,
+                want0=wants[0],
+                want1=wants[1],
+                tag=made,
+            )
+        places = worker.job.positions[rows]
+        residues, address = output.residue(worker.job.block, places), output.address(worker.job.block, places)
+        copies = self.memory.copies if output.dtype.itemsize == 1 else output.dtype.itemsize
+        detail = 16 * output.dtype.itemsize
+        for number in range(copies):
+            slices = self.memory.tensor_slices(output, number, residues)
+            cycles = ends + np.abs(self._positions(slices))
+            byte = number if output.dtype.itemsize > 1 else 0
+            self._emit(
+                Opcode.WRITE, slices, cycles, source0=stream + byte, address=address, want0=made, detail=detail + byte
+            )
+            self.written = max(self.written, int(cycles.max()) + latency.write)
+
+    def _operands(
+        self, worker: Worker, rows: np.ndarray, stage: Stage, times: np.ndarray, made: np.ndarray
+    ) -> tuple[list[int], list[np.ndarray | int]]:
+        sources: list[int] = [NONE, NONE]
+        wants: list[np.ndarray | int] = [0, 0]
+        lane = worker.number % (self.machine.matrix.planes // 2)
+        for at, operand in enumerate(stage.node.operands):
+            maker = stage.makers[at]
+            if maker is not None:
+                sources[at], wants[at] = CHAINED + maker, made
+            elif isinstance(operand, Constant):
+                place = next(n for n, each in enumerate(self.constants) if each is operand)
+                self.taken.setdefault((worker.half, place), []).append(
+                    np.stack([times, np.full(len(times), worker.job.block)])
+                )
+                _, tag = self._constant(worker.half, place, worker.job.block)
+                sources[at], wants[at] = self._stream(_inward(worker.half), _CONSTANTS[place]), tag
+            elif isinstance(operand, Stream):
+                sources[at], wants[at] = self._read_stream(worker, rows, operand, times)
+            else:
+                sources[at], wants[at] = self._stream(_inward(worker.half), _SUMS + 4 * lane), made
+        return sources, wants
+
+    def _read_stream(
+        self, worker: Worker, rows: np.ndarray, operand: Stream, times: np.ndarray
+    ) -> tuple[int, np.ndarray]:
+        """Read a tensor of the expression."""
+        tensors, output, tensor = streams_of(self.layer.root), self.layer.output, operand.tensor
+        number = next(n for n, each in enumerate(tensors) if each is operand)
+        copy = worker.number % len(self.chains.copies)
+        numbers = self._tensor_streams()
+        if len(tensors) * len(self.chains.copies) > len(numbers):
+            raise UnsupportedError(f"a window of {len(tensors)} pixels is too large", hint="pool in two steps")
+        stream = self._stream(_inward(tensor.half), numbers[number * len(self.chains.copies) + copy])
+        row, column = np.divmod(worker.job.pixels[rows], output.width)
+        places = tensor.position(
+            row * operand.stride[0] + operand.offset[0], column * operand.stride[1] + operand.offset[1]
+        )
+        copies = self._free_copies(tensor, tensor.residue(worker.job.block, places), times)
+        self._read_tensor(tensor, copies, worker.job.block, places, times, 0, stream)
+        return stream, tensor.tags(worker.job.block, places)
+
+    def _free_copies(self, tensor: Placed, residues: np.ndarray, times: np.ndarray) -> np.ndarray:
+        """A copy for each vector, in which its slice is not read already: a window asks for several in a cycle."""
+        copies = np.zeros(len(residues), np.int64)
+        for _ in range(self.memory.copies):
+            slices = self.memory.tensor_slices(tensor, 0, residues) + copies * RESIDUES
+            keys = (slices.astype(np.int64) << 32) + times - np.abs(self._positions(slices))
+            taken = np.isin(keys, self.asked)
+            if not taken.any():
+                self.asked = np.concatenate([self.asked, keys])
+                return copies
+            copies[taken] += 1
+            copies = np.minimum(copies, self.memory.copies - 1)
+        raise UnsupportedError(
+            f"a window reads a slice of {tensor.name} too often in a cycle", hint="pool in two steps"
+        )
+
+    def _tensor_streams(self) -> tuple[int, ...]:
+        """Streams that bring tensors to the vector unit."""
+        if self.layer.source is not None:
+            return _TENSORS
+        free = (*_TENSORS, 30, 31, *range(8))
+        return free if self.constants else (*free, *range(8, 16), *range(24, 28))
+
+    def _read_tensor(
+        self,
+        tensor: Placed,
+        copies: np.ndarray | int,
+        block: int,
+        places: np.ndarray,
+        times: np.ndarray,
+        to: int,
+        stream: int,
+    ) -> None:
+        """Read vectors so that they are at a position in given cycles."""
+        slices = self.memory.tensor_slices(tensor, 0, tensor.residue(block, places)) + np.asarray(copies) * RESIDUES
+        cycles = times - np.abs(self._positions(slices) - to) - self.machine.latency.read
+        self.reads[tensor.number] = min(int(cycles.min()), self.reads.get(tensor.number, 1 << 30))
+        address, tags = tensor.address(block, places), tensor.tags(block, places)
+        self._emit(Opcode.READ, slices, cycles, result=stream, address=address, tag=tags)
+
+    def _read_constants(self) -> None:
+        """Constants are read once for all that take them in a cycle."""
+        for (half, place), parts in self.taken.items():
+            times, blocks = np.unique(np.concatenate(parts, axis=1), axis=1)
+            pairs = [self._constant(half, place, int(block)) for block in blocks]
+            addresses, tags = (np.array(each) for each in zip(*pairs, strict=True))
+            stream = self._stream(_inward(half), _CONSTANTS[place])
+            for byte in range(4):
+                slice_ = self.memory.constant_slice(half, place, byte)
+                way = abs(self.memory.units.position(slice_))
+                cycles = times - way - self.machine.latency.read
+                self._emit(Opcode.READ, slice_, cycles, result=stream + byte, address=addresses, tag=tags)
+
+    def _constant(self, half: int, place: int, block: int) -> tuple[int, int]:
+        lanes = self.machine.width
+        part = self.constants[place].values[block * lanes : (block + 1) * lanes]
+        return self.memory.constant(half, place, np.pad(part.astype(np.float32), (0, lanes - len(part))))
+
+    def _positions(self, slices: np.ndarray) -> np.ndarray:
+        return self._place_of[slices]
+
+    @property
+    def _place_of(self) -> np.ndarray:
+        return np.array([self.memory.units.position(queue) for queue in range(self.machine.slices)])
+
+    def _stream(self, direction: int, number: int) -> int:
+        return direction * self.machine.streams.per_direction + number
+
+    def _emit(
+        self, opcode: Opcode, queue: np.ndarray | int, cycle: np.ndarray | int, **columns: np.ndarray | int
+    ) -> None:
+        self.emitter.emit(opcode, queue, cycle, origin=self.layer.origin, **columns)
+
+
+def _outward(half: int) -> int:
+    return EAST if half else WEST
+
+
+def _inward(half: int) -> int:
+    return WEST if half else EAST
+
+
+def _constants_of(node: Node) -> Iterator[Constant]:
+    for operand in node.operands:
+        if isinstance(operand, Constant):
+            yield operand
+        elif isinstance(operand, Node):
+            yield from _constants_of(operand)

@@ -1,0 +1,96 @@
+"""Runs a program: results bit by bit, cycles exactly, and what each unit did meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from weft.errors import GuardError
+from weft.spatial.isa import Opcode
+from weft.spatial.program import Port, Program
+from weft.spatial.simulator.evaluate import Evaluator, initial_bytes
+from weft.spatial.simulator.issues import Issues, SimulationError, run_queues
+from weft.spatial.simulator.sources import NOWHERE, Cells, Sources, find_sources
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """What came out of a run. Cycle 0 is the first issue after the start; the last is when all lanes are done."""
+
+    cycles: int
+    results: Sequence[np.ndarray]
+    issued: Mapping[str, int]
+    """Issues by opcode."""
+    busy: Mapping[str, int]
+    """Cycles in which a kind of unit issued, summed over its units."""
+
+
+def simulate(
+    program: Program, arrays: Sequence[np.ndarray] | None, *, check: bool = True, origin: int = 0
+) -> Simulation:
+    """Run a program on arguments; without them only the timing is run.
+
+    With `check`, an operand that is not the vector it should be is an error. Without, it is computed with, as the
+    machine would; what is not there at all is an error in any case.
+    """
+    issues = run_queues(program)
+    cycles = _length(program, issues)
+    results: list[np.ndarray] = []
+    if arrays is not None:
+        given = [_argument(port, array) for port, array in zip(program.inputs, arrays, strict=True)]
+        cells = Cells.of(program)
+        sources = find_sources(program, issues, cells, check)
+        evaluator = Evaluator(program, issues, sources, initial_bytes(program, given))
+        evaluator.run()
+        results = [_result(program, port, evaluator, sources, cells) for port in program.outputs]
+    opcodes, counts = np.unique(issues["opcode"], return_counts=True)
+    issued = {Opcode(int(opcode)).name: int(count) for opcode, count in zip(opcodes, counts, strict=True)}
+    return Simulation(cycles, results, issued, _busy(program, issues))
+
+
+def _length(program: Program, issues: Issues) -> int:
+    """From the first issue until every lane is done: an instruction climbs one tile a cycle."""
+    latency = program.machine.latency
+    table = {
+        Opcode.READ: latency.read,
+        Opcode.WRITE: latency.write,
+        Opcode.LOAD_WEIGHTS: latency.load_weights,
+        Opcode.INSTALL_WEIGHTS: latency.install_weights,
+        Opcode.MULTIPLY: latency.multiply,
+        Opcode.ACCUMULATE: latency.accumulate,
+        Opcode.ALU: latency.alu,
+    }
+    done = issues["cycle"] + np.array([table[each] for each in Opcode])[issues["opcode"]]
+    if not len(done):
+        return 0
+    return int(done.max() - issues["cycle"].min()) + program.machine.lanes.tiles
+
+
+def _argument(port: Port, array: np.ndarray) -> np.ndarray:
+    if array.shape != port.shape or array.dtype != port.dtype:
+        given, taken = (f"{each.dtype}{list(each.shape)}" for each in (array, port))
+        raise GuardError(f"argument {port.name} is {given}, the program takes {taken}")
+    return np.ascontiguousarray(array)
+
+
+def _result(program: Program, port: Port, evaluator: Evaluator, sources: Sources, cells: Cells) -> np.ndarray:
+    places = port.slices.astype(np.int64) * program.machine.slice_words + port.addresses
+    roots = sources.root_of_word(places, np.full(len(places), (1 << 31) - 1), cells)
+    if np.any(roots == NOWHERE):
+        raise SimulationError(f"the program ended and did not write all of {port.name}")
+    words = evaluator.bytes_of(roots)
+    width = port.dtype.itemsize
+    parts = np.zeros((len(port.index), program.machine.width, width), np.uint8)
+    parts[port.vectors, :, port.bytes] = words
+    vectors = np.ascontiguousarray(parts).view(port.dtype)[..., 0]
+    flat = np.zeros(int(np.prod(port.shape)), port.dtype)
+    used = port.index >= 0
+    flat[port.index[used]] = vectors[used]
+    return flat.reshape(port.shape)
+
+
+def _busy(program: Program, issues: Issues) -> dict[str, int]:
+    kinds = {"MEM read": Opcode.READ, "MEM write": Opcode.WRITE, "MXM": Opcode.MULTIPLY, "VXM": Opcode.ALU}
+    return {name: len(issues.of(opcode)) for name, opcode in kinds.items()}

@@ -1,0 +1,1 @@
+"""The verifier: it proves a schedule free of hazards before anything runs, and knows nothing of the compiler."""

@@ -1,0 +1,76 @@
+"""Invariant 5: loads, installs, products and sums of each plane, in the order of time."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from weft.spatial.isa import ADDS, EMITS, Opcode
+from weft.spatial.verifier.violations import Checks
+
+
+def check_matrix(checks: Checks) -> None:
+    """Every plane."""
+    for plane in range(checks.program.machine.matrix.planes):
+        _check_weights(checks, plane)
+        _check_sums(checks, plane)
+
+
+def _of_queue(checks: Checks, plane: int, part: int, opcode: Opcode) -> np.ndarray:
+    issues = checks.issues
+    own = np.flatnonzero((issues["queue"] == checks.program.units.plane(plane, part)) & (issues["opcode"] == opcode))
+    return own[np.argsort(issues["cycle"][own], kind="stable")]
+
+
+def _check_weights(checks: Checks, plane: int) -> None:
+    machine, issues = checks.program.machine, checks.issues
+    loads = _of_queue(checks, plane, 0, Opcode.LOAD_WEIGHTS)
+    installs = _of_queue(checks, plane, 0, Opcode.INSTALL_WEIGHTS)
+    multiplies = _of_queue(checks, plane, 1, Opcode.MULTIPLY)
+    loaded, installed = issues["cycle"][loads], issues["cycle"][installs]
+    # What is loaded from an install on belongs to the next one.
+    owner = np.searchsorted(installed, loaded, side="right")
+    for number, install in enumerate(installs.tolist()):
+        own = loads[owner == number]
+        late = issues["cycle"][own] + machine.latency.load_weights > issues["cycle"][install]
+        checks.refuse(5, own[late], "loads weights too late for the install that follows")
+        rows = np.sort(issues["address"][own])
+        if not np.array_equal(rows, np.arange(machine.load_cycles)):
+            checks.refuse(5, np.array([install]), "installs weights that are not loaded exactly once")
+        other = (issues["tag"][own] != issues["tag"][install]) | (
+            issues["want0"][own] != issues["tag"][install] + issues["address"][own] * machine.matrix.load_streams
+        )
+        checks.refuse(5, own[other], "loads weights of another tile than is installed")
+    checks.refuse(5, loads[owner >= len(installs)], "loads weights that are never installed")
+    ready = installed + machine.latency.install_weights
+    used = np.searchsorted(ready, issues["cycle"][multiplies], side="right") - 1
+    checks.refuse(5, multiplies[used < 0], "multiplies before weights are installed")
+    kept = used >= 0
+    wrong = issues["tag"][installs[used[kept]]] != issues["tag"][multiplies[kept]] if len(installs) else kept[:0]
+    checks.refuse(5, multiplies[kept][wrong], "multiplies by other weights than it is meant to")
+    before = np.searchsorted(installed, issues["cycle"][multiplies], side="left") - 1
+    during = before > used
+    checks.refuse(5, multiplies[during], "multiplies while weights are being installed")
+
+
+def _check_sums(checks: Checks, plane: int) -> None:
+    machine, issues = checks.program.machine, checks.issues
+    multiplies = _of_queue(checks, plane, 1, Opcode.MULTIPLY)
+    sums = _of_queue(checks, plane, 2, Opcode.ACCUMULATE)
+    products = issues["cycle"][multiplies] + machine.latency.multiply
+    times = issues["cycle"][sums]
+    checks.refuse(5, sums[~np.isin(times, products)], "finds no product in its cycle")
+    checks.refuse(5, multiplies[~np.isin(products, times)], "makes a product that is never added")
+    rows = issues["address"][sums]
+    outside = (rows < 0) | (rows >= machine.matrix.accumulator_rows)
+    checks.refuse(5, sums[outside], f"has no such row of {machine.matrix.accumulator_rows} accumulators")
+    order = np.lexsort((times, rows))
+    row, issue = rows[order], sums[order]
+    adds, emits = issues["detail"][issue] & ADDS > 0, issues["detail"][issue] & EMITS > 0
+    tags = issues["tag"][issue]
+    same_row = np.append(False, row[1:] == row[:-1])
+    open_before = np.append(False, ~emits[:-1]) & same_row
+    continues = np.append(False, tags[1:] == tags[:-1]) & open_before
+    checks.refuse(5, issue[adds & ~continues], "adds to a row that holds no part of its sum")
+    checks.refuse(5, issue[~adds & open_before], "writes over a row whose sum was not taken")
+    ends = np.append(row[1:] != row[:-1], True) if len(row) else np.zeros(0, bool)
+    checks.refuse(5, issue[ends & ~emits], "leaves a sum that is never taken")

@@ -1,0 +1,291 @@
+"""How far the planner's times are from measured ones: single operations left out, and whole services.
+
+A folder holds `kernel_tables/`, and where there are measurements `serving_measurements.csv` and
+`published_throughput.csv`. Nothing is fitted to the measurements: tables and configurations are all that goes in.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from weft.planner.attention_costs import AttentionCosts, site_grids
+from weft.planner.capacity import FRACTION, memory, resident
+from weft.planner.closed_form import serve
+from weft.planner.errors import TableError
+from weft.planner.hardware import Gpu, catalogue
+from weft.planner.mapping import Mapping as Parallel
+from weft.planner.mapping import rank_program
+from weft.planner.model import Model, find_model, known_models
+from weft.planner.op_costs import DTYPES, OpCosts, gemm_sites
+from weft.planner.scheduler import Limits
+from weft.planner.search import ENGINES
+from weft.planner.simulate import StepTimer, lengths, simulate
+from weft.planner.step_costs import StepCosts, step_costs
+from weft.planner.tables import KernelTables
+
+_BATCH = 2048
+"""Sequences of a step, at most, where an engine is given all requests at once."""
+LIMITS = (0.010, 0.020, 0.030, 0.050, float("inf"))
+"""TPOT limits under which mappings are ranked, in seconds."""
+
+
+@dataclass
+class Errors:
+    """Relative errors by family, and what was left out with the reason."""
+
+    title: str
+    found: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
+    left_out: dict[str, int] = field(default_factory=dict[str, int])
+
+    def add(self, family: str, error: float) -> None:
+        if np.isfinite(error):
+            self.found.setdefault(family, []).append(float(error))
+
+    def rows(self) -> list[tuple[str, int, float, float, float, float]]:
+        """Family, rows, median, mean and 90th percentile of the error's size, and the mean error; all rows last."""
+        groups = dict(self.found)
+        if len(groups) > 1:
+            groups["all"] = [each for errors in self.found.values() for each in errors]
+        told: list[tuple[str, int, float, float, float, float]] = []
+        for name, errors in groups.items():
+            size = np.abs(errors)
+            told.append((name, len(errors), float(np.median(size)), float(size.mean()), float(np.quantile(size, 0.9)), float(np.mean(errors))))
+        return told
+
+
+def left_out_operations(tables: Path) -> Iterator[Errors]:
+    """Each measured site as if it had not been measured, from its neighbours."""
+    gemm, attention = Errors("matmuls, a site (n, k) left out"), Errors("attention, a site (batch, length) left out")
+    collectives, dispatch = Errors("collectives, a size left out"), Errors("DeepEP low latency, a size left out")
+    for system in KernelTables.systems(tables):
+        gpu = _gpu(system)
+        for backend in _backends(tables, system):
+            own = KernelTables(tables, system, backend)
+            _gemm_errors(gemm, own, gpu, f"{system} {backend}")
+            for kind, phase in (("attention", "context"), ("attention", "generation"), ("mla", "context"), ("mla", "generation")):
+                for grid in site_grids(AttentionCosts(OpCosts(gpu, own, gpu)), kind, phase):
+                    for i, j in np.argwhere(np.isfinite(grid.times[..., 0])):
+                        guess = grid.without(int(i), int(j))
+                        if guess is not None:
+                            attention.add(f"{phase} {kind} {system} {backend}", float(guess[0] / grid.times[i, j, 0]) - 1)
+        shared = KernelTables(tables, system, "")
+        _curve_errors(collectives, shared.table("nccl"), ("op_name", "num_gpus", "nccl_dtype"), "message_size", ("latency",), f"NCCL {system}")
+        columns = ("dispatch_avg_t_us", "combine_avg_t_us")
+        _curve_errors(dispatch, shared.table("wideep_deepep_ll"), ("node_num", "hidden_size", "num_topk", "num_experts"), "num_token", columns, f"DeepEP {system}")
+    yield from (gemm, attention, collectives, dispatch)
+
+
+def _gemm_errors(errors: Errors, tables: KernelTables, gpu: Gpu, family: str) -> None:
+    for weights in ("bf16", "fp8", "fp8_block"):
+        found = gemm_sites(tables.table("gemm"), DTYPES[weights], gpu, weights)
+        if found is None:
+            continue
+        grid = found[1]
+        for i, j in np.argwhere(np.isfinite(grid.times).any(axis=-1)):
+            guess = grid.without(int(i), int(j))
+            if guess is not None:
+                errors.found.setdefault(family, []).extend(_finite(guess / grid.times[i, j] - 1))
+
+
+def _finite(values: Any) -> list[float]:
+    return [float(each) for each in values[np.isfinite(values)]]
+
+
+def _curve_errors(errors: Errors, table: Any, keys: Sequence[str], over: str, columns: Sequence[str], family: str) -> None:
+    if table is None:
+        return
+    groups: dict[Any, list[int]] = {}
+    for index in range(len(table[over])):
+        groups.setdefault(tuple(str(table[key][index]) for key in keys), []).append(index)
+    for rows in groups.values():
+        for column in columns:
+            sizes, values = table[over][rows].astype(float), table[column][rows].astype(float)
+            points = np.unique(sizes)
+            times = np.array([values[sizes == each].mean() for each in points])
+            for index in range(1, len(points) - 1):
+                share = (points[index] - points[index - 1]) / (points[index + 1] - points[index - 1])
+                guess = times[index - 1] + (times[index + 1] - times[index - 1]) * share
+                errors.add(family, guess / times[index] - 1)
+
+
+def _gpu(system: str) -> Gpu:
+    found = [each for each in catalogue().values() if each.measured and each.tables == system]
+    if not found:
+        raise TableError(f"the catalogue has no GPU whose tables are those of {system}")
+    return found[0]
+
+
+def _backends(tables: Path, system: str) -> list[str]:
+    return sorted({path.name.split("__")[1] for path in (tables / system).glob("gemm__*__*")})
+
+
+@dataclass(frozen=True)
+class Case:
+    """One measured service, priced."""
+
+    row: Mapping[str, str]
+    gpu: Gpu
+    parallel: Parallel
+    costs: StepCosts
+    cache_tokens: int
+    fits: int
+    isl: float
+    osl: float
+    clients: int
+    tpot: float
+
+
+class Pricer:
+    """Prices measured rows; tables and mappings are read once."""
+
+    def __init__(self, folder: Path) -> None:
+        self.tables = folder / "kernel_tables"
+        self.costs: Callable[[str, str], OpCosts] = cache(self._costs)
+        self.priced: Callable[[str, str, Model, Parallel, str], Any] = cache(self._priced)
+
+    def _costs(self, system: str, backend: str) -> OpCosts:
+        gpu = _gpu(system)
+        return OpCosts(gpu, KernelTables(self.tables, system, backend), gpu)
+
+    def _priced(self, system: str, backend: str, model: Model, parallel: Parallel, kv: str) -> Any:
+        program = rank_program(model, parallel, 1.0 if kv == "fp8" else 2.0)
+        costs = self.costs(system, backend)
+        return program, step_costs(program, costs, kv), memory(model, program, parallel, costs.gpu, 8192, FRACTION)
+
+    def case(self, row: Mapping[str, str]) -> Case:
+        """A measured row; lengths of `inferencex` campaigns are 0.9 of the nominal ones on average."""
+        model, kv = checkpoint(row["model"], row["precision"], row.get("gemm_quant_mode", ""))
+        experts = model.has_experts
+        parallel = Parallel(
+            _whole(row["tp_size"]), _whole(row["pp_size"]), _whole(row["attention_dp_size"]),
+            _whole(row["moe_tp_size"]) if experts else 1, _whole(row["moe_ep_size"]) if experts else 1,
+        )  # fmt: skip
+        program, costs, room = self.priced(row["system"], row["backend"], model, parallel, kv)
+        mean = 0.9 if row.get("campaign", "").startswith("inferencex") else 1.0
+        isl, osl, clients = float(row["isl"]) * mean, float(row["osl"]) * mean, _whole(row["concurrency"])
+        growing = program.kv_bytes_per_token - sum(size for _, size in program.window_tokens)
+        fits = max(1, resident(room, parallel, growing, isl + osl))
+        service = serve(costs, isl, osl, clients, fits)
+        return Case(row, _gpu(row["system"]), parallel, costs, int(fits * (isl + osl)), fits, isl, osl, clients, float(service.tpot))
+
+
+def checkpoint(name: str, precision: str, matmuls: str) -> tuple[Model, str]:
+    """The model in the format that was served, and its cache's: fp8 where whole tensors are scaled, as such checkpoints
+    hold scales of the cache as well; bf16 with all others, which hold none."""
+    model = find_model(name)
+    if precision == "fp8" and model.weights == "bf16":
+        model = model.with_precision("fp8_block" if "block" in matmuls else "fp8")
+    elif precision in ("nvfp4", "mxfp4", "int4") and model.expert_weights == "bf16":
+        model = model.with_precision(precision)
+    return model, "fp8" if model.weights == "fp8" else "bfloat16"
+
+
+def _whole(text: str) -> int:
+    return int(float(text)) if text else 1
+
+
+def _rows(path: Path) -> list[dict[str, str]]:
+    if not path.is_file():
+        return []
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def services(folder: Path) -> Iterator[Errors]:
+    """TPOT in closed form, TTFT simulated, and how well mappings are ranked."""
+    pricer = Pricer(folder)
+    tpot, ttft, ranked = Errors("TPOT, closed form"), Errors("TTFT of unsaturated rows, simulated"), Errors("throughput lost by the mapping that is chosen")
+    groups: dict[Any, list[tuple[Case, float]]] = {}
+    for row in _rows(folder / "serving_measurements.csv"):
+        if row["mode"] != "agg":
+            tpot.left_out["disaggregated"] = tpot.left_out.get("disaggregated", 0) + 1
+            continue
+        if not _known(row["model"]):
+            tpot.left_out[f"no configuration of {row['model']}"] = tpot.left_out.get(f"no configuration of {row['model']}", 0) + 1
+            continue
+        case = pricer.case(row)
+        kind = "experts" if find_model(row["model"]).has_experts else "dense"
+        family = f"{kind}: {row['system']} {row['model'].rsplit('/', 1)[-1]} {row['backend']}"
+        measured = float(row["tpot_ms"]) * 1e-3
+        tpot.add(family, case.tpot / measured - 1)
+        if row.get("saturated", "0") == "0":
+            ttft.add(family, _ttft(case) / (float(row["ttft_ms"]) * 1e-3) - 1)
+        groups.setdefault((row["system"], row["model"], row["backend"], row["isl"], row["osl"]), []).append((case, measured))
+    for key, cases in groups.items():
+        _rank(ranked, f"{key[0]} {key[1].rsplit('/', 1)[-1]} {key[2]}", cases)
+    yield from (tpot, ttft, ranked)
+
+
+def _known(name: str) -> bool:
+    return name.lower() in known_models() or name.lower().rsplit("/", 1)[-1] in known_models() or Path(name).exists()
+
+
+def _ttft(case: Case) -> float:
+    """The mean over ten requests a client. `inferencex` counts the first burst; of others steady state is taken."""
+    drawn = case.row.get("campaign", "").startswith("inferencex")
+    behaviour: dict[str, Any] = dict(ENGINES.get(case.row["backend"], ENGINES["vllm"]))
+    limits = Limits(cache=case.cache_tokens, **behaviour)
+    low, high = (0.8, 1.0) if drawn else (1.0, 1.0)
+    requests = lengths(float(case.row["isl"]), float(case.row["osl"]), low, high, 10 * case.clients)
+    seen = simulate(StepTimer(case.costs), limits, requests, concurrency=case.clients)
+    order = np.argsort(seen.arrival, kind="stable")[0 if drawn else case.clients :]
+    return float(seen.ttft[order].mean())
+
+
+def _rank(errors: Errors, family: str, cases: list[tuple[Case, float]]) -> None:
+    """Under each limit: what the mapping and concurrency that look best really give, against the best measured."""
+    if len({case.parallel for case, _ in cases}) < 2:
+        return
+    for limit in LIMITS:
+        allowed = [(case, measured) for case, measured in cases if measured <= limit]
+        # What is predicted to be just above a limit may be below it: the band of measured operations is allowed for.
+        likely = [(case, measured) for case, measured in allowed if case.tpot <= limit * 1.1]
+        if len({case.parallel for case, _ in allowed}) < 2 or not likely:
+            continue
+
+        def given(case: Case, seconds: float) -> float:
+            return case.clients / seconds / case.parallel.gpus
+
+        chosen = max(likely, key=lambda each: given(each[0], each[0].tpot))
+        best = max(given(case, measured) for case, measured in allowed)
+        errors.add(family, 1 - given(*chosen) / best)
+
+
+def throughput(folder: Path) -> Errors:
+    """All requests at once, as vendors publish it: output tokens a second of rows whose GPU has tables."""
+    errors = Errors("throughput at the highest load, closed form")
+    pricer = Pricer(folder)
+    systems = {each.device.split()[1]: each.tables for each in catalogue().values() if each.measured}
+    for row in _rows(folder / "published_throughput.csv"):
+        system = systems.get(row["hw"].split("-")[0])
+        engine = "trtllm" if row["engine"].startswith("TensorRT-LLM") else "vllm" if row["engine"].startswith("vLLM") else ""
+        wanted = row["metric"] in ("total_output_throughput", "output_throughput_per_gpu") and row["load"] == "max"
+        parallel = _parallel(row["mapping"])
+        if not (wanted and system and engine and parallel and _known(row["model"])):
+            continue
+        model, kv = checkpoint(row["model"], row["precision"], "")
+        parallel = parallel if model.has_experts else Parallel(parallel.tp)
+        program, costs, room = pricer.priced(system, engine, model, parallel, kv)
+        isl, osl = float(row["isl"]), float(row["osl"])
+        growing = program.kv_bytes_per_token - sum(size for _, size in program.window_tokens)
+        fits = min(resident(room, parallel, growing, isl + osl), _BATCH)
+        if fits < 1:
+            errors.left_out["does not fit"] = errors.left_out.get("does not fit", 0) + 1
+            continue
+        rate = float(serve(costs, isl, osl, fits, fits).rate)
+        rate /= parallel.gpus if row["metric"].endswith("per_gpu") else 1
+        errors.add(f"{row['hw']} {row['model']} {row['engine']}", rate / float(row["value"]) - 1)
+    return errors
+
+
+def _parallel(text: str) -> Parallel | None:
+    if text.startswith("DEP") and text[3:].isdigit():
+        return Parallel(1, 1, int(text[3:]), 1, int(text[3:]))
+    return Parallel(int(text[2:]), 1, 1, int(text[2:]), 1) if text.startswith("TP") and text[2:].isdigit() else None

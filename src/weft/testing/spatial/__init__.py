@@ -1,0 +1,1 @@
+"""Random programs for spatial machines, and schedules that were tampered with."""

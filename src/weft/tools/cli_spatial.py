@@ -1,0 +1,111 @@
+"""The command line of `weft spatial`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from weft.tools.cli_options import Json
+from weft.tools.terminal import Terminal
+
+spatial = typer.Typer(help="Statically scheduled processors: schedules, proved and run.", no_args_is_help=True)
+
+Machine = Annotated[str, typer.Option("-m", "--machine", help="A machine by name, or a file of one.")]
+Set = Annotated[list[str] | None, typer.Option("--set", help="Another value for a field: `latency.read=4`.")]
+Schedule = Annotated[Path, typer.Argument(help="A schedule that `weft spatial compile` wrote.")]
+Seed = Annotated[int, typer.Option(help="Of random values.", min=0)]
+
+
+@spatial.command("machine")
+def machine_command(
+    name: Annotated[str, typer.Argument(help="A machine by name, or a file of one.")] = "tsp1",
+    set_: Set = None,
+    json: Json = False,
+) -> None:
+    """List what is known of a machine, how far to trust it, and what follows."""
+    from weft.tools.spatial import overrides_of, show_machine
+
+    terminal = Terminal(json=json)
+    with terminal.reporting_errors():
+        show_machine(terminal, name, overrides_of(set_ or []))
+
+
+@spatial.command("compile")
+def compile_command(
+    file: Annotated[str, typer.Argument(help="A graph of 8-bit integers; `-` is standard input.")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="Where to write the schedule.")] = Path(
+        "schedule.mlir"
+    ),
+    machine: Machine = "tsp1",
+    set_: Set = None,
+    constants: Annotated[
+        Path | None, typer.Option(help="An .npz of arguments that are constant; random without one.")
+    ] = None,
+    seed: Seed = 0,
+    json: Json = False,
+) -> None:
+    """Schedule a graph, verify the schedule and write it, with its cycles and their lower bound."""
+    from weft.tools.spatial import compile_file, overrides_of
+
+    terminal = Terminal(json=json)
+    with terminal.reporting_errors():
+        compile_file(terminal, file, machine, overrides_of(set_ or []), constants, seed, output)
+
+
+@spatial.command("verify")
+def verify_command(schedule: Schedule, json: Json = False) -> None:
+    """Check a schedule against the invariants of its machine."""
+    from weft.tools.spatial import verify_file
+
+    terminal = Terminal(json=json)
+    with terminal.reporting_errors():
+        verify_file(terminal, schedule)
+
+
+@spatial.command("simulate")
+def simulate_command(
+    schedule: Schedule,
+    inputs: Annotated[Path | None, typer.Option(help="An .npz of arguments; random without one.")] = None,
+    seed: Seed = 0,
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="Write results to this .npz.")] = None,
+    json: Json = False,
+) -> None:
+    """Run a schedule, bit by bit and cycle by cycle; one that does not verify is not run."""
+    from weft.tools.spatial import simulate_file
+
+    terminal = Terminal(json=json)
+    with terminal.reporting_errors():
+        simulate_file(terminal, schedule, inputs, seed, output)
+
+
+@spatial.command("trace")
+def trace_command(
+    schedule: Schedule,
+    output: Annotated[Path, typer.Option("-o", "--output", help="Where to write the trace.")] = Path("trace.json"),
+    json: Json = False,
+) -> None:
+    """Write a schedule as a trace for Perfetto: a row for each queue."""
+    from weft.tools.spatial import trace_file
+
+    terminal = Terminal(json=json)
+    with terminal.reporting_errors():
+        trace_file(terminal, schedule, output)
+
+
+@spatial.command("systolic")
+def systolic_command(
+    m: Annotated[int, typer.Argument(help="Rows of the first matrix.", min=1)],
+    k: Annotated[int, typer.Argument(help="Its columns.", min=1)],
+    n: Annotated[int, typer.Argument(help="Columns of the second.", min=1)],
+    machine: Machine = "systolic128",
+    set_: Set = None,
+    json: Json = False,
+) -> None:
+    """Count the cycles of a product on a systolic array, as SCALE-Sim does."""
+    from weft.tools.spatial import count_systolic, overrides_of
+
+    terminal = Terminal(json=json)
+    with terminal.reporting_errors():
+        count_systolic(terminal, m, k, n, machine, overrides_of(set_ or []))

@@ -1,0 +1,130 @@
+"""`weft plan`: reads what was asked for, makes the plan, and prints it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from rich.table import Table
+from rich.text import Text
+
+from weft.planner.closed_form import Draft
+from weft.planner.hardware import find_gpu
+from weft.planner.model import find_model
+from weft.planner.page import page
+from weft.planner.plan import Plan
+from weft.planner.plan import plan as make
+from weft.planner.program import BYTES
+from weft.planner.report import figures
+from weft.planner.search import ENGINES, Settings
+from weft.planner.traffic import targets_of, traffic_of
+from weft.tools.terminal import Terminal, UsageError, check_file, counted
+
+
+@dataclass(frozen=True)
+class PlanRequest:
+    """The options of `weft plan`."""
+
+    model: str
+    gpu: str
+    traffic: str
+    slo: str
+    engine: str
+    precision: str | None
+    kv: str
+    tables: Path | None
+    max_gpus: int
+    spare: int
+    chunk: int
+    draft: str
+    price: float | None
+    html: Path | None
+
+
+def plan(terminal: Terminal, asked: PlanRequest) -> None:
+    """Make one plan and print it."""
+    gpu = find_gpu(asked.gpu)
+    if asked.price is not None:
+        gpu = replace(gpu, price_per_hour=asked.price)
+    model = find_model(asked.model)
+    if asked.precision is not None:
+        if asked.precision not in BYTES or asked.precision == "f32":
+            raise UsageError(f"there is no precision {asked.precision}", hint="bf16, fp8, fp8_block, int4, mxfp4 or nvfp4")
+        model = model.with_precision(asked.precision)
+    if asked.engine not in ENGINES:
+        raise UsageError(f"there is no engine {asked.engine}", hint=f"there are {', '.join(ENGINES)}")
+    if asked.kv not in ("bf16", "fp8"):
+        raise UsageError(f"a cache is not held in {asked.kv}", hint="bf16 or fp8")
+    if asked.tables is not None and not asked.tables.is_dir():
+        raise UsageError(f"there is no folder {asked.tables}", hint="give --tables a folder of kernel tables")
+    if asked.html is not None:
+        check_file(asked.html, "--html")
+    settings = Settings(
+        engine=asked.engine,
+        kv="fp8" if asked.kv == "fp8" else "bfloat16",
+        chunk=asked.chunk,
+        draft=_draft(asked.draft),
+        max_gpus=asked.max_gpus,
+        spare=asked.spare,
+    )
+    with terminal.working("planning"):
+        found = make(model, gpu, traffic_of(asked.traffic), targets_of(asked.slo), settings, asked.tables)
+    show(terminal, found)
+    if asked.html is not None:
+        asked.html.write_text(page(found), encoding="utf-8")
+        terminal.show(f"The page is {asked.html}.")
+    terminal.finish(figures(found), code=1 if found.gives_way else 0)
+
+
+def _draft(text: str) -> Draft:
+    found: dict[str, float] = {}
+    for part in text.split(",") if text else []:
+        name, _, value = part.strip().partition("=")
+        try:
+            found[name] = float(value)
+        except ValueError:
+            raise UsageError(f"{value!r} is not a number", hint="--draft tokens=3,accepted=0.7") from None
+    if set(found) - {"tokens", "accepted", "cost"} or not 0 <= found.get("accepted", 0) <= 1 or found.get("tokens", 0) < 0:
+        raise UsageError(f"{text} does not describe drafts", hint="--draft tokens=3,accepted=0.7,cost=0.05")
+    return Draft(int(found.get("tokens", 0)), found.get("accepted", 0.0), found.get("cost", 0.0))
+
+
+def show(terminal: Terminal, found: Plan) -> None:
+    """The plan for people."""
+    told = figures(found)
+    chosen = told["chosen"]
+    for words in found.gives_way:
+        terminal.show(Text(f"no mapping meets the targets; {words}", style="bold yellow"))
+    terminal.show(
+        f"{found.model.name} on {found.gpu.device}: {chosen['mapping']}, {found.replicas} + {counted(found.spare, 'spare replica')}, "
+        f"{counted(found.gpus, 'GPU')} in {counted(found.nodes, 'node')}, {counted(found.racks, 'rack')}, {told['power_kw']:.1f} kW, "
+        f"${found.cost_per_million:.3f} per million output tokens"
+    )
+    seen = told["simulated"]
+    table = Table("simulated, ms", "p50", "p90", "p99", title=f"{seen['requests_s_per_replica']:.2f} requests/s a replica")
+    for name, key in (("TTFT", "ttft_ms"), ("TPOT = (E2E - TTFT)/(tokens - 1)", "tpot_ms"), ("E2E", "e2e_ms")):
+        table.add_row(name, *(f"{seen[key][each]:.1f}" for each in ("p50", "p90", "p99")))
+    terminal.show(table)
+    table = Table("mapping", "GPUs", "concurrency", "tokens/s/GPU", "tokens/s/user", "TTFT ms", "TPOT ms", title="chosen, alternatives (closed form)")
+    for each in [chosen, *told["alternatives"]]:
+        table.add_row(
+            each["mapping"], str(each["gpus"]), f"{each['concurrency']:.0f}", f"{each['tokens_s_gpu']:.0f}",
+            f"{each['tokens_s_user']:.1f}", f"{each['ttft_ms']:.0f}", f"{each['tpot_ms']:.1f}",
+        )  # fmt: skip
+    terminal.show(table)
+    table = Table("operation", "ms a step", "from", "may be off by", title="the longest operations of a decoding step")
+    for each in sorted(told["operations"], key=lambda each: -each["ms"])[:8]:
+        table.add_row(each["name"], f"{each['ms']:.3f}", each["from"], f"{each['may_be_off_by'] * 100:.0f} %")
+    terminal.show(table)
+    kinds = ", ".join(f"{name} {share * 100:.0f} %" for name, share in told["breakdown"].items())
+    terminal.show(f"A step: {kinds}; it may be off by {found.band * 100:.0f} %.")
+    more = ", ".join(f"{name} {value * 100:+.1f} %" for name, value in told["sensitivity"].items())
+    terminal.show(f"Tokens/s with 10 % more: {more}.")
+    split = told["disaggregated"]
+    if split is not None:
+        terminal.show(
+            f"Disaggregated: {split['prefill_workers']} × {split['prefill']} for prompts, {split['decode_workers']} × {split['decode']} for decoding: "
+            f"{split['tokens_s_gpu']:.0f} tokens/s/GPU (the cache's transfer is by specification, unmeasured)."
+        )
+    for command in told["launch"].values():
+        terminal.text(command)

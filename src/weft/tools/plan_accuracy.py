@@ -1,0 +1,36 @@
+"""`weft plan --evaluate FOLDER`: the planner against measurements, an error for each family."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.table import Table
+
+from weft.planner.tables import KernelTables
+from weft.testing.planner_accuracy import Errors, left_out_operations, services, throughput
+from weft.tools.terminal import Terminal, UsageError
+
+
+def evaluate(terminal: Terminal, folder: Path) -> None:
+    """Print the errors of operations, services and throughput; nothing is fitted to them."""
+    if not KernelTables.systems(folder / "kernel_tables"):
+        raise UsageError(f"{folder} holds no kernel tables", hint="there has to be kernel_tables/SYSTEM/system.json")
+    figures: dict[str, object] = {"ok": True}
+    for make in (lambda: left_out_operations(folder / "kernel_tables"), lambda: services(folder), lambda: [throughput(folder)]):
+        with terminal.working("comparing"):
+            found = list(make())
+        for errors in found:
+            _show(terminal, errors)
+            figures[errors.title] = [
+                dict(zip(("family", "rows", "median", "mean", "p90", "bias"), row, strict=True)) for row in errors.rows()
+            ]
+    terminal.finish(figures)
+
+
+def _show(terminal: Terminal, errors: Errors) -> None:
+    table = Table("family", "rows", "median", "mean", "p90", "bias", title=errors.title)
+    for name, count, *parts, bias in errors.rows():
+        table.add_row(name, str(count), *(f"{each * 100:.1f} %" for each in parts), f"{bias * 100:+.1f} %")
+    terminal.show(table)
+    for reason, count in errors.left_out.items():
+        terminal.show(f"left out: {count} rows, {reason}")

@@ -1,0 +1,96 @@
+"""Shared objects for C: the same bits as in Python, from a program that a C compiler made."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import weft
+from weft.artifact.emit_object import c_header, emit_object, identifier
+from weft.artifact.write import Request, Source, write_artifact
+from weft.errors import ArtifactError, UnsupportedError
+from weft.testing.hostile_artifacts import LAYER, layer_inputs, layer_source
+
+PROGRAM = """
+#include <stdio.h>
+#include <stdlib.h>
+#include "layer.h"
+
+int main(int count, char **words) {
+    int64_t rows = atoll(words[1]), shape[2];
+    layer_shapes(&rows, shape);
+    if (count != 3 || shape[0] != rows || shape[1] != 3) return 2;
+    float *x = malloc(rows * 8 * sizeof *x), *y = malloc(rows * 3 * sizeof *y);
+    if (fread(x, sizeof *x, rows * 8, stdin) != (size_t)(rows * 8)) return 3;
+    for (int turn = 0; turn < 3; turn++)
+        if (layer(rows, x, y, atoi(words[2])) != 0) return 4;
+    return fwrite(y, sizeof *y, rows * 3, stdout) != (size_t)(rows * 3);
+}
+"""
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Path:
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("no C compiler is installed")
+    emit_object(tmp_path / "layer.so", layer_source(), Request())
+    (tmp_path / "main.c").write_text(PROGRAM)
+    command = [compiler, "-std=c99", "-Wall", "-Werror", "main.c", "./layer.so", "-o", "main", "-Wl,-rpath,$ORIGIN"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return tmp_path / "main"
+
+
+@pytest.mark.parametrize("rows", [1, 7, 5000])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_c_program_gives_the_same_bits(program: Path, rows: int, threads: int) -> None:
+    command = ["./main", str(rows), str(threads)]
+    done = subprocess.run(command, cwd=program.parent, input=layer_inputs(rows).tobytes(), capture_output=True)
+    assert done.returncode == 0
+    write_artifact(program.parent / "layer.weft", layer_source())
+    (wanted,) = weft.load(program.parent / "layer.weft")(layer_inputs(rows))
+    np.testing.assert_array_equal(np.frombuffer(done.stdout, np.float32).reshape(rows, 3), wanted)
+
+
+def test_a_shared_object_is_for_one_target(tmp_path: Path) -> None:
+    with pytest.raises(ArtifactError, match="one target"):
+        emit_object(tmp_path / "m.so", layer_source(), Request(("host", "x86-64-v3")))
+    paths = emit_object(tmp_path / "m.so", layer_source(), Request(("aarch64",)))
+    assert paths[0].read_bytes()[:20].hex() == "7f454c4602010100000000000000000003 00 b700".replace(" ", "")
+
+
+STATE = """
+"graph.func"() ({
+^bb0(%state: tensor<16xf32>, %x: tensor<16xf32>):
+  %0 = "graph.add"(%state, %x) : (tensor<16xf32>, tensor<16xf32>) -> tensor<16xf32>
+  "graph.return"(%0) : (tensor<16xf32>) -> ()
+}) {sym_name = "step", arg_names = ["state", "x"], replaced = [[0 : i64, 0 : i64]]} : () -> ()
+"""
+
+
+def test_a_result_that_replaces_an_argument_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedError, match="a C caller would have to copy"):
+        emit_object(tmp_path / "m.so", Source(STATE), Request())
+
+
+@pytest.mark.parametrize(
+    ("name", "word"),
+    [("layer", "layer"), ("my-model.v2", "my_model_v2"), ("2x", "m_2x"), ("int", "m_int"), ("", "model")],
+)
+def test_names_are_those_that_c_takes(name: str, word: str) -> None:
+    assert identifier(name) == word
+
+
+def test_the_header_has_no_names_of_the_model_that_c_would_not_take() -> None:
+    from weft.artifact.compile_native import compile_native
+    from weft.frontends.text import read_function
+
+    text = LAYER.replace('["x", "w", "b"]', '["x */ evil(", "w", "b"]')
+    function, signature = read_function(text, None, ("w", "b"))
+    header = c_header("layer", compile_native(function, "host", Request().config), signature, False)
+    assert "evil(" not in header and "x____evil_" in header

@@ -1,0 +1,83 @@
+"""The verifier refuses schedules that were tampered with, by the right invariant, and names unit, cycle and op."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from weft.backends.reference.graph import run
+from weft.spatial.isa import CHAINED, Opcode
+from weft.spatial.machine import streaming_machine
+from weft.spatial.program import Image, Program
+from weft.spatial.scheduler.compile import compile_graph
+from weft.spatial.scheduler.emit import texts_of
+from weft.spatial.verifier.verify import ScheduleError, verify, violations
+from weft.testing.spatial.mutants import MutantCount, count_mutants
+from weft.testing.spatial.programs import random_program
+
+TSP1 = streaming_machine("tsp1")
+GIVEN = random_program(7)
+PROGRAM = compile_graph(GIVEN.function, TSP1, GIVEN.constants)
+
+
+def changed(opcode: Opcode, column: str, change: Callable[[int], int]) -> Program:
+    rows = PROGRAM.instructions.copy()
+    first = int(np.flatnonzero(rows["opcode"] == opcode)[0])
+    rows[column][first] = change(int(rows[column][first]))
+    return replace(PROGRAM, instructions=rows, texts=texts_of(rows))
+
+
+def twice() -> Program:
+    """Every register that a slice drives is driven by a second one of the same place."""
+    rows = PROGRAM.instructions
+    weights = [queue for queue in range(28, 44) if queue in rows["queue"]]
+    one = rows[(rows["queue"] == weights[0]) & (rows["opcode"] == Opcode.READ)][:1].copy()
+    one["queue"] = weights[1] if TSP1.hop(weights[1]) == TSP1.hop(weights[0]) else weights[0]
+    second = rows[(rows["queue"] == weights[1]) & (rows["opcode"] == Opcode.READ)][:1]
+    made = rows.copy()
+    made["result"][(rows["queue"] == weights[1]) & (rows["cycle"] == second["cycle"][0])] = one["result"][0]
+    return replace(PROGRAM, instructions=made)
+
+
+def moved_data() -> Program:
+    image = PROGRAM.image
+    addresses = image.addresses.copy()
+    addresses[0] = addresses[16]
+    return replace(PROGRAM, image=Image(image.slices, addresses, image.tags, image.data))
+
+
+HAZARDS = {
+    1: lambda: replace(PROGRAM, texts=PROGRAM.texts[1:]),
+    2: lambda: changed(Opcode.MULTIPLY, "source0", lambda stream: stream - 1),
+    3: twice,
+    4: lambda: changed(Opcode.READ, "address", lambda address: address + TSP1.memory.bank_words),
+    5: lambda: changed(Opcode.LOAD_WEIGHTS, "address", lambda row: row + 1),
+    6: lambda: changed(Opcode.ALU, "source0", lambda _: CHAINED + 15),
+    8: moved_data,
+    10: lambda: replace(PROGRAM, cycles=PROGRAM.cycles + 1),
+}
+
+
+@pytest.mark.parametrize("invariant", HAZARDS)
+def test_a_hazard_is_caught_by_its_invariant(invariant: int) -> None:
+    found = violations(HAZARDS[invariant]())
+    assert invariant in {each.invariant for each in found}
+
+
+def test_a_violation_names_unit_cycle_and_op() -> None:
+    with pytest.raises(ScheduleError, match=r"MXM plane \d activations, cycle \d+: MULTIPLY of graph\.cast at"):
+        verify(changed(Opcode.MULTIPLY, "source0", lambda stream: stream - 1))
+
+
+def test_all_harmful_mutants_are_caught() -> None:
+    count = MutantCount()
+    for seed in (0, 7):
+        given = random_program(seed)
+        program = compile_graph(given.function, TSP1, given.constants)
+        assert not violations(program)
+        count_mutants(program, given.inputs, run(given.function, given.arrays), 40, seed, count)
+    assert count.harmful > 40
+    assert not count.missed, count.missed
