@@ -28,7 +28,7 @@ from weft.frontends.onnx.call import HostFunction
 from weft.frontends.onnx.import_nodes import Importer, NeedsElements, RunsOnHost, StageFull, Target, call_host
 from weft.frontends.onnx.model import Model, Node, free_names
 from weft.frontends.onnx.values import Absent, Items, Known, Slot, Traced, Value
-from weft.frontends.text import compile_text
+from weft.frontends.text import compile_function
 from weft.ops.graph import ReturnOp
 from weft.tile.text import print_program
 
@@ -218,8 +218,8 @@ class StagedProgram:
         text = print_program(function)
         key = text, tuple((name, id(array)) for name, array in constants.items())
         if key not in self._functions:
-            self._functions[key] = compile_text(
-                text, constants=constants, config=self.config, device=self.device, threads=self.threads
+            self._functions[key] = compile_function(
+                function, constants=constants, config=self.config, device=self.device, threads=self.threads
             )
             self._kept.extend(constants.values())
         return self._functions[key], tuple(each for each in arguments if isinstance(each, int))
