@@ -9,14 +9,17 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 from xdsl.ir import SSAValue
 
 from weft.errors import ModelError, ShapeError
 from weft.frontends.onnx.call import Call, static
+from weft.frontends.onnx.model import Node
 from weft.frontends.onnx.operators.movement import padded
 from weft.frontends.onnx.operators.pooling import windows
 from weft.frontends.onnx.operators.shapes import columns
 from weft.frontends.onnx.operators.table import onnx_op
+from weft.frontends.onnx.rewrite import Rewrite
 from weft.ir.types import i64
 
 
@@ -223,11 +226,6 @@ def _places(c: Call, start: SSAValue, extent: SSAValue, size: int, taps: int, nu
 
 def _roi_align_apart(c: Call) -> Any:
     """Regions that need different numbers of samples: each by itself, and all together."""
-    import numpy as np
-
-    from weft.frontends.onnx.model import Node
-    from weft.frontends.onnx.rewrite import Rewrite
-
     nodes: list[Node] = []
     arrays: dict[str, np.ndarray] = {}
     parts: list[str] = []
