@@ -47,6 +47,8 @@ class Capabilities:
     """The framework's library multiplies bf16 in matrix tiles of the processor (AMX)."""
     library_convolutions: bool = False
     """The framework's library has code for convolutions and their gradients on this machine."""
+    library_transforms: bool = True
+    """The framework's library has fast Fourier transforms."""
     library_first: bool = False
     """The vendor's library takes products of all floats, convolutions, sorts and scans unless a kernel is known to be
     as fast; else it takes only what it is known to do faster."""

@@ -111,7 +111,14 @@ class MissingError(WeftError, ModuleNotFoundError):
     """A package that is not installed, and that what was asked for needs."""
 
 
-_EXTRAS = {"torch": "torch", "functorch": "torch", "onnx": "onnx", "jax": "jax", "matplotlib": "plots", "pyarrow": "plan"}
+_EXTRAS = {
+    "torch": "torch",
+    "functorch": "torch",
+    "onnx": "onnx",
+    "jax": "jax",
+    "matplotlib": "plots",
+    "pyarrow": "plan",
+}
 """What installs a package with Weft."""
 
 

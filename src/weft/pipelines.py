@@ -427,9 +427,11 @@ def compile_nvidia(
         deduplicate_kernels(planned)
         report.planned(planned.plan, planned.schedules)
         start = report.measure("lower_to_tile", start)
-        with KernelCompiler(target, kernel_passes, loads, debug_lines=config.debug_lines) as compiler:
+        lines, keeps = config.debug_lines, report.wants_programs
+        with KernelCompiler(target, kernel_passes, loads, debug_lines=lines, keeps_kernels=keeps) as compiler:
             compiler.add(planned.kernels, planned.sources)
             start = report.measure("emit_llvm", start)
+            report.program("nvidia", compiler.annotated.values())
             report.program("llvm", "\n".join(compiler.texts.values()))
             code = compiler.code()
         report.measure("llvm", start)

@@ -14,8 +14,8 @@ import pytest
 
 import weft
 from weft.artifact import processors
+from weft.artifact.opened import open_artifact
 from weft.artifact.processors import BASELINES
-from weft.artifact.read import open_artifact
 from weft.artifact.write import Request, Source, write_artifact
 from weft.config import Config
 from weft.errors import ArtifactError, DTypeError, GuardError, ShapeError

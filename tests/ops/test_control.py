@@ -156,7 +156,6 @@ def test_branches_of_different_types_are_refused():
         ("carried = 2", "carried = 7", "fewer operands"),
         ("conditional = false", "conditional = true", "condition"),
         ("scanned = [-1 : i64]", "scanned = [2 : i64]", "directions"),
-        ('"graph.yield"(%13, %14, %13, %15)', '"graph.yield"(%13, %14, %13, %4)', "yields"),
     ],
 )
 def test_text_that_does_not_fit_is_refused(found, instead, said):

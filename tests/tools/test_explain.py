@@ -8,9 +8,12 @@ import pytest
 
 import weft as public
 from weft.backends.nvidia.driver.assembler import tool
+from weft.backends.nvidia.ir.dialect import LAUNCH
+from weft.backends.nvidia.ir.registry import parse_kernels
 from weft.backends.nvidia.target import target_named
 from weft.runtime.profile import StepEvent
 from weft.runtime.record import Resources
+from weft.tile.text import kernels_of
 from weft.tools.explain import Explanation, explain_program
 from weft.tools.opt import read_source
 
@@ -217,3 +220,12 @@ def test_read_source_takes_standard_input(monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr("sys.stdin", io.StringIO("text"))
     assert read_source("-") == ("text", "<stdin>")
+
+
+def test_the_programs_of_a_gpu_have_the_nvidia_level_between_tile_and_llvm() -> None:
+    explanation = explain_program(SOFTMAX, "softmax.mlir", programs=True, target=target_named("sm_90a"))
+    (record,) = explanation.records
+    assert list(record.programs) == ["graph", "grouped", "tile", "nvidia", "llvm", "ptx"]
+    kernels = parse_kernels(record.programs["nvidia"])
+    assert all(LAUNCH in kernel.attributes for kernel in kernels_of(kernels))
+    assert " as nvidia\n" in explanation.programs()

@@ -8,7 +8,7 @@ from typing import Any
 
 from weft.artifact.checked_json import parse_json
 from weft.artifact.manifest import GRAPH, Argument
-from weft.artifact.read import Artifact
+from weft.artifact.opened import Artifact
 from weft.config import Config
 from weft.errors import CorruptArtifactError, WeftError
 from weft.frontends.text import compile_text, load_program, read_function

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from importlib import import_module
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from weft.artifact.safetensors import read_tensors
 from weft.artifact.write import Source
-from weft.errors import ArtifactError, UnsupportedError, missing
+from weft.errors import ArtifactError, missing
 from weft.frontends.text import read_function
 
 _BY_NUMBER = re.compile(r"arr_(\d+)")
 
 
-def read_source(model: Path, weights: Path | None = None, function: str | None = None) -> Source:
-    """A model by its path, whose ending says what it is."""
+def read_source(
+    model: Path, weights: Path | None = None, function: str | None = None, sizes: Mapping[str, int] | None = None
+) -> Source:
+    """A model by its path, whose ending says what it is; `sizes` are those that an ONNX model leaves open."""
     reader = _READERS.get(model.suffix)
     if reader is None:
         known = ", ".join(_READERS)
@@ -28,10 +28,12 @@ def read_source(model: Path, weights: Path | None = None, function: str | None =
         raise ArtifactError(f"{model} is not a file")
     if weights is not None and model.suffix != ".mlir":
         raise ArtifactError(f"{model} has its weights inside", hint="leave --weights out")
-    return reader(model, weights, function)
+    if sizes and model.suffix != ".onnx":
+        raise ArtifactError(f"{model} states its sizes itself", hint="leave --size out")
+    return reader(model, weights, function, sizes or {})
 
 
-def _text(model: Path, weights: Path | None, function: str | None) -> Source:
+def _text(model: Path, weights: Path | None, function: str | None, sizes: Mapping[str, int]) -> Source:
     try:
         text = model.read_text()
     except UnicodeDecodeError:
@@ -58,7 +60,7 @@ def read_weights(path: Path) -> dict[str, np.ndarray]:
         raise ArtifactError(f"{path} has no weights that can be read: {error}", hint=".npz or .safetensors") from error
 
 
-def _torch(model: Path, weights: Path | None, function: str | None) -> Source:
+def _torch(model: Path, weights: Path | None, function: str | None, sizes: Mapping[str, int]) -> Source:
     try:
         from weft.frontends.torch.exported import read_exported
     except ModuleNotFoundError as error:
@@ -67,22 +69,16 @@ def _torch(model: Path, weights: Path | None, function: str | None) -> Source:
     return Source(text, arrays, None, model.stem, checked)
 
 
-def _onnx(model: Path, weights: Path | None, function: str | None) -> Source:
-    """ONNX's front end, where there is one, gives a model that is one graph as its text and its weights."""
+def _onnx(model: Path, weights: Path | None, function: str | None, sizes: Mapping[str, int]) -> Source:
     try:
-        reader: Any = import_module("weft.frontends.onnx.one_graph")
+        from weft.frontends.onnx.one_graph import read_one_graph
     except ModuleNotFoundError as error:
-        if (needed := missing(error, "an ONNX model")) is not None:
-            raise needed from None
-        raise UnsupportedError(
-            f"{model}: this version of Weft does not compile ONNX models to artifacts",
-            hint="export the model from torch: torch.export.save(..., 'model.pt2')",
-        ) from None
-    text, arrays = reader.read_one_graph(model)
+        raise missing(error, "an ONNX model") or error from None
+    text, arrays = read_one_graph(model, sizes)
     return Source(text, arrays, None, model.stem)
 
 
-_READERS: dict[str, Callable[[Path, Path | None, str | None], Source]] = {
+_READERS: dict[str, Callable[[Path, Path | None, str | None, Mapping[str, int]], Source]] = {
     ".mlir": _text,
     ".pt2": _torch,
     ".onnx": _onnx,

@@ -65,9 +65,10 @@ class Form:
 
 def rnn(b: GraphBuilder, x: SSAValue, h: SSAValue, weights: Weights, form: Form) -> tuple[SSAValue, ...]:
     """`h' = cell(W x + b + R h + c)`: the states of all turns, and the last one."""
+    hidden = _turned(b, weights.hidden)
 
     def turn(b: GraphBuilder, inputs: SSAValue, states: Sequence[SSAValue]) -> _Turn:
-        return [form.cell(b, _clipped(b, b.add(inputs, _product(b, states[0], weights.hidden)), form))], []
+        return [form.cell(b, _clipped(b, b.add(inputs, b.dot(states[0], hidden)), form))], []
 
     bias = _sum(b, weights.input_bias, weights.hidden_bias)
     return _turns(b, turn, _projected(b, x, weights.input, bias), [h], form)
@@ -78,10 +79,12 @@ def lstm(b: GraphBuilder, x: SSAValue, h: SSAValue, c: SSAValue, weights: Weight
 
     What is kept: i, f, g, o and the cell of each turn.
     """
+    hidden = _turned(b, weights.hidden)
+    projection = None if weights.projection is None else _turned(b, weights.projection)
 
     def turn(b: GraphBuilder, inputs: SSAValue, states: Sequence[SSAValue]) -> _Turn:
         h, c = states
-        given, made = (_gates(b, each, form.order) for each in (inputs, _product(b, h, weights.hidden)))
+        given, made = (_gates(b, each, form.order) for each in (inputs, b.dot(h, hidden)))
         gates = {name: b.add(given[name], made[name]) for name in form.order}
         i = form.gate(b, _clipped(b, _peeped(b, gates["i"], c, weights, "i"), form))
         if form.coupled:
@@ -92,7 +95,7 @@ def lstm(b: GraphBuilder, x: SSAValue, h: SSAValue, c: SSAValue, weights: Weight
         new = b.add(b.mul(f, c), b.mul(i, g))
         o = form.gate(b, _clipped(b, _peeped(b, gates["o"], new, weights, "o"), form))
         state = b.mul(o, form.output(b, new))
-        state = state if weights.projection is None else _product(b, state, weights.projection)
+        state = state if projection is None else b.dot(state, projection)
         return [state, new], [i, f, g, o, new]
 
     bias = _sum(b, weights.input_bias, weights.hidden_bias)
@@ -104,18 +107,20 @@ def gru(b: GraphBuilder, x: SSAValue, h: SSAValue, weights: Weights, form: Form)
 
     What is kept: r, z, n and what the state contributes to n before it is reset.
     """
+    rows = _gates(b, weights.hidden, form.order, dim=0)
+    to_n = _turned(b, rows["n"])
+    hidden = _turned(b, weights.hidden if form.reset_after else b.concat(rows["r"], rows["z"], dim=0))
 
     def turn(b: GraphBuilder, inputs: SSAValue, states: Sequence[SSAValue]) -> _Turn:
         (h,) = states
         given = _gates(b, inputs, form.order)
-        rows = _gates(b, weights.hidden, form.order, dim=0)
+        product = b.dot(h, hidden)
         if form.reset_after:
-            made = _gates(b, _biased(b, _product(b, h, weights.hidden), weights.hidden_bias), form.order)
+            made = _gates(b, _biased(b, product, weights.hidden_bias), form.order)
         else:
-            both = b.concat(rows["r"], rows["z"], dim=0)
-            made = _gates(b, _product(b, h, both), "rz")
+            made = _gates(b, product, "rz")
         r, z = (form.gate(b, _clipped(b, b.add(given[name], made[name]), form)) for name in "rz")
-        seen = b.mul(r, made["n"]) if form.reset_after else _product(b, b.mul(r, h), rows["n"])
+        seen = b.mul(r, made["n"]) if form.reset_after else b.dot(b.mul(r, h), to_n)
         n = form.cell(b, _clipped(b, b.add(given["n"], seen), form))
         return [b.add(n, b.mul(z, b.sub(h, n)))], [r, z, n, made["n"]] if form.reset_after else []
 
@@ -192,6 +197,11 @@ def _projected(b: GraphBuilder, x: SSAValue, weight: SSAValue, bias: SSAValue | 
 
 def _product(b: GraphBuilder, x: SSAValue, weight: SSAValue) -> SSAValue:
     return b.dot(x, b.permute(weight, dims=(1, 0)))
+
+
+def _turned(b: GraphBuilder, weight: SSAValue) -> SSAValue:
+    """Weights [N, K] as [K, N] in memory: what all turns read is brought into order before them."""
+    return b.copy(b.permute(weight, dims=(1, 0)))
 
 
 def _biased(b: GraphBuilder, x: SSAValue, bias: SSAValue | None) -> SSAValue:

@@ -15,8 +15,10 @@ from weft.errors import UnsupportedError
 from weft.ir.locations import sourced
 from weft.ir.types import tensor_of
 from weft.ops.base import GraphOp
+from weft.ops.control import ControlOp
 from weft.ops.graph import FuncOp, GraphBuilder, ReturnOp
 from weft.ops.rules import zeros
+from weft.passes.differentiate_regions import keep_histories, propagate_control
 
 
 def vjp_function(function: FuncOp) -> FuncOp:
@@ -33,6 +35,7 @@ def vjp_function(function: FuncOp) -> FuncOp:
     """
     derivative = function.clone()
     block, returned = derivative.block, derivative.returned
+    keep_histories(block)
     forward = [op for op in block.ops if op is not returned]
     arguments = [value for value in block.args if is_float(value)]
     b = GraphBuilder(block, before=returned)
@@ -68,6 +71,7 @@ def value_and_vjp_function(function: FuncOp, wanted: Sequence[int]) -> FuncOp:
     """
     joint = function.clone()
     block, returned = joint.block, joint.returned
+    keep_histories(block)
     forward = [op for op in block.ops if op is not returned]
     arguments = [block.args[place] for place in wanted]
     b = GraphBuilder(block, before=returned)
@@ -123,6 +127,9 @@ class GradientTape:
     def propagate(self, op: Operation) -> None:
         """Take the gradients of an op's results to its operands."""
         if not any(result in self.gradients for result in op.results) or not any(map(is_float, op.operands)):
+            return
+        if isinstance(op, ControlOp):
+            propagate_control(self, op, GradientTape)
             return
         rule: Callable[..., tuple[SSAValue | None, ...]] | None = getattr(type(op), "vjp", None)
         if rule is None or not isinstance(op, GraphOp):

@@ -80,7 +80,7 @@ def _leave_region(function: FuncOp, module: ModuleOp) -> None:
     functions = functions_run(runner)
     captured = function.block.args[len(function.block.args) - len(runner.captures) :]
     kept = captured if isinstance(runner, LoopOp) else constant_arguments(function)
-    hoisting = _Hoisting(function, _made_of_alone(function, kept))
+    hoisting = _Hoisting(function, _made_of_alone(function, kept), repeated=isinstance(runner, LoopOp))
     hoisting.find()
     if not hoisting.hoisted:
         return
@@ -116,8 +116,8 @@ def _made_of_alone(function: FuncOp, values: Iterable[SSAValue]) -> set[SSAValue
 
 
 class _Hoisting:
-    def __init__(self, function: FuncOp, fixed: set[SSAValue]) -> None:
-        self.function = function
+    def __init__(self, function: FuncOp, fixed: set[SSAValue], *, repeated: bool = False) -> None:
+        self.function, self.repeated = function, repeated
         self.arguments = constant_arguments(function)
         self.fixed = fixed
         self.hoisted: dict[SSAValue, None] = {}
@@ -152,9 +152,11 @@ class _Hoisting:
         # What it is made of lies in memory too while it is made.
         made = [value, *(result for op in ops for result in op.results)]
         leaves = [operand for op in _made_of(value, free=True) for operand in op.operands if operand in self.arguments]
-        if leaves:
+        if leaves and not self.repeated:
             return max(map(_elements, made)) <= max(_SMALL, 2 * max(map(_elements, leaves)))
         cheap = len(ops) <= _FEW_OPS and all(isinstance(op, Elementwise) and op.name in _CHEAP for op in ops)
+        if self.repeated:
+            return not cheap  # the memory is there for the call alone
         return not cheap and max(map(_bytes, made)) <= _LARGE
 
     def _prepare(self) -> FuncOp:

@@ -15,7 +15,28 @@ from weft.planner.program import Attention
 from weft.planner.tables import Array, Columns
 
 LENGTHS: Array = np.array(
-    [1, 16, 64, 128, 256, 512, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 10240, 12288, 16384, 32768, 65536, 131072, 262144],
+    [
+        1,
+        16,
+        64,
+        128,
+        256,
+        512,
+        1024,
+        1536,
+        2048,
+        3072,
+        4096,
+        6144,
+        8192,
+        10240,
+        12288,
+        16384,
+        32768,
+        65536,
+        131072,
+        262144,
+    ],
     dtype=np.float64,
 )
 BATCHES: Array = 2.0 ** np.arange(13)
@@ -29,20 +50,6 @@ class Surface:
     lengths: Array
     seconds: Array
     source: str
-
-    def at(self, batch: Any, length: Any) -> Any:
-        """Between the measured sites, linear in both."""
-        i, p = _place(self.batches, batch)
-        j, q = _place(self.lengths, length)
-        s = self.seconds
-        low = s[i, j] * (1 - q) + s[i, j + 1] * q
-        high = s[i + 1, j] * (1 - q) + s[i + 1, j + 1] * q
-        return low * (1 - p) + high * p
-
-
-def _place(positions: Array, wanted: Any) -> tuple[Any, Any]:
-    index = np.clip(np.searchsorted(positions, wanted, side="right") - 1, 0, len(positions) - 2)
-    return index, np.maximum((wanted - positions[index]) / (positions[index + 1] - positions[index]), 0.0)
 
 
 def attended(op: Attention, length: Any) -> Any:
@@ -71,7 +78,9 @@ def prefill_roofline(gpu: Gpu, op: Attention, batch: Any, length: Any, dtype: st
     seen = attended(op, length)
     pairs = batch * (length * seen - seen * (seen - 1) / 2.0)
     flops = 2.0 * pairs * op.heads * (op.head_dim + op.value_dim)
-    moved = 2.0 * batch * length * (op.heads * (op.head_dim + op.value_dim) + op.kv_heads * (op.head_dim + op.value_dim))
+    moved = (
+        2.0 * batch * length * (op.heads * (op.head_dim + op.value_dim) + op.kv_heads * (op.head_dim + op.value_dim))
+    )
     return np.maximum(flops / gpu.flops(dtype), moved / gpu.bandwidth)
 
 
@@ -99,7 +108,18 @@ class AttentionCosts:
 
     def _surface(self, op: Attention, kind: str, phase: str) -> Surface:
         kept = self.costs.grids
-        key = ("surface", phase, self.kv, op.heads, op.kv_heads, op.head_dim, op.value_dim, op.window, op.latent, op.limit)
+        key = (
+            "surface",
+            phase,
+            self.kv,
+            op.heads,
+            op.kv_heads,
+            op.head_dim,
+            op.value_dim,
+            op.window,
+            op.latent,
+            op.limit,
+        )
         if key not in kept:
             kept[key] = self._find(op, kind, phase)
         return kept[key]
@@ -134,7 +154,6 @@ class AttentionCosts:
             self.costs.grids[key] = self._read(kind, phase)
         return self.costs.grids[key]
 
-
     def _read(self, kind: str, phase: str) -> Mapping[tuple[int, ...], tuple[Array, Array, Array]]:
         table = self.costs.table(f"{phase}_{kind}")
         if table is None or self.costs.tables is None:
@@ -146,12 +165,20 @@ class AttentionCosts:
             return own
         found = [attention_sites(each, kind, phase, self.kv) for each in others if each is not None]
         return {
-            shape: (xs, ys, captured(times, [at_sites(each[shape][2], each[shape][:2], (xs, ys)) for each in found if shape in each]))
+            shape: (
+                xs,
+                ys,
+                captured(
+                    times, [at_sites(each[shape][2], each[shape][:2], (xs, ys)) for each in found if shape in each]
+                ),
+            )
             for shape, (xs, ys, times) in own.items()
         }
 
 
-def attention_sites(table: Columns, kind: str, phase: str, kv: str) -> dict[tuple[int, ...], tuple[Array, Array, Array]]:
+def attention_sites(
+    table: Columns, kind: str, phase: str, kv: str
+) -> dict[tuple[int, ...], tuple[Array, Array, Array]]:
     """Measured times by shape: (heads, KV heads, head size, window), or (heads,) of latent attention."""
     chosen = table["kv_cache_dtype"] == kv
     if phase == "context" and kind == "attention":

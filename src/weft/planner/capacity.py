@@ -35,7 +35,9 @@ class Memory:
         return int(self.cache_tokens // max(length, 1.0))
 
 
-def memory(model: Model, program: RankProgram, mapping: Mapping, gpu: Gpu, tokens: int, fraction: float = FRACTION) -> Memory:
+def memory(
+    model: Model, program: RankProgram, mapping: Mapping, gpu: Gpu, tokens: int, fraction: float = FRACTION
+) -> Memory:
     """A rank's memory with steps of so many tokens."""
     total = gpu.memory * fraction
     widest = 4.0 * model.hidden + model.vocabulary / mapping.tp / 64

@@ -48,7 +48,14 @@ class Service:
 
 
 def serve(
-    costs: StepCosts, isl: float, osl: float, concurrency: Any, fits: int, *, prefix: float = 0.0, draft: Draft | None = None
+    costs: StepCosts,
+    isl: float,
+    osl: float,
+    concurrency: Any,
+    fits: int,
+    *,
+    prefix: float = 0.0,
+    draft: Draft | None = None,
 ) -> Service:
     """A replica with so many clients each, of which `fits` are resident at most."""
     clients = np.asarray(concurrency, dtype=float)

@@ -14,7 +14,12 @@ from weft.planner.op_costs import OpCosts
 from weft.planner.program import Collective
 from weft.planner.tables import Array
 
-_NAMES = {"all_reduce": "all_reduce", "all_gather": "all_gather", "reduce_scatter": "reduce_scatter", "all_to_all": "alltoall"}
+_NAMES = {
+    "all_reduce": "all_reduce",
+    "all_gather": "all_gather",
+    "reduce_scatter": "reduce_scatter",
+    "all_to_all": "alltoall",
+}
 _STEP = 2e-6
 """One hop over NVLink in a collective that no table has, by specification."""
 
@@ -28,9 +33,11 @@ class Measured:
 
     def at(self, size: Any) -> Any:
         """Linear between measured sizes: a piece of α + β·bytes each; the last piece goes on."""
-        found = np.interp(size, self.sizes, self.seconds)
+        wanted = np.asarray(size, dtype=float)
+        found = np.interp(wanted, self.sizes, self.seconds)
         slope = (self.seconds[-1] - self.seconds[-2]) / (self.sizes[-1] - self.sizes[-2])
-        return np.where(np.asarray(size) > self.sizes[-1], self.seconds[-1] + slope * (size - self.sizes[-1]), found)
+        beyond = self.seconds[-1] + slope * (wanted - self.sizes[-1])
+        return np.where(wanted > self.sizes[-1], beyond, found)
 
 
 def wire(kind: str, group: int) -> float:

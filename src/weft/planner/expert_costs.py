@@ -1,4 +1,4 @@
-"""Times of a rank's experts: the measured model's own curve, or what the nearest measured experts reach of the roofline."""
+"""Times of a rank's experts: the measured model's own curve, or the share of the roofline that the nearest reach."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def _share(gpu: Gpu, op: Experts, shape: Shape, tokens: Array, seconds: Array) -
 
 def _over_rows(tokens: Array, seconds: Array, gpu: Gpu, op: Experts) -> Array:
     found = np.interp(ROWS, tokens, seconds)
-    beyond = ROWS > tokens[-1]
+    beyond = tokens[-1] < ROWS
     if beyond.any():
         bound = experts_roofline(gpu, op, ROWS)
         last = experts_roofline(gpu, op, tokens[-1])
@@ -73,6 +73,7 @@ def _over_rows(tokens: Array, seconds: Array, gpu: Gpu, op: Experts) -> Array:
 
 def _distance(wanted: Shape, shape: Shape) -> float:
     """How unlike two layers are to one rank: sizes of a matmul, experts at home, tokens for each."""
+
     def of(each: Shape) -> tuple[float, ...]:
         hidden, width, per_token, experts, tp, ep = each
         return hidden, width / tp, experts / ep, per_token / experts

@@ -136,8 +136,9 @@ def captured(own: Array, others: list[Array]) -> Array:
     least = min(float(np.nanmin(each)) for each in found)
     if float(np.nanmin(own)) < _HOST_BOUND * least:
         return own
+    logs = np.log(np.stack(found))
     with np.errstate(invalid="ignore"):
-        stand_in = np.exp(np.nanmean(np.log(np.stack(found)), axis=0))
+        stand_in = np.exp(np.nansum(logs, axis=0) / np.isfinite(logs).sum(axis=0))
     return np.fmin(own, stand_in)
 
 

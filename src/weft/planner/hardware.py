@@ -81,12 +81,16 @@ def gpu_of(name: str, given: Any, location: str) -> Gpu:
     base = described.pop("base", None)
     for field, value in described.items():
         if field not in kinds:
-            raise HardwareError(f"{name}: there is no field {field!r}", location=location, hint=f"known: {', '.join(kinds)}")
+            raise HardwareError(
+                f"{name}: there is no field {field!r}", location=location, hint=f"known: {', '.join(kinds)}"
+            )
         kind = kinds[field]
         number = isinstance(value, (int, float)) and not isinstance(value, bool)
         allowed_zero = field in ("fp8", "fp4", "price_per_hour", "network_latency", "network", "nvlink")
         if kind in ("float", "int") and not (number and (value > 0 or (allowed_zero and value == 0))):
-            raise HardwareError(f"{name}: field {field!r} has to be a positive number, not {value!r}", location=location)
+            raise HardwareError(
+                f"{name}: field {field!r} has to be a positive number, not {value!r}", location=location
+            )
         if kind == "str" and not isinstance(value, str):
             raise HardwareError(f"{name}: field {field!r} has to be text, not {value!r}", location=location)
     if base is not None:
@@ -94,5 +98,7 @@ def gpu_of(name: str, given: Any, location: str) -> Gpu:
     described.setdefault("name", name)
     lacking = [each for each in kinds if each not in described and each != "measured"]
     if lacking:
-        raise HardwareError(f"{name}: field {lacking[0]!r} is missing", location=location, hint="`base` takes it from another GPU")
+        raise HardwareError(
+            f"{name}: field {lacking[0]!r} is missing", location=location, hint="`base` takes it from another GPU"
+        )
     return Gpu(**described)

@@ -1,8 +1,8 @@
-"""A mapping: how a replica's ranks share a model, and the per-rank program that follows from a model's configuration."""
+"""A mapping: how a replica's ranks share a model, and the per-rank program that follows from its configuration."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from weft.planner.model import ExpertBlock, FeedForward, Layer, Model, RecurrentAttention, SelfAttention
 from weft.planner.program import (
@@ -85,7 +85,7 @@ def rank_program(model: Model, mapping: Mapping, kv_bytes: float = 2.0) -> RankP
     fullest = -(-model.depth // stages) / model.depth
     return RankProgram(
         tuple(operations),
-        weight_bytes=weights * fullest + (ends if stages == 1 else vocabulary),
+        weight_bytes=weights * fullest + (ends if stages == 1 else vocabulary) + model.hidden * 2,
         kv_bytes_per_token=kv * fullest,
         state_bytes_per_sequence=state * fullest,
         tokens_share=1.0 / mapping.dp,
@@ -103,8 +103,6 @@ def cache_bytes(mixer: SelfAttention, tp: int, kv_bytes: float) -> float:
 
 
 def _times(op: Operation, count: int) -> Operation:
-    from dataclasses import replace
-
     return replace(op, count=op.count * count)
 
 
@@ -138,7 +136,7 @@ def _mixer(model: Model, layer: Layer, mapping: Mapping) -> tuple[list[Operation
     weights += heads * 2 if mixer.sinks else 0
     moved = (heads * mixer.head_dim + kv_heads * (mixer.head_dim + mixer.value_dim)) * 2.0 * 2
     operations: list[Operation] = [_norm("input norm", model), qkv]
-    operations += [Elementwise("norms of queries and keys", moved)] if mixer.qk_norm else []
+    operations += [Elementwise("norms of queries and keys", moved)] if mixer.normed else []
     operations += [
         Elementwise("rotary and cache", moved),
         Attention("attention", heads, kv_heads, mixer.head_dim, mixer.value_dim, mixer.window),
@@ -231,7 +229,11 @@ def _block(model: Model, layer: Layer, mapping: Mapping) -> tuple[list[Operation
         # With data-parallel attention dense blocks are whole on every rank.
         operations, weights = _dense(model, block.width / mapping.tp, "block", model.weights, gated=block.gated)
         bias = (2 * block.width / mapping.tp + model.hidden) * 2 if block.bias else 0
-        return [_norm("block norm", model), *operations, *_reduce("block all-reduce", model, mapping.tp)], weights + bias
+        return [
+            _norm("block norm", model),
+            *operations,
+            *_reduce("block all-reduce", model, mapping.tp),
+        ], weights + bias
     router, a = _gemm("router", block.experts, model.hidden, "bf16")
     local = block.experts / mapping.ep
     experts = local * 3 * model.hidden * (block.width / mapping.moe_tp) * BYTES[model.expert_weights]

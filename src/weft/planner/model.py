@@ -28,8 +28,10 @@ class SelfAttention:
     window: int = 0
     bias: bool = False
     output_bias: bool = False
+    normed: bool = False
+    """Whether queries and keys are normed."""
     qk_norm: int = 0
-    """Elements of the norms of queries and keys: a head's each, or all heads'."""
+    """Weights of those norms: a head's each, or all heads'; none where they have no weights."""
     gate: bool = False
     sinks: bool = False
     query_rank: int = 0
@@ -96,7 +98,6 @@ class Model:
     expert_weights: str = "bf16"
     draft_layers: int = 0
     max_length: int = 0
-    checked: bool = True
 
     @property
     def depth(self) -> int:
@@ -136,12 +137,10 @@ def find_model(name: str) -> Model:
         if key in known:
             entry = known[key]
             return model_of(name, known[entry] if isinstance(entry, str) else entry, "models.json")
-    if path.suffix == ".json" or path.exists() or "/" in name and not name.count("/") == 1:
+    if path.suffix == ".json" or path.exists() or ("/" in name and not name.count("/") == 1):
         raise ModelError(f"there is no configuration {name}", hint="give a folder with config.json, or the file")
-    raise ModelError(
-        f"there is no model {name!r}",
-        hint=f"give a folder with config.json, or one of {', '.join(sorted(k for k, v in known.items() if not isinstance(v, str)))}",
-    )
+    names = ", ".join(sorted(key for key, entry in known.items() if not isinstance(entry, str)))
+    raise ModelError(f"there is no model {name!r}", hint=f"give a folder with config.json, or one of {names}")
 
 
 class _Fields:
@@ -209,10 +208,10 @@ def model_of(name: str, given: Any, location: str) -> Model:
 
 def _formats(given: Mapping[str, Any]) -> tuple[str, str]:
     """The formats of weights in matmuls and in experts, from `quantization_config`."""
-    found = given.get("quantization_config")
+    found: Any = given.get("quantization_config")
     if not isinstance(found, dict):
         return "bf16", "bf16"
-    config: dict[str, Any] = found
+    config: dict[str, Any] = dict(found)  # pyright: ignore[reportUnknownArgumentType]
     method = str(config.get("quant_method", "")).lower()
     if method == "mxfp4":
         return "bf16", "mxfp4"
@@ -224,7 +223,8 @@ def _formats(given: Mapping[str, Any]) -> tuple[str, str]:
     if method in ("compressed-tensors", "gptq", "awq"):
         text = json.dumps(config)
         bits = 4 if '"num_bits": 4' in text or config.get("bits") == 4 else 8
-        routed_only = any("self_attn" in str(each) or "shared" in str(each) for each in config.get("ignore") or [])
+        ignored = json.dumps(config.get("ignore") or [])
+        routed_only = "self_attn" in ignored or "shared" in ignored
         return ("bf16" if routed_only else "int4", "int4") if bits == 4 else ("fp8", "fp8")
     return "bf16", "bf16"
 
@@ -272,7 +272,9 @@ def _mixer(fields: _Fields, hidden: int, index: int, depth: int) -> SelfAttentio
         window=window,
         bias=bias,
         output_bias=bias and family != "qwen2" and family != "glm4_moe",
-        qk_norm=((heads + kv_heads) * head_dim if per_layer else 2 * head_dim) if normed or family == "minimax_m2" else 0,
+        normed=normed or per_layer,
+        qk_norm=0 if family.startswith("llama4") or not (normed or per_layer)
+        else (heads + kv_heads) * head_dim if per_layer else 2 * head_dim,
         gate=fields.flag("attn_output_gate", family.startswith(("qwen3_next", "qwen3_5"))),
         sinks=family == "gpt_oss",
     )  # fmt: skip

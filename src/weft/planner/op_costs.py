@@ -19,17 +19,26 @@ from weft.planner.program import BYTES, Elementwise, Gemm, LinearAttention
 from weft.planner.tables import Array, Columns, KernelTables
 
 ROWS: Array = np.array(
-    [1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 80, 96, 128, 160, 192, 256, 320, 384, 448, 512, 640, 768, 1024, 1536, 2048]
-    + [3072, 4096, 6144, 8192, 12288, 16384, 32768, 65536],
+    [
+        *(1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 80, 96, 128, 160, 192, 256, 320, 384, 448, 512, 640, 768),
+        *(1024, 1536, 2048, 3072, 4096, 6144, 8192, 12288, 16384, 32768, 65536),
+    ],
     dtype=np.float64,
 )
 """The rows at which curves are kept; between them times are linear."""
 BANDS = {"measured": 0.03, "interpolated": 0.05, "transferred": 0.20, "roofline": 0.60, "specification": 0.50}
 """The part by which a time of each step may be off; the first two are what leaving a site out shows."""
-DTYPES = {"bf16": "bfloat16", "fp8": "fp8", "fp8_block": "fp8_block", "nvfp4": "fp8", "int4": "int4_wo", "mxfp4": "w4a16_mxfp4"}
+DTYPES = {
+    "bf16": "bfloat16",
+    "fp8": "fp8",
+    "fp8_block": "fp8_block",
+    "nvfp4": "fp8",
+    "int4": "int4_wo",
+    "mxfp4": "w4a16_mxfp4",
+}
 """What tables call a format."""
 STREAMED = 0.83
-"""The share of the bandwidth that Weft's own norm kernels reach on an H200 (`weft bench gpu`, add_rms_norm: 3.99 TB/s)."""
+"""The share of an H200's bandwidth that Weft's own norm kernel reaches (`weft bench gpu`, add_rms_norm: 3.99 TB/s)."""
 FLOOR = 2.4e-6
 """The shortest kernel in any table of GEMMs: what starting and ending one takes."""
 
@@ -42,7 +51,7 @@ class Curve:
     source: str
 
     def at(self, rows: Any) -> Any:
-        return np.interp(rows, ROWS, self.seconds)
+        return np.interp(np.asarray(rows, dtype=float), ROWS, self.seconds)
 
 
 @dataclass
@@ -91,7 +100,7 @@ class OpCosts:
         rows, sites = grid
         curve, exact = sites.at(n, k, gemm_roofline(self.reference, rows, n, k, dtype))
         seconds = np.interp(ROWS, rows, curve)
-        beyond = ROWS > rows[-1]
+        beyond = rows[-1] < ROWS
         seconds[beyond] = seconds[~beyond][-1] * (there / there[~beyond][-1])[beyond]
         source = "measured" if exact else "interpolated"
         if dtype == "fp8" and self.static_scales:

@@ -157,9 +157,8 @@ def _gives_way(point: Point, every: list[Point], targets: Targets) -> list[str]:
         value = point.figure(name)
         if value > wanted:
             least = min(each.figure(name) for each in every)
-            words.append(
-                f"{name}: {value * 1e3:.1f} ms where {wanted * 1e3:.1f} ms was asked for; the least of any mapping is {least * 1e3:.1f} ms"
-            )
+            asked = f"{value * 1e3:.1f} ms where {wanted * 1e3:.1f} ms was asked for"
+            words.append(f"{name}: {asked}; the least of any mapping is {least * 1e3:.1f} ms")
     return words
 
 
@@ -175,17 +174,27 @@ def _sensitivity(chosen: Point, costs: OpCosts, traffic: Traffic, settings: Sett
     found: dict[str, float] = {}
     base = _again(candidate, OpCosts(replace(gpu), costs.tables, costs.reference), traffic, settings, chosen.index)
     for name, changed in changes.items():
-        found[name] = _again(candidate, OpCosts(changed, costs.tables, costs.reference), traffic, settings, chosen.index) / base - 1
-    for name, other in (("input length", replace(traffic, isl=traffic.isl * 1.1)), ("output length", replace(traffic, osl=traffic.osl * 1.1))):
+        found[name] = (
+            _again(candidate, OpCosts(changed, costs.tables, costs.reference), traffic, settings, chosen.index) / base
+            - 1
+        )
+    for name, other in (
+        ("input length", replace(traffic, isl=traffic.isl * 1.1)),
+        ("output length", replace(traffic, osl=traffic.osl * 1.1)),
+    ):
         fits = max(1, int(candidate.fits * (traffic.isl + traffic.osl) / (other.isl + other.osl)))
-        service = serve(candidate.costs, other.isl, other.osl, CONCURRENCIES, fits, prefix=traffic.prefix, draft=settings.draft)
+        service = serve(
+            candidate.costs, other.isl, other.osl, CONCURRENCIES, fits, prefix=traffic.prefix, draft=settings.draft
+        )
         found[name] = float(service.rate[chosen.index] / candidate.service.rate[chosen.index]) - 1
     return found
 
 
 def _again(candidate: Candidate, costs: OpCosts, traffic: Traffic, settings: Settings, index: int) -> float:
     priced = step_costs(candidate.program, costs, settings.kv)
-    service = serve(priced, traffic.isl, traffic.osl, CONCURRENCIES, candidate.fits, prefix=traffic.prefix, draft=settings.draft)
+    service = serve(
+        priced, traffic.isl, traffic.osl, CONCURRENCIES, candidate.fits, prefix=traffic.prefix, draft=settings.draft
+    )
     return float(service.rate[index])
 
 

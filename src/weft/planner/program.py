@@ -1,4 +1,4 @@
-"""The per-rank program that is priced: operations of one device, with explicit collectives, as the partitioner makes them.
+"""The per-rank program that is priced: operations of one device, with explicit collectives, as a partitioner makes it.
 
 Every operation says how often it runs in one forward pass (`count`) and how many rows it has for each token of a step.
 Whoever makes such a list (the configuration reader here, a partitioned graph elsewhere) gets counts and times from it.
@@ -15,7 +15,15 @@ Rows = Literal["tokens", "sequences"]
 Phase = Literal["both", "prefill", "decode"]
 """Which tokens an operation is for: latent attention expands its cache for prompts, and absorbs it when decoding."""
 
-BYTES = {"bf16": 2.0, "fp8": 1.0, "fp8_block": 1.0, "int4": 0.5 + 2 / 32, "mxfp4": 0.5 + 1 / 32, "nvfp4": 0.5 + 1 / 16, "f32": 4.0}
+BYTES = {
+    "bf16": 2.0,
+    "fp8": 1.0,
+    "fp8_block": 1.0,
+    "int4": 0.5 + 2 / 32,
+    "mxfp4": 0.5 + 1 / 32,
+    "nvfp4": 0.5 + 1 / 16,
+    "f32": 4.0,
+}
 """Bytes of a weight with its share of the scales: int4 has a bf16 scale for 32, mxfp4 one byte for 32, nvfp4 for 16."""
 
 

@@ -42,7 +42,12 @@ def figures(plan: Plan) -> dict[str, Any]:
         "hardware_source": plan.gpu.source,
         "engine": plan.settings.engine,
         "definition": "TPOT = (E2E - TTFT) / (output tokens - 1)",
-        "traffic": {"isl": plan.traffic.isl, "osl": plan.traffic.osl, "rate": plan.traffic.rate, "prefix": plan.traffic.prefix},
+        "traffic": {
+            "isl": plan.traffic.isl,
+            "osl": plan.traffic.osl,
+            "rate": plan.traffic.rate,
+            "prefix": plan.traffic.prefix,
+        },
         "targets_ms": {
             name: value * 1e3 if math.isfinite(value) else None
             for name, value in (("ttft", plan.targets.ttft), ("tpot", plan.targets.tpot))

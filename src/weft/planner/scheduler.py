@@ -12,7 +12,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
-
 BLOCK = 16
 """Tokens of a block of the cache: what each running sequence has to have room for before another is admitted."""
 

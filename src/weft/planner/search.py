@@ -97,7 +97,7 @@ def open_costs(gpu: Gpu, tables: Path | None, engine: str) -> OpCosts:
 
 
 def mappings(model: Model, gpu: Gpu, most: int) -> Iterator[Mapping]:
-    """Every way to divide a replica: tensor, pipeline, and with experts expert parallelism and data-parallel attention."""
+    """Every way to divide a replica: tensor, pipeline, and of experts expert and data-parallel attention."""
     powers = [2**each for each in range(11) if 2**each <= most]
     for tp in powers:
         if tp > gpu.nvlink_domain:
@@ -115,7 +115,9 @@ def mappings(model: Model, gpu: Gpu, most: int) -> Iterator[Mapping]:
             yield Mapping(1, 1, dp, 1, dp)
 
 
-def candidates(model: Model, gpu: Gpu, costs: OpCosts, traffic: Traffic, settings: Settings) -> tuple[list[Candidate], list[tuple[Mapping, Memory]]]:
+def candidates(
+    model: Model, gpu: Gpu, costs: OpCosts, traffic: Traffic, settings: Settings
+) -> tuple[list[Candidate], list[tuple[Mapping, Memory]]]:
     """What fits, priced; and what does not, with its memory."""
     kv_bytes = 1.0 if settings.kv == "fp8" else 2.0
     fitting: list[Candidate] = []
@@ -132,7 +134,9 @@ def candidates(model: Model, gpu: Gpu, costs: OpCosts, traffic: Traffic, setting
             failing.append((mapping, room))
             continue
         priced = step_costs(program, costs, settings.kv)
-        service = serve(priced, traffic.isl, traffic.osl, CONCURRENCIES, count, prefix=traffic.prefix, draft=settings.draft)
+        service = serve(
+            priced, traffic.isl, traffic.osl, CONCURRENCIES, count, prefix=traffic.prefix, draft=settings.draft
+        )
         fitting.append(Candidate(mapping, program, room, priced, count, service))
     return fitting, failing
 
@@ -142,16 +146,22 @@ def refuse(model: Model, gpu: Gpu, failing: Sequence[tuple[Mapping, Memory]], se
     mapping, room = max(failing, key=lambda each: each[1].cache)
     lacking = -room.cache / 1e9
     total = room.weights * mapping.gpus
-    larger = [each.name for each in catalogue().values() if each.memory * settings.fraction * mapping.gpus > total * 1.1]
+    larger = [
+        each.name for each in catalogue().values() if each.memory * settings.fraction * mapping.gpus > total * 1.1
+    ]
     advice = [f"more GPUs for a replica (now at most {settings.max_gpus})"]
     advice += [f"a GPU with more memory ({', '.join(larger)})"] if larger else []
     advice += ["weights of fewer bits (--precision fp8)"] if model.weights == "bf16" else []
     what = f"lacks {lacking:.1f} GB on each GPU" if lacking > 0 else "leaves no room for the cache of one request"
-    return CapacityError(f"{model.name} does not fit on {gpu.device}: the roomiest mapping, {mapping}, {what}", hint="; or ".join(advice))
+    return CapacityError(
+        f"{model.name} does not fit on {gpu.device}: the roomiest mapping, {mapping}, {what}", hint="; or ".join(advice)
+    )
 
 
 def points(found: Sequence[Candidate]) -> list[Point]:
-    return [Point(each, index) for each in found for index in range(len(CONCURRENCIES)) if CONCURRENCIES[index] <= each.fits]
+    return [
+        Point(each, index) for each in found for index in range(len(CONCURRENCIES)) if CONCURRENCIES[index] <= each.fits
+    ]
 
 
 def front(found: Sequence[Point]) -> list[Point]:
@@ -169,6 +179,7 @@ def meets(point: Point, targets: Targets) -> bool:
 
 def nearest(found: Sequence[Point], targets: Targets) -> Point:
     """Where no point meets both targets: the one that is least above them."""
+
     def above(point: Point) -> float:
         over = (point.figure("tpot") / targets.tpot, point.figure("ttft") / targets.ttft)
         return sum(max(each - 1.0, 0.0) for each in over if math.isfinite(each))
@@ -190,7 +201,9 @@ def simulate_point(
     return simulate(timer, limits, requests, arrivals)
 
 
-def sustained(point: Point, traffic: Traffic, settings: Settings, targets: Targets, count: int = 400) -> tuple[float, Outcome]:
+def sustained(
+    point: Point, traffic: Traffic, settings: Settings, targets: Targets, count: int = 400
+) -> tuple[float, Outcome]:
     """The highest rate at which a simulated replica keeps its targets at p90, and what users see there."""
     high = point.figure("rate") / traffic.osl
     low = 0.0
@@ -228,7 +241,9 @@ class Disaggregated:
     """Seconds that a prompt's cache takes over the network: by specification, unmeasured."""
 
 
-def disaggregate(found: Sequence[Candidate], gpu: Gpu, traffic: Traffic, settings: Settings, targets: Targets) -> Disaggregated | None:
+def disaggregate(
+    found: Sequence[Candidate], gpu: Gpu, traffic: Traffic, settings: Settings, targets: Targets
+) -> Disaggregated | None:
     """The best pair of worker kinds, by integer matching of their rates."""
     best: Disaggregated | None = None
     by_prompt = sorted(found, key=lambda each: each.service.prompt * each.mapping.gpus)[:6]
@@ -247,7 +262,7 @@ def disaggregate(found: Sequence[Candidate], gpu: Gpu, traffic: Traffic, setting
         for second in found:
             context = traffic.isl + traffic.osl / 2
             step = np.asarray(second.costs.decode_step(CONCURRENCIES, context)) / settings.draft.per_step
-            usable = np.flatnonzero((step <= targets.tpot) & (CONCURRENCIES <= second.fits))
+            usable = np.flatnonzero((step <= targets.tpot) & (second.fits >= CONCURRENCIES))
             if not usable.size:
                 continue
             index = int(usable[-1])

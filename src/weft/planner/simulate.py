@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -201,9 +201,6 @@ def _outcome(ended: list[tuple[Request, float]], clock: _Clock, state: State) ->
         largest=clock.largest,
         mean_decoding=clock.decoded / max(clock.iterations, 1),
     )
-
-
-Lengths = Callable[[int], tuple[Array, Array]]
 
 
 def lengths(isl: float, osl: float, low: float, high: float, count: int, seed: int = 0) -> list[Request]:

@@ -61,10 +61,11 @@ class StepCosts:
 
     def attend(self, new: Any, prefix: Any) -> Any:
         """Attention of new tokens after a prefix: that of both less the prefix's own."""
-        whole = np.interp(new + prefix, LENGTHS, self.prefill_attention)
-        before = np.interp(prefix, LENGTHS, self.prefill_attention)
+        after = np.asarray(prefix, dtype=float)
+        whole = np.interp(np.asarray(after + new, dtype=float), LENGTHS, self.prefill_attention)
+        before = np.interp(after, LENGTHS, self.prefill_attention)
         least = self.prefill_attention[0]
-        return np.where(np.asarray(prefix) > 0, np.maximum(whole - before + least, least), whole)
+        return np.where(after > 0, np.maximum(whole - before + least, least), whole)
 
     def band(self, batch: float, context: float) -> float:
         """The part by which a decoding step may be off, by what its times are from."""
@@ -86,10 +87,14 @@ class StepCosts:
         return float(np.interp(rows if part.axis == "experts" else local, ROWS, part.seconds))
 
 
+def _index(positions: Array, wanted: Any) -> Array:
+    return np.asarray(np.searchsorted(positions, np.asarray(wanted, dtype=float), side="right"))
+
+
 def surface(seconds: Array, batch: Any, length: Any) -> Any:
     """Between the sites of a surface over `BATCHES` × `LENGTHS`, linear in both."""
-    i = np.clip(np.searchsorted(BATCHES, batch, side="right") - 1, 0, len(BATCHES) - 2)
-    j = np.clip(np.searchsorted(LENGTHS, length, side="right") - 1, 0, len(LENGTHS) - 2)
+    i: Any = np.clip(_index(BATCHES, batch) - 1, 0, len(BATCHES) - 2)
+    j: Any = np.clip(_index(LENGTHS, length) - 1, 0, len(LENGTHS) - 2)
     p = np.maximum((batch - BATCHES[i]) / (BATCHES[i + 1] - BATCHES[i]), 0.0)
     q = np.maximum((length - LENGTHS[j]) / (LENGTHS[j + 1] - LENGTHS[j]), 0.0)
     low = seconds[i, j] * (1 - q) + seconds[i, j + 1] * q
@@ -163,7 +168,9 @@ def _index_scores(op: Attention, costs: OpCosts) -> list[Part]:
     """Scores of a sparse attention's index: one key a token, in fp8."""
     gpu = costs.gpu
     batch, length = BATCHES[:, None], LENGTHS[None, :]
-    decode = np.maximum(batch * length * op.head_dim / gpu.bandwidth, 2.0 * batch * length * op.heads * op.head_dim / gpu.flops("fp8"))
+    decode = np.maximum(
+        batch * length * op.head_dim / gpu.bandwidth, 2.0 * batch * length * op.heads * op.head_dim / gpu.flops("fp8")
+    )
     prompts = LENGTHS**2 * op.heads * op.head_dim / gpu.flops("fp8")
     return [
         Part(op.name, "attention", "decode attention", np.maximum(decode, FLOOR) * op.count, "roofline"),

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from weft.errors import missing
 from weft.planner.errors import TableError
 
-Array = npt.NDArray[np.float64]
+Array = npt.NDArray[Any]
 Columns = Mapping[str, npt.NDArray[Any]]
 
 REQUIRED: Mapping[str, tuple[str, ...]] = {
@@ -91,7 +91,7 @@ class KernelTables:
 def _joined(parts: list[Columns]) -> Columns:
     if len(parts) == 1:
         return parts[0]
-    shared = set.intersection(*(set(part) for part in parts))
+    shared = [name for name in parts[0] if all(name in part for part in parts)]
     return {name: np.concatenate([part[name] for part in parts]) for name in shared}
 
 

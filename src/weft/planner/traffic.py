@@ -69,7 +69,10 @@ def traffic_of(text: str) -> Traffic:
         least = {"isl": 1.0, "osl": 1.0, "burst": 1.0}.get(name, 0.0)
         most = {"prefix": 1.0, "spread": 0.99}.get(name, math.inf)
         if not least <= number <= most:
-            raise TrafficError(f"field {name!r} of the traffic is {value}, which is out of its range", hint=f"from {least:g} to {most:g}")
+            raise TrafficError(
+                f"field {name!r} of the traffic is {value}, which is out of its range",
+                hint=f"from {least:g} to {most:g}",
+            )
         found = replace(found, **{name: number})
     return found
 
@@ -89,18 +92,22 @@ def _trace(path: Path) -> Traffic:
         text = path.read_text(encoding="utf-8")
         rows: Any = json.loads(text) if path.suffix == ".json" else list(csv.DictReader(text.splitlines()))
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise TrafficError(f"the trace cannot be read: {error}", location=str(path), hint="or give isl=1024,osl=512,rate=20") from error
+        raise TrafficError(
+            f"the trace cannot be read: {error}", location=str(path), hint="or give isl=1024,osl=512,rate=20"
+        ) from error
     if not isinstance(rows, list) or not rows:
         raise TrafficError("a trace is a list of requests", location=str(path))
     found: list[tuple[float, int, int]] = []
-    listed: list[Any] = rows
+    listed: list[Any] = list(rows)  # pyright: ignore[reportUnknownArgumentType]
     for index, row in enumerate(listed):
         for name in ("seconds", "isl", "osl"):
             if not isinstance(row, dict) or name not in row:
                 raise TrafficError(f"request {index} of the trace has no field {name!r}", location=str(path))
         when, isl, osl = (_number(name, row[name]) for name in ("seconds", "isl", "osl"))
         if when < 0 or isl < 1 or osl < 1:
-            raise TrafficError(f"request {index} of the trace: 'seconds' is below 0, or 'isl' or 'osl' below 1", location=str(path))
+            raise TrafficError(
+                f"request {index} of the trace: 'seconds' is below 0, or 'isl' or 'osl' below 1", location=str(path)
+            )
         found.append((when, int(isl), int(osl)))
     found.sort()
     span = found[-1][0] - found[0][0]

@@ -130,8 +130,9 @@ def _values(sizes: Sequence[Any], symbols: Mapping[str, int]) -> list[int]:
 
 
 def _flat(tensor: torch.Tensor) -> np.ndarray:
-    """All bytes of a tensor's memory."""
-    return torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage()).numpy()
+    """All bytes of a tensor's memory, from its first element on."""
+    start = tensor.storage_offset() * tensor.element_size()
+    return torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage()).numpy()[start:]
 
 
 def _typed(buffers: Sequence[np.ndarray], plan: Any, step: KernelStep) -> list[np.ndarray]:

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from weft.artifact.manifest import Manifest
+from weft.artifact.opened import Artifact, open_artifact
 from weft.artifact.processors import runs_here
-from weft.artifact.read import Artifact, load, open_artifact
+from weft.artifact.read import load
 from weft.artifact.signature import Signature
 from weft.tools.terminal import Terminal, UsageError, scaled
 
@@ -33,6 +34,7 @@ class CompileOptions:
     sign: Path | None = None
     quantize: str = ""
     emit: str = "artifact"
+    sizes: tuple[str, ...] = ()
 
 
 def compile_model(terminal: Terminal, model: Path, asked: CompileOptions) -> None:
@@ -43,7 +45,7 @@ def compile_model(terminal: Terminal, model: Path, asked: CompileOptions) -> Non
     if asked.emit not in ("artifact", "object"):
         raise UsageError(f"nothing is called {asked.emit!r} that could be written", hint="`artifact` or `object`")
     start = time.perf_counter()
-    source = read_source(model, asked.weights, asked.function)
+    source = read_source(model, asked.weights, asked.function, _sizes(asked.sizes))
     request = Request(asked.targets, asked.license, asked.sign, asked.quantize)
     if asked.emit == "object":
         from weft.artifact.emit_object import emit_object
@@ -56,6 +58,16 @@ def compile_model(terminal: Terminal, model: Path, asked: CompileOptions) -> Non
     terminal.text(f"{asked.output}: {scaled(size, 'B')}, {time.perf_counter() - start:.1f} s")
     terminal.text(str(Signature(manifest)))
     terminal.finish({"ok": True, "file": str(asked.output), "bytes": size, "targets": list(asked.targets)})
+
+
+def _sizes(texts: Sequence[str]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for text in texts:
+        name, _, number = text.rpartition("=")
+        if not name or not number.isdecimal():
+            raise UsageError(f"{text} states no size", hint="--size batch=1")
+        found[name] = int(number)
+    return found
 
 
 @dataclass(frozen=True)

@@ -132,7 +132,7 @@ def explain(
     context: typer.Context,
     file: Annotated[str, typer.Argument(help="A Python script, run with the arguments after it, or a graph program.")],
     ir: Annotated[
-        bool, typer.Option("--ir", help="Print the programs at each level: graph, grouped, tile, llvm; ptx, sass.")
+        bool, typer.Option("--ir", help="Print the programs at each level: graph, grouped, tile, llvm; nvidia, ptx.")
     ] = False,
     save: Annotated[Path | None, typer.Option(help="Write the programs at each level to this folder.")] = None,
     lines: Annotated[

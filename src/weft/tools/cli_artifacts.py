@@ -22,6 +22,9 @@ def compile_command(
     ] = None,
     weights: Annotated[Path | None, typer.Option(help="The constants of graph text: .npz or .safetensors.")] = None,
     function: Annotated[str | None, typer.Option(help="Which function of graph text with several.")] = None,
+    size: Annotated[
+        list[str] | None, typer.Option(help="A size that an ONNX model leaves open: `batch=1`; may be repeated.")
+    ] = None,
     license: Annotated[str, typer.Option(help="The model's licence, which the file then states.")] = "",
     sign: Annotated[Path | None, typer.Option(help="A secret key to sign with: 64 hexadecimal digits.")] = None,
     quantize: Annotated[str, typer.Option(help="Hold weights in 8 bits: int8_weights, int8_dynamic.")] = "",
@@ -33,10 +36,9 @@ def compile_command(
     with terminal.reporting_errors():
         from weft.tools.artifacts import CompileOptions, compile_model
 
-        targets = tuple(target or ["host"])
-        compile_model(
-            terminal, model, CompileOptions(output, targets, weights, function, license, sign, quantize, emit)
-        )
+        targets, sizes = tuple(target or ["host"]), tuple(size or ())
+        asked = CompileOptions(output, targets, weights, function, license, sign, quantize, emit, sizes)
+        compile_model(terminal, model, asked)
 
 
 def run_command(

@@ -12,16 +12,24 @@ from weft.tools.terminal import Terminal, UsageError
 
 
 def plan(
-    model: Annotated[str | None, typer.Argument(help="A folder with config.json, the file, or a known model's name.")] = None,
-    gpu: Annotated[str, typer.Option(help="a100, h100, h200, b200, gb200, or a JSON file that describes one.")] = "h200",
+    model: Annotated[
+        str | None, typer.Argument(help="A folder with config.json, the file, or a known model's name.")
+    ] = None,
+    gpu: Annotated[
+        str, typer.Option(help="a100, h100, h200, b200, gb200, or a JSON file that describes one.")
+    ] = "h200",
     traffic: Annotated[
         str, typer.Option(help="`isl=1024,osl=512,rate=20`; also prefix, spread, burst; or a trace, CSV or JSON.")
     ] = "isl=1024,osl=512",
     slo: Annotated[str, typer.Option(help="Targets at p90: `ttft=500ms,tpot=30ms`.")] = "",
     engine: Annotated[str, typer.Option(help="Whose kernels and scheduling: weft, vllm, sglang or trtllm.")] = "weft",
-    precision: Annotated[str | None, typer.Option(help="bf16, fp8, fp8_block, int4, mxfp4, nvfp4; else the checkpoint's.")] = None,
+    precision: Annotated[
+        str | None, typer.Option(help="bf16, fp8, fp8_block, int4, mxfp4, nvfp4; else the checkpoint's.")
+    ] = None,
     kv: Annotated[str, typer.Option(help="What the cache is held in: bf16 or fp8.")] = "bf16",
-    tables: Annotated[Path | None, typer.Option(help="A folder of kernel tables; Weft's own of an H200 if none.")] = None,
+    tables: Annotated[
+        Path | None, typer.Option(help="A folder of kernel tables; Weft's own of an H200 if none.")
+    ] = None,
     max_gpus: Annotated[int, typer.Option(help="GPUs of one replica, at most.", min=1)] = 64,
     spare: Annotated[int, typer.Option(help="Replicas beyond what the load needs.", min=0)] = 1,
     chunk: Annotated[int, typer.Option(help="Tokens of a step, at most.", min=16)] = 8192,
@@ -46,4 +54,9 @@ def plan(
         from weft.tools.plan import PlanRequest
         from weft.tools.plan import plan as run
 
-        run(terminal, PlanRequest(model, gpu, traffic, slo, engine, precision, kv, tables, max_gpus, spare, chunk, draft, price, html))
+        run(
+            terminal,
+            PlanRequest(
+                model, gpu, traffic, slo, engine, precision, kv, tables, max_gpus, spare, chunk, draft, price, html
+            ),
+        )

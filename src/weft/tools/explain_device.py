@@ -20,7 +20,7 @@ from weft.backends.nvidia.driver.assembler import Assembly, assemble, disassembl
 from weft.backends.nvidia.ir.kernel_passes import PassNote
 from weft.backends.nvidia.target import NvidiaTarget, target_named
 from weft.errors import WeftError
-from weft.lower.steps import KernelStep
+from weft.lower.steps import KernelStep, all_steps
 from weft.runtime.profile import StepEvent, work_of
 from weft.runtime.record import CompilationRecord, Resources
 from weft.tile.operations import Operations, count_operations
@@ -72,7 +72,7 @@ def device_kernels(record: CompilationRecord, events: Iterable[StepEvent] = ()) 
     sizes = record.sizes if set(plan.symbols) <= record.sizes.keys() else None
     times = _times(events, record)
     uses = {kernel.name: kernel.uses for kernel in record.kernels}
-    steps = {step.function: step for step in plan.steps if isinstance(step, KernelStep)}
+    steps = {step.function: step for step in all_steps(plan.steps) if isinstance(step, KernelStep)}
     rows: list[DeviceKernel] = []
     for name, step in steps.items():
         moved, work = (None, None) if sizes is None else (work_of(step, plan, sizes)["bytes"], _work(record, name))

@@ -49,7 +49,9 @@ def plan(terminal: Terminal, asked: PlanRequest) -> None:
     model = find_model(asked.model)
     if asked.precision is not None:
         if asked.precision not in BYTES or asked.precision == "f32":
-            raise UsageError(f"there is no precision {asked.precision}", hint="bf16, fp8, fp8_block, int4, mxfp4 or nvfp4")
+            raise UsageError(
+                f"there is no precision {asked.precision}", hint="bf16, fp8, fp8_block, int4, mxfp4 or nvfp4"
+            )
         model = model.with_precision(asked.precision)
     if asked.engine not in ENGINES:
         raise UsageError(f"there is no engine {asked.engine}", hint=f"there are {', '.join(ENGINES)}")
@@ -84,7 +86,11 @@ def _draft(text: str) -> Draft:
             found[name] = float(value)
         except ValueError:
             raise UsageError(f"{value!r} is not a number", hint="--draft tokens=3,accepted=0.7") from None
-    if set(found) - {"tokens", "accepted", "cost"} or not 0 <= found.get("accepted", 0) <= 1 or found.get("tokens", 0) < 0:
+    if (
+        set(found) - {"tokens", "accepted", "cost"}
+        or not 0 <= found.get("accepted", 0) <= 1
+        or found.get("tokens", 0) < 0
+    ):
         raise UsageError(f"{text} does not describe drafts", hint="--draft tokens=3,accepted=0.7,cost=0.05")
     return Draft(int(found.get("tokens", 0)), found.get("accepted", 0.0), found.get("cost", 0.0))
 
@@ -95,17 +101,29 @@ def show(terminal: Terminal, found: Plan) -> None:
     chosen = told["chosen"]
     for words in found.gives_way:
         terminal.show(Text(f"no mapping meets the targets; {words}", style="bold yellow"))
+    replicas = f"{found.replicas} + {counted(found.spare, 'spare replica')}"
+    place = f"{counted(found.gpus, 'GPU')} in {counted(found.nodes, 'node')}, {counted(found.racks, 'rack')}"
     terminal.show(
-        f"{found.model.name} on {found.gpu.device}: {chosen['mapping']}, {found.replicas} + {counted(found.spare, 'spare replica')}, "
-        f"{counted(found.gpus, 'GPU')} in {counted(found.nodes, 'node')}, {counted(found.racks, 'rack')}, {told['power_kw']:.1f} kW, "
-        f"${found.cost_per_million:.3f} per million output tokens"
+        f"{found.model.name} on {found.gpu.device}: {chosen['mapping']}, {replicas}, {place}, "
+        f"{told['power_kw']:.1f} kW, ${found.cost_per_million:.3f} per million output tokens"
     )
     seen = told["simulated"]
-    table = Table("simulated, ms", "p50", "p90", "p99", title=f"{seen['requests_s_per_replica']:.2f} requests/s a replica")
+    table = Table(
+        "simulated, ms", "p50", "p90", "p99", title=f"{seen['requests_s_per_replica']:.2f} requests/s a replica"
+    )
     for name, key in (("TTFT", "ttft_ms"), ("TPOT = (E2E - TTFT)/(tokens - 1)", "tpot_ms"), ("E2E", "e2e_ms")):
         table.add_row(name, *(f"{seen[key][each]:.1f}" for each in ("p50", "p90", "p99")))
     terminal.show(table)
-    table = Table("mapping", "GPUs", "concurrency", "tokens/s/GPU", "tokens/s/user", "TTFT ms", "TPOT ms", title="chosen, alternatives (closed form)")
+    table = Table(
+        "mapping",
+        "GPUs",
+        "concurrency",
+        "tokens/s/GPU",
+        "tokens/s/user",
+        "TTFT ms",
+        "TPOT ms",
+        title="chosen, alternatives (closed form)",
+    )
     for each in [chosen, *told["alternatives"]]:
         table.add_row(
             each["mapping"], str(each["gpus"]), f"{each['concurrency']:.0f}", f"{each['tokens_s_gpu']:.0f}",
@@ -122,9 +140,11 @@ def show(terminal: Terminal, found: Plan) -> None:
     terminal.show(f"Tokens/s with 10 % more: {more}.")
     split = told["disaggregated"]
     if split is not None:
+        prompts = f"{split['prefill_workers']} × {split['prefill']} for prompts"
+        decoding = f"{split['decode_workers']} × {split['decode']} for decoding"
         terminal.show(
-            f"Disaggregated: {split['prefill_workers']} × {split['prefill']} for prompts, {split['decode_workers']} × {split['decode']} for decoding: "
-            f"{split['tokens_s_gpu']:.0f} tokens/s/GPU (the cache's transfer is by specification, unmeasured)."
+            f"Disaggregated: {prompts}, {decoding}: {split['tokens_s_gpu']:.0f} tokens/s/GPU "
+            "(closed form; the cache's transfer is by specification, unmeasured)."
         )
     for command in told["launch"].values():
         terminal.text(command)

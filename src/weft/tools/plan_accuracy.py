@@ -16,13 +16,18 @@ def evaluate(terminal: Terminal, folder: Path) -> None:
     if not KernelTables.systems(folder / "kernel_tables"):
         raise UsageError(f"{folder} holds no kernel tables", hint="there has to be kernel_tables/SYSTEM/system.json")
     figures: dict[str, object] = {"ok": True}
-    for make in (lambda: left_out_operations(folder / "kernel_tables"), lambda: services(folder), lambda: [throughput(folder)]):
+    for make in (
+        lambda: left_out_operations(folder / "kernel_tables"),
+        lambda: services(folder),
+        lambda: [throughput(folder)],
+    ):
         with terminal.working("comparing"):
             found = list(make())
         for errors in found:
             _show(terminal, errors)
             figures[errors.title] = [
-                dict(zip(("family", "rows", "median", "mean", "p90", "bias"), row, strict=True)) for row in errors.rows()
+                dict(zip(("family", "rows", "median", "mean", "p90", "bias"), row, strict=True))
+                for row in errors.rows()
             ]
     terminal.finish(figures)
 

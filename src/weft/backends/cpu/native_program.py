@@ -20,7 +20,7 @@ from weft.backends.llvm.builder import Function, Module, V, i64
 from weft.errors import UnsupportedError
 from weft.ir.expr import Size, evaluate, product
 from weft.lower.scalar_arguments import signed
-from weft.lower.steps import CallStep, DotStep, KernelStep, LaunchStep, Place, Plan, buffers_of
+from weft.lower.steps import CallStep, DotStep, IfStep, KernelStep, LaunchStep, LoopStep, Place, Plan, buffers_of
 from weft.tile.dialect import KernelOp
 
 CALL, ARENA, SHAPES = "weft_call", "weft_arena", "weft_shapes"
@@ -35,6 +35,11 @@ _TYPICAL = 128
 def native_module(plan: Plan, kernels: Mapping[str, KernelOp], target: CpuTarget) -> Module:
     """The kernels of a plan and the functions that run it; `thread_pool` belongs to it as text."""
     for step in plan.steps:
+        if isinstance(step, LoopStep | IfStep):
+            raise UnsupportedError(
+                f"a {step.label}, which a program on its own does not run yet",
+                hint="load the artifact by `weft.load`, whose launcher runs it",
+            )
         if isinstance(step, CallStep | DotStep):
             raise UnsupportedError(
                 f"{step.label} is left to a framework, which a program on its own has not",

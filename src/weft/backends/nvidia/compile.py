@@ -78,13 +78,18 @@ def emit_llvm(
     *,
     debug_lines: bool = False,
 ) -> tuple[str, Launch]:
-    """A kernel as the text of an LLVM module, and how it is launched.
+    """A kernel as the text of an LLVM module, and how it is launched."""
+    annotated, launch = annotate(kernel, target, passes, notes)
+    return llvm_of(annotated, launch, target, debug_lines=debug_lines), launch
+
+
+def llvm_of(annotated: tile.KernelOp, launch: Launch, target: NvidiaTarget, *, debug_lines: bool = False) -> str:
+    """An annotated kernel as the text of an LLVM module.
 
     With `debug_lines` the module says which line of the user's program each instruction comes from.
     """
     module = Module(TRIPLE, target.lacks)
     module.globals[SHARED_SYMBOL] = f"@{SHARED_SYMBOL} = external addrspace(3) global [0 x i8], align 1024"
-    annotated, launch = annotate(kernel, target, passes, notes)
     if debug_lines:
         module.debug = DebugLines("DebugDirectivesOnly")
         inherit_locations(annotated)
@@ -93,7 +98,7 @@ def emit_llvm(
     if missing:
         raise LoweringError(f"a GPU has no library for {', '.join(missing)}")
     module.declarations["#1"] = "attributes #1 = { convergent nounwind }"
-    return str(module), launch
+    return str(module)
 
 
 class KernelCompiler:
@@ -114,8 +119,12 @@ class KernelCompiler:
         loads: Loads | None = None,
         *,
         debug_lines: bool = False,
+        keeps_kernels: bool = False,
     ) -> None:
         self.target, self.passes, self._loads, self._debug_lines = target, passes, loads, debug_lines
+        self._keeps_kernels = keeps_kernels
+        self.annotated: dict[str, tile.KernelOp] = {}
+        """The kernels after all passes, in the `nvidia` dialect, where they are kept."""
         self.texts: dict[str, str] = {}
         """The LLVM IR of each kernel."""
         self.notes: dict[str, list[PassNote]] = {}
@@ -175,7 +184,10 @@ class KernelCompiler:
         return DeviceCode(self.target.arch, modules, launches)
 
     def _emitted(self, kernel: tile.KernelOp, notes: list[PassNote]) -> tuple[str, Launch]:
-        return emit_llvm(kernel, self.target, self.passes, notes, debug_lines=self._debug_lines)
+        annotated, launch = annotate(kernel, self.target, self.passes, notes)
+        if self._keeps_kernels:
+            self.annotated[annotated.sym_name.data] = annotated
+        return llvm_of(annotated, launch, self.target, debug_lines=self._debug_lines), launch
 
     def _make(self, name: str) -> None:
         made = self._made[name]

@@ -215,14 +215,18 @@ class StagedProgram:
         constants = {f"c{n}": each for n, each in enumerate(arguments) if isinstance(each, np.ndarray)}
         names = [f"c{n}" if isinstance(each, np.ndarray) else f"x{n}" for n, each in enumerate(arguments)]
         function.attributes["arg_names"] = ArrayAttr(StringAttr(name) for name in names)
-        text = print_program(function)
+        made = self._function(print_program(function), constants)
+        return made, tuple(each for each in arguments if isinstance(each, int))
+
+    def _function(self, text: str, constants: Mapping[str, np.ndarray]) -> Any:
+        """The compiled function of a stage's text, made once."""
         key = text, tuple((name, id(array)) for name, array in constants.items())
         if key not in self._functions:
             self._functions[key] = compile_function(
                 function, constants=constants, config=self.config, device=self.device, threads=self.threads
             )
             self._kept.extend(constants.values())
-        return self._functions[key], tuple(each for each in arguments if isinstance(each, int))
+        return self._functions[key]
 
 
 def _pruned(target: Target) -> list[int | np.ndarray]:

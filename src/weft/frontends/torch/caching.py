@@ -32,7 +32,7 @@ from weft.frontends.torch.locations import location_of
 from weft.frontends.torch.report import Fallback
 from weft.ir.expr import Expr, symbols_of
 from weft.ir.locations import line_of
-from weft.lower.steps import CallStep, Plan
+from weft.lower.steps import CallStep, Plan, all_steps
 from weft.runtime import stored_programs
 from weft.runtime.blas import blas_symbols
 from weft.runtime.cache import cache_key
@@ -143,7 +143,7 @@ def _check_calling(calling: Calling, plan: Plan) -> None:
         or any(rule.source.argument < 0 for rule in calling.symbols.rules)
     ):
         raise ParseError("a stored call does not fit its plan")
-    for step in plan.steps:
+    for step in all_steps(plan.steps):
         if isinstance(step, CallStep):
             operator_named(step.target)
             if not {"args", "kwargs", "results"} <= set(json.loads(step.arguments)):

@@ -1,8 +1,8 @@
-"""Ops that find two results of a row together: online softmax, and moments."""
+"""Ops that find two results of a row together: online softmax, and moments; and all ops that reduce an axis."""
 
 from __future__ import annotations
 
-from typing import Self
+from typing import Self, TypeAlias
 
 from xdsl.dialects.builtin import IntegerAttr
 from xdsl.irdl import IRDLOperation, attr_def, irdl_op_definition, operand_def, result_def
@@ -44,3 +44,6 @@ class MomentsOp(IRDLOperation):
     def make(cls, total: tile.ReduceOp) -> Self:
         types = [total.out.type, total.out.type]
         return cls.create(operands=[total.value], attributes={"axis": total.axis}, result_types=types)
+
+
+Reduction: TypeAlias = tile.ReduceOp | OnlineSoftmaxOp | MomentsOp

@@ -11,7 +11,7 @@ from xdsl.ir import Operation
 from weft.backends.nvidia.ir import cp_async, rings, row_streams, wgmma
 from weft.backends.nvidia.ir.dialect import BarrierOp, ConvertOp, layout_of
 from weft.backends.nvidia.ir.fma_dot import dot_bytes
-from weft.backends.nvidia.ir.fused_reductions import MomentsOp, OnlineSoftmaxOp
+from weft.backends.nvidia.ir.fused_reductions import MomentsOp, OnlineSoftmaxOp, Reduction
 from weft.backends.nvidia.ir.horizontal_select import HorizontalSelectOp
 from weft.backends.nvidia.ir.layouts import WARP, Layout
 from weft.backends.nvidia.ir.mma import MmaOp, PackOp, SqueezeOp
@@ -31,7 +31,6 @@ from weft.tile import collective_ops, control_flow, pointer_ops
 from weft.tile import dialect as tile
 from weft.tile.functions import COMBINERS
 
-Reduction: TypeAlias = tile.ReduceOp | OnlineSoftmaxOp | MomentsOp
 Bytes: TypeAlias = Callable[[Any], int]
 
 SHARED_BYTES: OpInterface[Bytes] = OpInterface("shared memory")
@@ -190,7 +189,7 @@ def register_bytes(dtype: DType) -> int:
 
 def crossing_bytes(op: Operation) -> int:
     """What the blocks of a cluster hold of a reduction at once: a result of each warp of each of them."""
-    assert isinstance(op, tile.ReduceOp | OnlineSoftmaxOp | MomentsOp)
+    assert isinstance(op, Reduction)
     layout = layout_of(op.value)
     return sum(sent_bytes(size) for size in part_bytes(op)) * layout.block_count * layout.warp_count
 

@@ -10,7 +10,7 @@ from xdsl.ir import Operation, SSAValue
 
 from weft.backends.nvidia.ir.alignment import WIDEST, ComputedAccess, access_of, computed_access, pointer_dtype
 from weft.backends.nvidia.ir.dialect import BLOCKS, WARPS, integer, layout_of
-from weft.backends.nvidia.ir.fused_reductions import MomentsOp, OnlineSoftmaxOp
+from weft.backends.nvidia.ir.fused_reductions import MomentsOp, OnlineSoftmaxOp, Reduction
 from weft.backends.nvidia.ir.layouts import WARP, Layout, blocked, next_power_of_two
 from weft.backends.nvidia.ir.mma import PACKED, RAW, MmaOp, PackOp
 from weft.backends.nvidia.ir.op_facts import depends_on_program
@@ -97,9 +97,7 @@ def anchors_of(kernel: tile.KernelOp, clusters: bool) -> Anchors:
     shapes = {tile.tile_type(r).sizes for op in ops for r in op.results if isinstance(r.type, tile.TileType)}
     shapes |= {shape for _, shape in accesses}
     whole = sorted((s for s in shapes if not any(s != t and _is_part(s, t) for t in shapes)), key=prod, reverse=True)
-    reduced = {
-        op.axis.value.data for op in kernel.walk() if isinstance(op, tile.ReduceOp | OnlineSoftmaxOp | MomentsOp)
-    }
+    reduced = {op.axis.value.data for op in kernel.walk() if isinstance(op, Reduction)}
     warps, blocks = _of_pairs(ops) or integer(kernel, WARPS), integer(kernel, BLOCKS, 1)
     if not warps:
         warps, blocks = _size_of_program(prod(whole[0]) if whole else 1, bool(reduced), _may_cluster(kernel, clusters))
@@ -200,7 +198,7 @@ def blocks_beside(kernel: tile.KernelOp) -> int:
     if MemoryGroups.of_kernel(kernel).written:
         return _written_beside(kernel)
     warps, rows = integer(kernel, WARPS), list[tile.LoadOp]()
-    reduces = any(isinstance(op, tile.ReduceOp | OnlineSoftmaxOp | MomentsOp) for op in kernel.block.ops)
+    reduces = any(isinstance(op, Reduction) for op in kernel.block.ops)
     for op in kernel.block.ops:
         if isinstance(op, tile.LoadOp) and layout_of(op.out).count > _CHUNK:
             if pointer_dtype(op).bytes != 2 or layout_of(op.out).count > _HELD_PER_THREAD:

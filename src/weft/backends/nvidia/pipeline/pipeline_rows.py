@@ -10,16 +10,16 @@ from typing import ClassVar
 from xdsl.ir import Block, Operation, SSAValue
 
 from weft.backends.nvidia.code import Launch
-from weft.backends.nvidia.ir.alignment import WIDEST, access_of, divisor_of, pointer_dtype
 from weft.backends.nvidia.ir.dialect import LAYOUTS, RESIDENT, ConvertOp, layout_of, set_integer, set_launch
-from weft.backends.nvidia.ir.fused_reductions import MomentsOp, OnlineSoftmaxOp
+from weft.backends.nvidia.ir.fused_reductions import MomentsOp, OnlineSoftmaxOp, Reduction
 from weft.backends.nvidia.ir.kernel_passes import KernelPass, Match, Refused, adopt, has_tma
-from weft.backends.nvidia.ir.layouts import WARP, Layout
+from weft.backends.nvidia.ir.layouts import WARP
 from weft.backends.nvidia.ir.rings import AcquireOp, CommitOp, ReleaseOp, WaitOp
-from weft.backends.nvidia.ir.row_streams import ALIGNMENT, CROSSES, BulkCopyOp, PieceType, ReadOp, StreamOp, WaitKeptOp
+from weft.backends.nvidia.ir.row_streams import ALIGNMENT, CROSSES, BulkCopyOp, ReadOp, StreamOp, WaitKeptOp
 from weft.backends.nvidia.ir.shared_bytes import crossing_bytes
 from weft.backends.nvidia.ir.warp_specialization import AffineApplyOp, BlockNumberOp
 from weft.backends.nvidia.layout.assign_layouts import assign_layouts
+from weft.backends.nvidia.pipeline.row_pieces import Row, is_fixed, is_piece, row_of, strides_of
 from weft.backends.nvidia.target import NvidiaTarget
 from weft.ir.expr import Size, floordiv, mod, product, substitute, symbol
 from weft.tile import dialect as tile
@@ -39,17 +39,6 @@ _MOST_STAGES = 4
 _REGISTERS_BESIDE = 40
 """What a thread needs beside the rows it holds."""
 _MOST_KEPT = 65536
-
-
-@dataclass(frozen=True)
-class _Row:
-    """A load as one piece of memory."""
-
-    load: tile.LoadOp
-    kept: bool
-    piece: PieceType
-    end: int | None = None
-    """Of rows that begin anywhere: the elements of the tensor."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +95,7 @@ class PipelineRows(KernelPass):
 
 def _moving(kernel: tile.KernelOp) -> list[tile.LoadOp]:
     """The loads of pieces of memory that are others in each program."""
-    return [op for op in kernel.block.ops if isinstance(op, tile.LoadOp) and _is_piece(op) and not _is_fixed(op)]
+    return [op for op in kernel.block.ops if isinstance(op, tile.LoadOp) and is_piece(op) and not is_fixed(op)]
 
 
 def _largest(loads: Sequence[tile.LoadOp]) -> tuple[int, ...]:
@@ -117,7 +106,7 @@ def _stream(
     kernel: tile.KernelOp, target: NvidiaTarget, shape: Sequence[int], warps: int, blocks: int
 ) -> Refused | None:
     """Split a kernel whose blocks have so many warps, and layouts, if its rows fit."""
-    rows = [row for op in kernel.block.ops if isinstance(op, tile.LoadOp) and (row := _row(op)) is not None]
+    rows = [row for op in kernel.block.ops if isinstance(op, tile.LoadOp) and (row := row_of(op)) is not None]
     moving_bytes = sum(row.piece.bytes for row in rows if not row.kept)
     if moving_bytes < _LEAST_BYTES:
         return Refused(f"a block would bring {moving_bytes} bytes at a time: too few")
@@ -146,7 +135,7 @@ def _is_flat(kernel: tile.KernelOp) -> bool:
     simple = (tile.LoadOp, tile.StoreOp, tile.MapOp, tile.ReduceOp, tile.ConstantOp, tile.PositionOp, tile.GatherOp)
     ops = list(kernel.block.ops)
     flat = all(isinstance(op, (*simple, OnlineSoftmaxOp, MomentsOp, tile.ProgramOp, tile.ReturnOp)) for op in ops)
-    return flat and any(isinstance(op, tile.ReduceOp | OnlineSoftmaxOp | MomentsOp) for op in ops)
+    return flat and any(isinstance(op, Reduction) for op in ops)
 
 
 def _reads_back(kernel: tile.KernelOp) -> bool:
@@ -157,43 +146,6 @@ def _reads_back(kernel: tile.KernelOp) -> bool:
             return True
         written = written or isinstance(op, tile.StoreOp)
     return False
-
-
-def _is_piece(op: tile.LoadOp) -> bool:
-    """Whether a load reads one piece of memory, whole, that TMA can move with what lies beside it."""
-    shape, size = tile.tile_type(op.out).sizes, pointer_dtype(op).bytes
-    pitch = 1
-    for side, stride, extent in zip(shape[::-1], op.strides.data[::-1], op.extents.data[::-1], strict=True):
-        if extent != side or (side > 1 and stride != pitch):
-            return False
-        pitch *= side
-    return pitch * size >= WIDEST and (_is_aligned(op) or end_of_tensor(op) is not None)
-
-
-def _is_aligned(op: tile.LoadOp) -> bool:
-    """Whether a piece begins at multiples of 16 bytes, as TMA wants it."""
-    return divisor_of(op.offset.data[0]) * pointer_dtype(op).bytes % WIDEST == 0
-
-
-def end_of_tensor(op: tile.LoadOp) -> int | None:
-    """Of a row for each program, where the last one ends; None if that is not known, or they are not moved shifted."""
-    offset, shape, kernel = op.offset.data[0], tile.tile_type(op.out).sizes, op.parent_op()
-    if isinstance(offset, int) or not access_of(op, shape).shifted or prod(shape) != shape[-1]:
-        return None
-    if not isinstance(kernel, tile.KernelOp) or any(a.kind != "symbol" or c < 0 for m, c in offset.terms for a in m):
-        return None
-    last: dict[str, Size] = {}
-    for number, index in enumerate(op.indices):
-        program = index.owner
-        if not isinstance(program, tile.ProgramOp):
-            return None
-        last[f"d{number}"] = kernel.grid.data[program.axis.value.data] - 1
-    end = substitute(offset, last)
-    return end + prod(shape) if isinstance(end, int) else None
-
-
-def _is_fixed(op: tile.LoadOp) -> bool:
-    return isinstance(op.offset.data[0], int)
 
 
 def _choices(shape: Sequence[int], moving: Sequence[tile.LoadOp]) -> Iterator[tuple[int, int]]:
@@ -220,45 +172,11 @@ def _held_at_once(block: Block | None, shape: Sequence[int], loads: int) -> int:
     place = {op: number for number, op in enumerate(ops)}
     most = (loads + 1) // 2  # what is read takes half the registers, until it is widened
     for number, op in enumerate(ops):
-        if isinstance(op, tile.ReduceOp | OnlineSoftmaxOp | MomentsOp):
+        if isinstance(op, Reduction):
             results = [result for earlier in ops[:number] for result in earlier.results]
             tiles = [r for r in results if isinstance(r.type, tile.TileType) and r.type.sizes == tuple(shape)]
             most = max(most, sum(any(place[use.operation] > number for use in r.uses) for r in tiles))
     return most
-
-
-def _row(op: tile.LoadOp) -> _Row | None:
-    """A load of an annotated kernel as a piece of which each block has its part."""
-    if not _is_piece(op):
-        return None
-    layout, shape = layout_of(op.out), tile.tile_type(op.out).sizes
-    strides = _strides(shape)
-    part = prod(shape)
-    for mode in layout.blocks:
-        if mode.axis is None:
-            continue
-        if prod(shape[: mode.axis]) != 1 or len([m for m in layout.blocks if m.axis is not None]) != 1:
-            return None
-        part = mode.step * strides[mode.axis]
-    size = pointer_dtype(op).bytes
-    whole = -(-prod(shape) * size // WIDEST) * WIDEST // size
-    end = None if _is_aligned(op) else end_of_tensor(op)
-    if (part if part < prod(shape) else whole) * size % WIDEST or (
-        end is not None and layout.vector.size * size < WIDEST
-    ):
-        return None
-    piece = PieceType.of(prod(shape), part, _room(layout, strides), pointer_dtype(op), 0 if end is None else WIDEST)
-    return _Row(op, _is_fixed(op), piece, end)
-
-
-def _strides(shape: Sequence[int]) -> tuple[int, ...]:
-    return tuple(prod(shape[axis + 1 :]) for axis in range(len(shape)))
-
-
-def _room(layout: Layout, strides: Sequence[int]) -> int:
-    """The elements from the first to the last that a block's threads read."""
-    modes = (*layout.registers, *layout.lanes, *layout.warps)
-    return 1 + sum((mode.size - 1) * mode.step * strides[mode.axis] for mode in modes if mode.axis is not None)
 
 
 def _exchange_by_sending(kernel: tile.KernelOp, blocks: int) -> bool:
@@ -266,7 +184,7 @@ def _exchange_by_sending(kernel: tile.KernelOp, blocks: int) -> bool:
     if blocks > 1 and any(isinstance(op, ConvertOp) for op in kernel.walk()):
         return False  # that is through the memory of one block
     for op in kernel.walk():
-        if not isinstance(op, tile.ReduceOp | OnlineSoftmaxOp | MomentsOp) or blocks == 1:
+        if not isinstance(op, Reduction) or blocks == 1:
             continue
         layout, axis = layout_of(op.value), op.axis.value.data
         if not any(mode.axis == axis for mode in layout.blocks):
@@ -278,9 +196,9 @@ def _exchange_by_sending(kernel: tile.KernelOp, blocks: int) -> bool:
     return True
 
 
-def _that_fit(rows: list[_Row]) -> list[_Row]:
+def _that_fit(rows: list[Row]) -> list[Row]:
     """Without rows that would take more shared memory than can be kept."""
-    room, chosen = _MOST_KEPT, list[_Row]()
+    room, chosen = _MOST_KEPT, list[Row]()
     for row in rows:
         if row.kept and row.piece.bytes > room:
             continue
@@ -299,7 +217,7 @@ def _stages(target: NvidiaTarget, threads: int, held: int, stage_bytes: int, kep
     return 0, 0
 
 
-def _split(kernel: tile.KernelOp, rows: list[_Row], stages: int, blocks: int, crossing: int) -> None:
+def _split(kernel: tile.KernelOp, rows: list[Row], stages: int, blocks: int, crossing: int) -> None:
     block = kernel.block
     original = [op for op in block.ops if not isinstance(op, tile.ReturnOp)]
     kinds = ("number", "count") if blocks == 1 else ("cluster", "clusters")
@@ -354,7 +272,7 @@ def _ordered(ops: list[Operation], rows: set[tile.LoadOp]) -> list[Operation]:
     for op in ops:
         if op in rows or any(isinstance(o.owner, Operation) and o.owner in needs_row for o in op.operands):
             needs_row.add(op)
-    reductions = [op for op in ops if isinstance(op, tile.ReduceOp | OnlineSoftmaxOp | MomentsOp)]
+    reductions = [op for op in ops if isinstance(op, Reduction)]
     first = next((op for op in reductions if op in needs_row), None)
     if first is None:
         return ops
@@ -376,7 +294,7 @@ def _needed_by(op: Operation) -> set[Operation]:
 
 
 def _consume(
-    block: Block, ops: list[Operation], mapping: dict[SSAValue, SSAValue], moving: list[_Row], kept: list[_Row]
+    block: Block, ops: list[Operation], mapping: dict[SSAValue, SSAValue], moving: list[Row], kept: list[Row]
 ) -> None:
     places = {row.load: (number, row) for each in (moving, kept) for number, row in enumerate(each)}
     unread = {row.load for row in moving}
@@ -389,7 +307,7 @@ def _consume(
         number, row = places[op]  # type: ignore[index]
         if not row.kept and len(unread) == len(moving):
             block.add_op(WaitOp.of())
-        strides, type_ = tile.Sizes(_strides(tile.tile_type(row.load.out).sizes)), row.load.out.type
+        strides, type_ = tile.Sizes(strides_of(tile.tile_type(row.load.out).sizes)), row.load.out.type
         if row.end is None:
             read = ReadOp.make(number, strides, type_, row.kept)
         else:

@@ -9,6 +9,7 @@ from weft.frontends.torch.aten import create as create
 from weft.frontends.torch.aten import distance as distance
 from weft.frontends.torch.aten import embedding as embedding
 from weft.frontends.torch.aten import foreach as foreach
+from weft.frontends.torch.aten import fourier as fourier
 from weft.frontends.torch.aten import index as index
 from weft.frontends.torch.aten import kernels as kernels
 from weft.frontends.torch.aten import linalg as linalg

@@ -319,6 +319,9 @@ _LONG_IN_TILES = 256
 """Queries and keys from which a library's attention in a processor's matrix tiles beats generated kernels in f32."""
 
 
+_TRANSFORMS = {_aten._fft_r2c.default, _aten._fft_c2c.default, _aten._fft_c2r.default}
+
+
 def is_claimed(node: fx.Node, capabilities: Capabilities = PROCESSOR) -> bool:
     """Whether a library takes the call: attention only where its backward needs what torch's kernel keeps, or where it
     is long, in bf16, and the library multiplies in matrix tiles.
@@ -326,6 +329,8 @@ def is_claimed(node: fx.Node, capabilities: Capabilities = PROCESSOR) -> bool:
     Where libraries come first they take all attention, and products, convolutions, sorts and scans.
     """
     name = node.target.name() if isinstance(node.target, torch._ops.OpOverload) else ""
+    if node.target in _TRANSFORMS:
+        return capabilities.library_transforms
     if capabilities.library_first:
         return node.target in _GPU_LIBRARY or name.startswith(_ATTENTION)
     if node.target is torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from weft.backends.nvidia.ir.dialect import ARGUMENTS, set_layouts
-from weft.backends.nvidia.ir.fused_reductions import MomentsOp, OnlineSoftmaxOp
+from weft.backends.nvidia.ir.fused_reductions import MomentsOp, OnlineSoftmaxOp, Reduction
 from weft.backends.nvidia.ir.layouts import Layout, scalar_layout
 from weft.backends.nvidia.ir.op_facts import is_commutative
-from weft.backends.nvidia.ir.shared_bytes import Reduction
 from weft.backends.nvidia.ir.view_layouts import in_order
 from weft.backends.nvidia.layout.assignment import LAYOUT_RULES, Assignment
 from weft.tile import collective_ops

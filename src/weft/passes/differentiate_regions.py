@@ -1,0 +1,177 @@
+"""Gradients of control flow: a branch of gradients, and a loop in the other direction.
+
+    %y = graph.if %c ({ f }, { g })        →     %gx = graph.if %c ({ the gradient of f }, { the gradient of g })
+    %y = graph.loop n turns { f }          →     %s = graph.loop n turns { f, with all states stacked }
+                                                 %gx = graph.loop n turns, backwards { the gradient of f at a state }
+
+A turn's gradient computes the turn again from the state that it began with; what is captured sums up over all turns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+from xdsl.ir import Block, Operation, Region, SSAValue
+
+from weft.errors import UnsupportedError
+from weft.ir.attributes import to_attribute
+from weft.ir.types import Tensor, i64, tensor_of, tensor_type
+from weft.ops.control import ControlOp, IfOp, LoopOp, if_else, loop
+from weft.ops.graph import GraphBuilder, YieldOp
+from weft.ops.rules import size_value, zeros
+
+
+class Gradients(Protocol):
+    """The gradients found so far, of each value that a result depends on."""
+
+    b: GraphBuilder
+    gradients: dict[SSAValue, SSAValue]
+
+    def add(self, value: SSAValue, gradient: SSAValue) -> None: ...
+
+    def propagate(self, op: Operation) -> None: ...
+
+
+def keep_histories(block: Block) -> None:
+    """Let the loops of a block, which is going to be differentiated, stack their states."""
+    for op in list(block.ops):
+        if isinstance(op, LoopOp) and not op.conditional:
+            _with_history(op)
+
+
+def _with_history(op: LoopOp) -> LoopOp:
+    """The loop with one more stack for each state: what it was when each turn began. It takes the op's place."""
+    (region,) = op.bodies
+    block = region.block
+    carried = len(op.starts)
+    last = block.last_op
+    assert isinstance(last, YieldOp), "verified"
+    last.operands = [*last.operands, *block.args[1 : 1 + carried]]
+    types = [tensor_of(value.type) for value in op.starts]
+    stacks = [tensor_type(Tensor(each.dtype, (op.turns, *each.shape))) for each in types]
+    made = LoopOp.create(
+        operands=list(op.operands),
+        result_types=[*op.result_types, *stacks],
+        attributes={**op.attributes, "stacked": to_attribute((*op.stacked, *(1 for _ in stacks)))},
+        regions=[op.detach_region(region)],
+        location=op.location,
+    )
+    parent = op.parent
+    assert parent is not None, "in a function"
+    parent.insert_op_before(made, op)
+    for old, new in zip(op.results, made.results, strict=False):
+        old.replace_all_uses_with(new)
+    op.detach()
+    op.erase()
+    return made
+
+
+def propagate_control(tape: Gradients, op: ControlOp, make: Callable[[GraphBuilder], Gradients]) -> None:
+    """Take the gradients of the results of control flow to its operands."""
+    grads: dict[SSAValue, SSAValue] = {}
+    for result in filter(_is_float, op.results):
+        known = tape.gradients.get(result)
+        grads[result] = zeros(tape.b, result) if known is None else known
+    if isinstance(op, IfOp):
+        _branches(tape, op, grads, make)
+    else:
+        assert isinstance(op, LoopOp)
+        if op.conditional:
+            raise UnsupportedError("a loop with a condition has no gradient", hint="give it a number of turns")
+        _turns(tape, op, grads, make)
+
+
+def _branches(
+    tape: Gradients, op: IfOp, grads: Mapping[SSAValue, SSAValue], make: Callable[[GraphBuilder], Gradients]
+) -> None:
+    wanted = [n for n, value in enumerate(op.captures) if _is_float(value)]
+
+    def branch(region: Region) -> Callable[[GraphBuilder], list[SSAValue]]:
+        def build(b: GraphBuilder) -> list[SSAValue]:
+            values: dict[SSAValue, SSAValue] = dict(zip(region.block.args, op.captures, strict=True))
+            yielded, inner = _again(b, region.block, values, make)
+            for result, value in zip(op.results, yielded, strict=True):
+                if result in grads:
+                    inner.add(value, grads[result])
+            return _taken_back(b, inner, [op.captures[n] for n in wanted])
+
+        return build
+
+    then, otherwise = op.bodies
+    found = if_else(tape.b, op.operands[0], branch(then), branch(otherwise))
+    for place, gradient in zip(wanted, found, strict=True):
+        tape.add(op.captures[place], gradient)
+
+
+def _turns(
+    tape: Gradients, op: LoopOp, grads: Mapping[SSAValue, SSAValue], make: Callable[[GraphBuilder], Gradients]
+) -> None:
+    (region,) = op.bodies
+    block, carried = region.block, len(op.starts)
+    own = len(op.stacks) - carried
+    stacks, history = op.stacks[:own], op.stacks[own:]
+    directions = op.stacked[: len(stacks)]
+    states = [n for n, value in enumerate(op.starts) if _is_float(value)]
+    seeds = [n for n, value in enumerate(stacks) if _is_float(value)]
+    wholes = [n for n, value in enumerate(op.wholes) if _is_float(value)]
+    captures = [n for n, value in enumerate(op.captures) if _is_float(value)]
+
+    def turn(
+        b: GraphBuilder, index: SSAValue, grads: Sequence[SSAValue], slices: Sequence[SSAValue]
+    ) -> tuple[list[SSAValue], list[SSAValue]]:
+        before, given, out = slices[:carried], slices[carried : carried + len(op.wholes)], slices[-len(seeds) :]
+        number = b.sub(size_value(b, op.turns - 1, i64), index)
+        arguments = [number, *before, *given, *op.captures]
+        yielded, inner = _again(b, block, dict(zip(block.args, arguments, strict=True)), make)
+        for place, seed in zip(states, grads[: len(states)], strict=True):
+            inner.add(yielded[place], seed)
+        for place, seed in zip(seeds, out if seeds else [], strict=True):
+            inner.add(yielded[carried + place], seed)
+        sources = [*(before[n] for n in states), *(given[n] for n in wholes), *(op.captures[n] for n in captures)]
+        found = _taken_back(b, inner, sources)
+        to_states, rest = found[: len(states)], found[len(states) :]
+        to_slices, to_captures = rest[: len(wholes)], rest[len(wholes) :]
+        sums = [b.add(total, new) for total, new in zip(grads[len(states) :], to_captures, strict=True)]
+        return [*to_states, *sums], to_slices
+
+    b = tape.b
+    first = [*(grads[op.finals[n]] for n in states), *(zeros(b, op.captures[n]) for n in captures)]
+    cut = [*history, *op.wholes, *(grads[stacks[n]] for n in seeds)]
+    back = [*(-1 for _ in history), *(-d for d in op.scanned), *(-directions[n] for n in seeds)]
+    finals, found = loop(
+        b, turn, first, cut, turns=op.turns, directions=back, stack_directions=[-op.scanned[n] for n in wholes]
+    )
+    for place, gradient in zip(states, finals[: len(states)], strict=True):
+        tape.add(op.starts[place], gradient)
+    for place, gradient in zip(captures, finals[len(states) :], strict=True):
+        tape.add(op.captures[place], gradient)
+    for place, gradient in zip(wholes, found, strict=True):
+        tape.add(op.wholes[place], gradient)
+
+
+def _again(
+    b: GraphBuilder, block: Block, values: dict[SSAValue, SSAValue], make: Callable[[GraphBuilder], Gradients]
+) -> tuple[list[SSAValue], Gradients]:
+    """Compute a region's ops again at the builder's place: what they yield, and gradients to be filled."""
+    yielded: list[SSAValue] = []
+    for op in block.ops:
+        if isinstance(op, YieldOp):
+            yielded = [values[operand] for operand in op.operands]
+            break
+        copy = b.insert(op.clone(value_mapper=values))
+        if isinstance(copy, LoopOp) and not copy.conditional:
+            copy = _with_history(copy)
+        values.update(zip(op.results, copy.results, strict=False))
+    return yielded, make(b)
+
+
+def _taken_back(b: GraphBuilder, inner: Gradients, sources: Sequence[SSAValue]) -> list[SSAValue]:
+    """The gradients of these values, by all ops of the block so far."""
+    for op in reversed(list(b.block.ops)):
+        inner.propagate(op)
+    return [inner.gradients[value] if value in inner.gradients else zeros(b, value) for value in sources]
+
+
+def _is_float(value: SSAValue) -> bool:
+    return tensor_of(value.type).dtype.is_float

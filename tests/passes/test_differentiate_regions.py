@@ -1,0 +1,94 @@
+"""Gradients of loops and branches against finite differences, and compiled."""
+
+import numpy as np
+import pytest
+
+from weft.backends.reference.graph import run
+from weft.config import Config
+from weft.errors import UnsupportedError
+from weft.frontends.text import compile_text
+from weft.ir.types import Tensor, boolean, f32, f64
+from weft.ops.control import if_else, loop
+from weft.ops.graph import FuncOp, GraphBuilder, ReturnOp
+from weft.ops.recurrent import Form, Weights, gru
+from weft.passes.differentiate import vjp_function
+
+
+def recurrence(dtype=f64) -> FuncOp:
+    shapes = {"x": (5, 2, 3), "w": (3, 3), "h": (2, 3)}
+    function = FuncOp.make("f", {k: Tensor(dtype, v) for k, v in shapes.items()} | {"c": Tensor(boolean, ())})
+    b = GraphBuilder(function.block)
+    x, w, h, c = function.block.args
+
+    def turn(b, index, states, slices):
+        (new,) = if_else(
+            b, c, lambda b: [b.tanh(b.add(b.dot(states[0], w), slices[0]))], lambda b: [b.mul(states[0], slices[0])]
+        )
+        new = b.mul(new, b.add(b.cast(index, dtype=dtype), b.full(value=1.0, shape=(), dtype=dtype)))
+        return [new, b.add(states[1], b.full_like(states[1], 1))], [b.sin(new)]
+
+    count = b.full(value=0, shape=(), dtype=dtype)
+    (last, _), (stack,) = loop(b, turn, [h, count], [x], turns=5, directions=[-1], stack_directions=[1])
+    b.insert(ReturnOp.make([last, stack]))
+    return function
+
+
+def layer(dtype=f64) -> FuncOp:
+    shapes = {"x": (4, 2, 3), "h": (2, 5), "w": (15, 3), "r": (15, 5), "wb": (15,), "rb": (15,)}
+    function = FuncOp.make("g", {k: Tensor(dtype, v) for k, v in shapes.items()})
+    b = GraphBuilder(function.block)
+    x, h, w, r, wb, rb = function.block.args
+    b.insert(ReturnOp.make(gru(b, x, h, Weights(w, r, wb, rb), Form("rzn", reverse=True))))
+    return function
+
+
+def given(function: FuncOp, flag: bool, dtype=np.float64) -> list[np.ndarray]:
+    rng = np.random.default_rng(3)
+    arrays = []
+    for value in function.block.args:
+        shape = [int(size) for size in value.type.get_shape()]
+        arrays.append(rng.standard_normal(shape).astype(dtype) * dtype(0.5) if shape else np.array(flag))
+    return arrays
+
+
+@pytest.mark.parametrize(("make", "flag"), [(recurrence, True), (recurrence, False), (layer, True)])
+def test_gradients_are_those_of_finite_differences(make, flag):
+    function, rng = make(), np.random.default_rng(4)
+    arrays = given(function, flag)
+    seeds = [rng.standard_normal(each.shape) for each in run(function, arrays)]
+    gradients = iter(run(vjp_function(function), [*arrays, *seeds]))
+    for place, array in enumerate(arrays):
+        if array.dtype == bool:
+            continue
+        direction, step = rng.standard_normal(array.shape), 1e-6
+        results = []
+        for sign in (1, -1):
+            moved = [each + sign * step * direction if n == place else each for n, each in enumerate(arrays)]
+            results.append(run(function, moved))
+        wanted = sum((s * (a - b)).sum() / (2 * step) for s, a, b in zip(seeds, *results, strict=True))
+        np.testing.assert_allclose((next(gradients) * direction).sum(), wanted, rtol=1e-5, atol=1e-7)
+
+
+def test_gradients_are_compiled_like_any_function():
+    function = recurrence(f32)
+    arrays = given(function, True, np.float32)
+    seeds = [np.ones_like(each) for each in run(function, arrays)]
+    derivative = vjp_function(function)
+    derivative.verify()
+    compiled = compile_text(str(derivative), config=Config(cache=False))
+    for found, wanted in zip(compiled(*arrays, *seeds), run(derivative, [*arrays, *seeds]), strict=True):
+        np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_a_loop_with_a_condition_has_none():
+    function = FuncOp.make("f", {"x": Tensor(f64, ())})
+    b = GraphBuilder(function.block)
+    x = function.block.args[0]
+
+    def turn(b, index, states, slices):
+        return [b.mul(states[0], x)], [], b.lt(states[0], b.full_like(x, 9))
+
+    finals, _ = loop(b, turn, [x], condition=b.lt(x, b.full_like(x, 9)))
+    b.insert(ReturnOp.make(finals))
+    with pytest.raises(UnsupportedError, match="condition"):
+        vjp_function(function)

@@ -1,0 +1,143 @@
+"""Times of operations: between sites, without one, from tables of a user's, and which step of the ladder gave them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from weft.planner.attention_costs import AttentionCosts
+from weft.planner.collectives import CollectiveCosts
+from weft.planner.errors import HardwareError, TableError
+from weft.planner.expert_costs import expert_curve, experts_roofline
+from weft.planner.grids import Grid, captured, filled
+from weft.planner.hardware import catalogue, find_gpu
+from weft.planner.op_costs import ROWS, OpCosts, gemm_roofline
+from weft.planner.program import Attention, Collective, Experts, Gemm
+from weft.planner.search import open_costs
+from weft.planner.tables import KernelTables
+
+H200 = find_gpu("h200")
+
+
+def write(folder: Path, name: str, header: str, rows: list[str]) -> None:
+    (folder / "h200_sxm").mkdir(parents=True, exist_ok=True)
+    (folder / "h200_sxm" / "system.json").write_text("{}")
+    (folder / "h200_sxm" / f"{name}.csv").write_text("\n".join([header, *rows]) + "\n")
+
+
+def made_up(folder: Path) -> OpCosts:
+    """A matmul takes 5 µs and a quarter more than its roofline, an all-reduce 10 µs + bytes/300 GB/s."""
+    sizes = (1024, 2048, 4096, 8192)
+    rows = []
+    for n in sizes:
+        for k in sizes:
+            for m in (1, 16, 256, 4096):
+                seconds = 5e-6 + 1.25 * float(gemm_roofline(H200, m, n, k, "bf16"))
+                rows.append(f"bfloat16,{m},{n},{k},{seconds * 1e3}")
+    write(folder, "gemm__made__1", "gemm_dtype,m,n,k,latency", rows)
+    rows = [f"X_graph,8,{2**e},{(10e-6 + 2**e * 2 / 300e9) * 1e3}" for e in range(8, 28)]
+    write(folder, "custom_allreduce__made__1", "kernel_source,num_gpus,message_size,latency", rows)
+    return OpCosts(H200, KernelTables(folder, "h200_sxm", "made"), H200)
+
+
+def test_between_measured_shapes_times_are_close(tmp_path: Path) -> None:
+    costs = made_up(tmp_path)
+    measured = costs.gemm(Gemm("", 4096, 4096))
+    assert measured.source == "measured"
+    between = costs.gemm(Gemm("", 3072, 6144))
+    assert between.source == "interpolated"
+    wanted = 5e-6 + 1.25 * gemm_roofline(H200, ROWS, 3072, 6144, "bf16")
+    chosen = np.isin(ROWS, (1, 16, 256, 4096))
+    np.testing.assert_allclose(between.seconds[chosen], wanted[chosen], rtol=0.02)
+
+
+def test_another_gpu_keeps_the_share_of_the_roofline(tmp_path: Path) -> None:
+    costs = made_up(tmp_path)
+    b200 = OpCosts(find_gpu("b200"), costs.tables, H200)
+    there = b200.gemm(Gemm("", 8192, 8192))
+    assert there.source == "transferred"
+    large = ROWS == 4096
+    assert there.seconds[large] < 0.6 * costs.gemm(Gemm("", 8192, 8192)).seconds[large]
+
+
+def test_without_tables_there_is_the_roofline() -> None:
+    costs = OpCosts(H200, None, H200)
+    found = costs.gemm(Gemm("", 4096, 4096))
+    assert found.source == "roofline"
+    assert (found.seconds >= gemm_roofline(H200, ROWS, 4096, 4096, "bf16")).all()
+    attention = AttentionCosts(costs).decode(Attention("", 32, 8, 128, 128))
+    assert attention.source == "roofline"
+    experts = Experts("", 4096, 14336, 2, 8, 1, 1)
+    assert (expert_curve(costs, experts).seconds >= experts_roofline(H200, experts, ROWS)).all()
+
+
+def test_a_site_left_out_is_had_from_its_neighbours() -> None:
+    xs = ys = np.array([1.0, 2.0, 4.0, 8.0])
+    times = (3.0 + xs[:, None] * ys[None, :])[..., None]
+    grid = Grid(xs, ys, times, np.ones_like(times))
+    guess = grid.without(1, 2)
+    assert guess is not None
+    np.testing.assert_allclose(guess, times[1, 2], rtol=1e-9)
+    assert grid.without(0, 0) is None
+    holed = times.copy()
+    holed[1, 2] = np.nan
+    np.testing.assert_allclose(filled(Grid(xs, ys, holed, np.ones_like(times))).times[1, 2], times[1, 2])
+
+
+def test_a_table_that_measured_the_host_is_corrected_by_other_engines() -> None:
+    kernels = np.array([[4e-6, 9e-6], [8e-6, 300e-6]])
+    seen = np.maximum(kernels, 60e-6)
+    np.testing.assert_allclose(captured(seen, [kernels]), kernels)
+    np.testing.assert_allclose(captured(kernels * 2, [kernels]), kernels * 2)
+
+
+def test_collectives_are_pieces_of_alpha_and_beta(tmp_path: Path) -> None:
+    costs = CollectiveCosts(made_up(tmp_path))
+    op = Collective("", "all_reduce", 8, 1.0)
+    seconds, source = costs.seconds(op, np.array([3e6, 1e10]))
+    assert source == "interpolated"
+    np.testing.assert_allclose(seconds, 10e-6 + np.array([3e6, 1e10]) / 300e9, rtol=1e-6)
+    _, source = costs.seconds(Collective("", "all_reduce", 16, 1.0), 1e6)
+    assert source == "specification"
+    none, _ = costs.seconds(Collective("", "all_reduce", 1, 1.0), 1e6)
+    assert none == 0
+
+
+def test_a_table_without_a_column_is_refused_by_name(tmp_path: Path) -> None:
+    write(tmp_path, "gemm__made__1", "gemm_dtype,m,n,latency", ["bfloat16,1,1,1"])
+    with pytest.raises(TableError, match="'k'"):
+        KernelTables(tmp_path, "h200_sxm", "made").table("gemm")
+    write(tmp_path, "gemm__made__1", "gemm_dtype,m,n,k,latency", ["bfloat16,1,1,1,fast"])
+    with pytest.raises(TableError, match="'latency'"):
+        KernelTables(tmp_path, "h200_sxm", "made").table("gemm")
+    write(tmp_path, "gemm__made__1", "gemm_dtype,m,n,k,latency", ["bfloat16,1"])
+    with pytest.raises(TableError, match="rows"):
+        KernelTables(tmp_path, "h200_sxm", "made").table("gemm")
+
+
+def test_wefts_own_tables_give_a_large_matmul_its_measured_time() -> None:
+    found = open_costs(H200, None, "weft").gemm(Gemm("", 8192, 8192))
+    assert found.at(8192) == pytest.approx(1.358e-3, rel=0.01)
+
+
+def test_hardware_files_are_checked_by_field(tmp_path: Path) -> None:
+    path = tmp_path / "mine.json"
+    path.write_text(json.dumps({"base": "h200", "bandwidth": 6e12}))
+    assert find_gpu(str(path)).bandwidth == 6e12
+    for field, value in (("bandwidth", -1), ("bandwidth", "fast"), ("speed", 1)):
+        path.write_text(json.dumps({"base": "h200", field: value}))
+        with pytest.raises(HardwareError, match=field):
+            find_gpu(str(path))
+    path.write_text(json.dumps({"bandwidth": 1e12}))
+    with pytest.raises(HardwareError, match="missing"):
+        find_gpu(str(path))
+    with pytest.raises(HardwareError, match="catalogue"):
+        find_gpu("h300")
+
+
+def test_the_catalogue_cites_its_sources() -> None:
+    assert {"a100", "h100", "h200", "b200", "gb200"} <= set(catalogue())
+    assert all(each.source for each in catalogue().values())

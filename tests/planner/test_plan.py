@@ -1,0 +1,194 @@
+"""Plans: what fits, what is chosen, what gives way, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from weft.planner.closed_form import Draft
+from weft.planner.errors import CapacityError, ModelError, TrafficError
+from weft.planner.hardware import find_gpu
+from weft.planner.model import find_model, model_of
+from weft.planner.page import page
+from weft.planner.plan import Plan, plan
+from weft.planner.report import figures
+from weft.planner.search import Settings, candidates, front, open_costs, points
+from weft.planner.traffic import Targets, Traffic, targets_of, traffic_of
+from weft.tools.cli import app
+
+H200 = find_gpu("h200")
+
+
+@pytest.fixture(scope="module")
+def made() -> Plan:
+    traffic, targets = traffic_of("isl=1024,osl=256,rate=40"), targets_of("ttft=1s,tpot=40ms")
+    return plan(find_model("Llama-3.1-8B"), H200, traffic, targets, Settings(max_gpus=8))
+
+
+def test_a_plan_meets_its_targets_and_its_load(made: Plan) -> None:
+    told = figures(made)
+    assert told["ok"]
+    assert told["simulated"]["ttft_ms"]["p90"] <= 1000
+    assert told["simulated"]["tpot_ms"]["p90"] <= 40
+    assert made.replicas * made.rate >= 40
+    assert made.gpus == (made.replicas + 1) * made.chosen.candidate.mapping.gpus
+    assert abs(sum(told["breakdown"].values()) - 1) < 1e-9
+    assert {each["from"] for each in told["operations"]} <= {
+        "measured",
+        "interpolated",
+        "transferred",
+        "roofline",
+        "specification",
+    }
+    json.dumps(told)
+
+
+def test_nobody_on_the_front_is_beaten(made: Plan) -> None:
+    for one in made.front:
+        assert not any(two.per_gpu > one.per_gpu * 1.001 and two.per_user > one.per_user * 1.001 for two in made.front)
+
+
+def test_the_page_stands_alone(made: Plan) -> None:
+    text = page(made)
+    assert text.count("<svg") == 2
+    assert "http" not in text.replace("http-equiv", "")
+    assert "<script" not in text
+
+
+def test_what_fits_nowhere_says_by_how_much() -> None:
+    with pytest.raises(CapacityError, match=r"lacks [\d.]+ GB") as refused:
+        plan(find_model("DeepSeek-V3"), H200, Traffic(), Targets(), Settings(max_gpus=4))
+    assert "more GPUs" in str(refused.value)
+
+
+def test_targets_that_cannot_be_met_say_which_gives_way() -> None:
+    found = plan(
+        find_model("Llama-3.1-8B"), H200, Traffic(rate=1), targets_of("ttft=0.001ms,tpot=50ms"), Settings(max_gpus=8)
+    )
+    assert len(found.gives_way) == 1
+    assert found.gives_way[0].startswith("ttft")
+
+
+def test_more_bandwidth_is_more_tokens(made: Plan) -> None:
+    assert made.sensitivity["memory bandwidth"] > 0
+    assert made.sensitivity["network"] == pytest.approx(0, abs=1e-6)
+
+
+def test_drafts_that_are_accepted_help() -> None:
+    def best(settings: Settings) -> float:
+        traffic = Traffic(isl=512, osl=512)
+        found, _ = candidates(find_model("Llama-3.1-8B"), H200, open_costs(H200, None, "weft"), traffic, settings)
+        return max(each.per_user for each in points(found))
+
+    assert best(Settings(max_gpus=1, draft=Draft(3, 0.8))) > 1.5 * best(Settings(max_gpus=1))
+
+
+def test_configurations_a_second() -> None:
+    costs, traffic, settings = open_costs(H200, None, "weft"), Traffic(), Settings(max_gpus=32)
+    model = find_model("Llama-3.1-70B")
+    candidates(model, H200, costs, traffic, settings)  # tables are read, curves are made
+    begun, count = time.process_time(), 0
+    while time.process_time() - begun < 0.2:
+        found, _ = candidates(model, H200, costs, traffic, settings)
+        count += len(points(found))
+    assert count / (time.process_time() - begun) > 5_000
+    assert front(points(found))
+
+
+@pytest.mark.parametrize(
+    ("text", "field"),
+    [("isl=0,osl=1", "isl"), ("isl=a", "isl"), ("speed=1", "speed"), ("isl=1,prefix=2", "prefix"), ("isl=inf", "isl")],
+)
+def test_bad_traffic_names_the_field(text: str, field: str) -> None:
+    with pytest.raises(TrafficError, match=field):
+        traffic_of(text)
+
+
+def test_traces_are_read_and_checked(tmp_path: Path) -> None:
+    path = tmp_path / "trace.csv"
+    path.write_text("seconds,isl,osl\n0,100,10\n1,200,30\n2,300,20\n")
+    found = traffic_of(str(path))
+    assert (found.isl, found.osl, found.rate) == (200, 20, 1.5)
+    requests, arrivals = found.requests(3.0, 3)
+    assert [each.prompt for each in requests] == [100, 200, 300] and arrivals[-1] == pytest.approx(1.0)
+    path.write_text("seconds,isl\n0,100\n")
+    with pytest.raises(TrafficError, match="'osl'"):
+        traffic_of(str(path))
+    with pytest.raises(TrafficError, match="cannot be read"):
+        traffic_of(str(tmp_path / "none.csv"))
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"hidden_size": None}, "hidden_size"),
+        ({"num_attention_heads": "x"}, "num_attention_heads"),
+        ({"vocab_size": -1}, "vocab_size"),
+    ],
+)
+def test_bad_configurations_name_the_field(change: dict[str, object], field: str) -> None:
+    given = {
+        "hidden_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "vocab_size": 100,
+        "intermediate_size": 128,
+    }
+    assert model_of("small", given, "").depth == 2
+    with pytest.raises(ModelError, match=field):
+        model_of("small", {**given, **change}, "")
+
+
+def test_windows_keep_no_more_than_a_window() -> None:
+    given = {
+        "hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "vocab_size": 100,
+        "intermediate_size": 128,
+        "sliding_window": 32, "layer_types": ["sliding_attention", "full_attention"] * 2,
+    }  # fmt: skip
+    windows = [layer.mixer.window for layer, _ in model_of("small", given, "").layers]  # pyright: ignore[reportAttributeAccessIssue]
+    assert sorted(windows) == [0, 32]
+
+
+def test_the_command_prints_json_and_writes_its_page(tmp_path: Path) -> None:
+    config = tmp_path / "small" / "config.json"
+    config.parent.mkdir()
+    config.write_text(
+        json.dumps(
+            {
+                "hidden_size": 1024,
+                "num_hidden_layers": 4,
+                "num_attention_heads": 8,
+                "vocab_size": 1000,
+                "intermediate_size": 4096,
+            }
+        )
+    )
+    html = tmp_path / "plan.html"
+    done = CliRunner().invoke(
+        app, ["plan", str(config.parent), "--traffic", "isl=128,osl=32,rate=5", "--html", str(html), "--json"]
+    )
+    assert done.exit_code == 0, done.output
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert told["ok"] and told["model"] == "small" and told["gpus"] >= 2
+    assert html.read_text().startswith("<!doctype html>")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["none-such"], "no model"),
+        (["Llama-3.1-8B", "--gpu", "abacus"], "abacus"),
+        (["Llama-3.1-8B", "--slo", "speed=1"], "speed"),
+        (["Llama-3.1-8B", "--engine", "steam"], "steam"),
+        (["Llama-3.1-8B", "--precision", "int1"], "int1"),
+        ([], "missing"),
+    ],
+)
+def test_bad_command_lines_say_what_is_wrong(arguments: list[str], words: str) -> None:
+    done = CliRunner().invoke(app, ["plan", *arguments, "--json"])
+    assert done.exit_code in (1, 2)
+    assert words in json.loads(done.stdout.splitlines()[-1])["message"]
