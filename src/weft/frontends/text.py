@@ -6,7 +6,7 @@ hidden, pooled = encode(ids, mask)
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
@@ -33,7 +33,7 @@ from weft.runtime.numpy_arrays import NumpyArrays
 from weft.runtime.record import CompilationRecord
 from weft.runtime.signature import Signature, signature_of
 from weft.runtime.sources import source_digest, versions
-from weft.tile.text import functions_of, parse_program
+from weft.tile.text import functions_of, parse_program, print_program
 
 _CLASSES = table(Signature)
 
@@ -53,6 +53,37 @@ def compile_text(
     calls leave them out. The `device` is `cpu`, or a GPU: `cuda`, `cuda:1`. On a processor, kernels run in as many
     `threads` as there are cores for, and results are arrays of NumPy's; those of a GPU are `DeviceArray`s.
     """
+    return _compiled(
+        text, lambda frozen: read_function(text, function, frozen), constants, config, device, threads, function
+    )
+
+
+def compile_function(
+    graph: FuncOp,
+    *,
+    constants: Mapping[str, Any] | None = None,
+    config: Config | None = None,
+    device: str = "cpu",
+    threads: int | None = None,
+) -> ArrayFunction[Any]:
+    """Compile a graph function, as `compile_text` does its text; the function is used up."""
+
+    def read(frozen: Iterable[str]) -> tuple[FuncOp, Signature]:
+        return graph, _frozen(graph, frozen)
+
+    return _compiled(print_program(graph), read, constants, config, device, threads)
+
+
+def _compiled(
+    text: str,
+    read: Callable[[Iterable[str]], tuple[FuncOp, Signature]],
+    constants: Mapping[str, Any] | None,
+    config: Config | None,
+    device: str,
+    threads: int | None,
+    function: str | None = None,
+) -> ArrayFunction[Any]:
+    """The program of a text, from the cache or compiled; `read` gives its function and what that takes."""
     config = config or Config.from_options()
     kind, number = _parts(device)
     if kind != "cpu":  # no framework is there whose library could multiply
@@ -65,7 +96,7 @@ def compile_text(
         keeps = config.cache and target.cache_key() != ""
         found = stored_programs.load(key, Signature, _CLASSES, check_signature) if keeps else None
         if found is None:
-            graph, signature = read_function(text, function, frozen)
+            graph, signature = read(frozen)
             require_capabilities(graph, target)
             compiled: Any = target.compile(graph, config)
             _require_known(signature, getattr(getattr(compiled, "plan", None), "symbols", ()))
@@ -96,9 +127,14 @@ def load_program(
 def read_function(text: str, function: str | None = None, frozen: Iterable[str] = ()) -> tuple[FuncOp, Signature]:
     """A function of a text, checked, and what it takes; arguments that are `frozen` are among its constants."""
     graph = _chosen(functions_of(parse_program(text)), function)
+    return graph, _frozen(graph, frozen)
+
+
+def _frozen(graph: FuncOp, frozen: Iterable[str]) -> Signature:
+    """What a function takes, with arguments that are always the same among its constants."""
     signature = _signature(graph, frozen)
     graph.attributes["constants"] = to_attribute(signature.constants)
-    return graph, signature
+    return signature
 
 
 def _loaded(

@@ -1,5 +1,10 @@
 """ONNX models on Weft: `weft.onnx.load("model.onnx")` is a function of arrays."""
 
-from weft.frontends.onnx.backend import Backend as Backend
-from weft.frontends.onnx.load import OnnxFunction as OnnxFunction
-from weft.frontends.onnx.load import load as load
+try:
+    from weft.frontends.onnx.backend import Backend as Backend
+    from weft.frontends.onnx.load import OnnxFunction as OnnxFunction
+    from weft.frontends.onnx.load import load as load
+except ModuleNotFoundError as error:
+    from weft.errors import missing as _missing
+
+    raise _missing(error, "weft.onnx") or error from None

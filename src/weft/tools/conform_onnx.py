@@ -69,7 +69,8 @@ def conform_onnx(terminal: Terminal, request: OnnxRequest) -> None:
             limit=request.timeout,
             budget=request.budget,
             child="weft.testing.conformance.onnx_child",
-            lives=400,
+            more={"suites": list(request.suites or SUITES)},
+            lives=1000,
         )
         left = run_checks(mine, settings, journal, advance)
     known = journal.results()

@@ -8,7 +8,7 @@ pytest.importorskip("onnx", reason="onnx is not installed")
 
 from weft.testing.conformance.onnx_cases import SUITES, cases, judge
 
-EVERY = {"node": 47, "simple": 6, "pytorch-converted": 16, "pytorch-operator": 7}
+EVERY = {"node": 67, "simple": 6, "pytorch-converted": 16, "pytorch-operator": 7}
 """One case of so many is run."""
 
 

@@ -214,6 +214,15 @@ CASES: dict[str, Callable[[], Any]] = {
             )
         )
     ),
+    "sparse values without a dimension": lambda: changed(
+        lambda m: m.graph.sparse_initializer.append(
+            onnx.SparseTensorProto(
+                values=numpy_helper.from_array(np.array(1, np.float32), "sp"),
+                indices=numpy_helper.from_array(np.array([0]), "places"),
+                dims=[4],
+            )
+        )
+    ),
     "huge sparse tensor": lambda: changed(
         lambda m: m.graph.sparse_initializer.append(
             helper.make_sparse_tensor(

@@ -240,3 +240,24 @@ def test_the_backend_runs_models_and_nodes() -> None:
     (y,) = weft.onnx.Backend.prepare(proto).run({"x": given})
     np.testing.assert_allclose(y, expected_layer(proto, given), rtol=1e-5)
     assert weft.onnx.Backend.supports_device("CPU")
+
+
+def test_weights_of_four_bits_are_multiplied_as_their_operator_says() -> None:
+    rng = np.random.default_rng(0)
+    rows, width, depth = 3, 5, 64
+    x = rng.standard_normal((rows, depth)).astype(np.float32)
+    packed = rng.integers(0, 256, (width, 2, 16), dtype=np.uint8)
+    scales = rng.standard_normal((width, 2)).astype(np.float32)
+    node = helper.make_node(
+        "MatMulNBits", ["x", "w", "s"], ["y"], domain="com.microsoft", K=depth, N=width, bits=4, block_size=32
+    )
+    proto = model(
+        [node],
+        [info("x", F32, [rows, depth])],
+        [info("y")],
+        {"w": packed, "s": scales},
+        opsets=[helper.make_opsetid("com.microsoft", 1)],
+    )
+    codes = np.stack([packed & 15, packed >> 4], -1).reshape(width, 2, 32).astype(np.float32)
+    weights = ((codes - 8) * scales[..., None]).reshape(width, depth)
+    np.testing.assert_allclose(weft.onnx.load(proto)(x)[0], x @ weights.T, rtol=1e-4, atol=1e-4)

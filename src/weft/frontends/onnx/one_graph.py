@@ -19,6 +19,7 @@ from weft.frontends.onnx.stages import StagedProgram, Step
 from weft.frontends.onnx.values import Slot, Value
 from weft.frontends.text import read_function
 from weft.ir.attributes import to_attribute
+from weft.ops.graph import FuncOp
 from weft.tile.text import print_program
 
 _PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_.:/-]{0,99}")
@@ -33,7 +34,7 @@ class _Texts(StagedProgram):
         super().__post_init__()
         self.texts: list[tuple[str, Mapping[str, np.ndarray]]] = []
 
-    def _function(self, text: str, constants: Mapping[str, np.ndarray]) -> Any:
+    def _function(self, text: str, constants: Mapping[str, np.ndarray], function: FuncOp) -> Any:
         self.texts.append((text, constants))
         return text
 

@@ -28,8 +28,8 @@ from weft.frontends.onnx.call import HostFunction
 from weft.frontends.onnx.import_nodes import Importer, NeedsElements, RunsOnHost, StageFull, Target, call_host
 from weft.frontends.onnx.model import Model, Node, free_names
 from weft.frontends.onnx.values import Absent, Items, Known, Slot, Traced, Value
-from weft.frontends.text import compile_text
-from weft.ops.graph import ReturnOp
+from weft.frontends.text import compile_function
+from weft.ops.graph import FuncOp, ReturnOp
 from weft.tile.text import print_program
 
 Source: TypeAlias = Known | Absent | tuple[str, Any]
@@ -215,15 +215,15 @@ class StagedProgram:
         constants = {f"c{n}": each for n, each in enumerate(arguments) if isinstance(each, np.ndarray)}
         names = [f"c{n}" if isinstance(each, np.ndarray) else f"x{n}" for n, each in enumerate(arguments)]
         function.attributes["arg_names"] = ArrayAttr(StringAttr(name) for name in names)
-        made = self._function(print_program(function), constants)
+        made = self._function(print_program(function), constants, function)
         return made, tuple(each for each in arguments if isinstance(each, int))
 
-    def _function(self, text: str, constants: Mapping[str, np.ndarray]) -> Any:
-        """The compiled function of a stage's text, made once."""
+    def _function(self, text: str, constants: Mapping[str, np.ndarray], function: FuncOp) -> Any:
+        """The compiled function of a stage, made once for its text."""
         key = text, tuple((name, id(array)) for name, array in constants.items())
         if key not in self._functions:
-            self._functions[key] = compile_text(
-                text, constants=constants, config=self.config, device=self.device, threads=self.threads
+            self._functions[key] = compile_function(
+                function, constants=constants, config=self.config, device=self.device, threads=self.threads
             )
             self._kept.extend(constants.values())
         return self._functions[key]

@@ -3,6 +3,7 @@
 from weft.frontends.onnx.operators import (
     casting,
     classical,
+    contrib,
     control,
     elementwise,
     indexing,
@@ -26,6 +27,7 @@ from weft.frontends.onnx.operators import (
 __all__ = [
     "casting",
     "classical",
+    "contrib",
     "control",
     "elementwise",
     "indexing",

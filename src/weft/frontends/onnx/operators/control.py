@@ -22,6 +22,7 @@ from weft.frontends.onnx.dtypes import NUMBERS
 from weft.frontends.onnx.model import Graph, Node, renamed
 from weft.frontends.onnx.operators.table import onnx_op
 from weft.frontends.onnx.rewrite import INTERNAL, Rewrite
+from weft.frontends.onnx.values import Items
 
 MOST_TURNS = 100_000
 """Turns that a loop may take: each is a piece of the program."""
@@ -238,8 +239,6 @@ def sequence_map(c: Call) -> Any:
     arrays: dict[str, np.ndarray] = {}
     lists = [fresh("list") for _ in body.outputs]
     nodes += [Node("SequenceEmpty", "", (), (name,)) for name in lists]
-    from weft.frontends.onnx.values import Items
-
     for turn in range(length):
         given: dict[str, str] = {}
         for place, each in enumerate(body.inputs):

@@ -49,7 +49,8 @@ def product(c: Call, x: SSAValue, y: SSAValue, **params: Any) -> SSAValue:
         x = x if left[:-2] == batch else b.broadcast(x, shape=(*batch, *left[-2:]))
         y = y if right[:-2] == batch else b.broadcast(y, shape=(*batch, *right[-2:]))
         made = b.dot(x, y, **params)
-    shape = (*batch, *(() if row else (left[-2],)), *(() if column else (width,)))
+    rows = left[len(left) - 2]
+    shape = (*batch, *(() if row else (rows,)), *(() if column else (width,)))
     return b.reshape(made, shape=shape) if row or column else made
 
 

@@ -17,7 +17,7 @@ from weft.errors import DataError, ModelError, ShapeError
 from weft.frontends.onnx.call import Call, static
 from weft.frontends.onnx.operators.shapes import checked_shape, on_host
 from weft.frontends.onnx.operators.table import onnx_op
-from weft.frontends.onnx.values import Value
+from weft.frontends.onnx.values import Known
 from weft.ir.types import boolean, i64
 
 
@@ -117,19 +117,13 @@ def padded(c: Call, x: SSAValue, low: Sequence[int], high: Sequence[int], mode: 
     for axis, size in enumerate(cut):
         if low[axis] or high[axis]:
             places = np.pad(np.arange(size), (low[axis], high[axis]), mode=mode)  # pyright: ignore
-            x = c.b.take(x, c.scope.traced(known(places.astype(np.int64)), c.node), dim=axis)
+            x = c.b.take(x, lifted(c, places.astype(np.int64)), dim=axis)
     return x
-
-
-def known(array: np.ndarray) -> Value:
-    from weft.frontends.onnx.values import Known
-
-    return Known(array)
 
 
 def lifted(c: Call, array: np.ndarray) -> SSAValue:
     """An array that is known at import as a value of the graph."""
-    return c.scope.traced(known(array), c.node)
+    return c.scope.traced(Known(array), c.node)
 
 
 @onnx_op("Range")

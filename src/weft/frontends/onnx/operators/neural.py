@@ -9,14 +9,17 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 from xdsl.ir import SSAValue
 
 from weft.errors import ModelError, ShapeError
 from weft.frontends.onnx.call import Call, static
+from weft.frontends.onnx.model import Node
 from weft.frontends.onnx.operators.movement import padded
 from weft.frontends.onnx.operators.pooling import windows
 from weft.frontends.onnx.operators.shapes import columns
 from weft.frontends.onnx.operators.table import onnx_op
+from weft.frontends.onnx.rewrite import Rewrite
 from weft.ir.types import i64
 
 
@@ -138,7 +141,7 @@ def sampled(
             inside = b.logical_and(b.ge(place, number(-1.0)), b.le(place, number(float(size))))
             valid = inside if valid is None else b.logical_and(valid, inside)
         y, z = b.clamp(y, low=0.0, high=height - 1.0), b.clamp(z, low=0.0, high=width - 1.0)
-    total: SSAValue | None = None
+    parts: list[SSAValue] = []
     top, left = b.floor(y), b.floor(z)
     for down in (0, 1):
         for right in (0, 1):
@@ -155,10 +158,10 @@ def sampled(
             indices = [b.broadcast(each, shape=shape) for each in (batch, row, column)]
             # Dimensions that are not indexed follow those of the places.
             values = b.index(x, *indices, dims=(0, 2, 3), position=0)
-            part = b.mul(values, b.reshape(weight, shape=(*shape, 1)))
-            total = part if total is None else b.emit(joined, total, part)
-    if total is None:
-        raise c.unsupported("there is nothing to sample")
+            parts.append(b.mul(values, b.reshape(weight, shape=(*shape, 1))))
+    total = parts[0]
+    for part in parts[1:]:
+        total = b.emit(joined, total, part)
     if valid is not None:
         total = b.where(b.reshape(valid, shape=(*static(b.tensor(valid)), 1)), total, b.full_like(total, 0))
     return total
@@ -223,11 +226,6 @@ def _places(c: Call, start: SSAValue, extent: SSAValue, size: int, taps: int, nu
 
 def _roi_align_apart(c: Call) -> Any:
     """Regions that need different numbers of samples: each by itself, and all together."""
-    import numpy as np
-
-    from weft.frontends.onnx.model import Node
-    from weft.frontends.onnx.rewrite import Rewrite
-
     nodes: list[Node] = []
     arrays: dict[str, np.ndarray] = {}
     parts: list[str] = []
