@@ -11,10 +11,10 @@ import numpy as np
 
 from weft.errors import GuardError, UnsupportedError
 from weft.ir.expr import Expr
-from weft.lower.steps import CallStep, DotStep
 from weft.runtime.constants import strided_zeros
 from weft.runtime.executable import Executable
 from weft.runtime.profile import active_profile
+from weft.runtime.program import Apart, ControlSegment
 from weft.runtime.tape import Tape
 
 _ALIGNMENT = 64
@@ -79,5 +79,7 @@ class ArrayCall:
             launch(segment) if isinstance(segment, Tape) else _refuse(segment)
 
 
-def _refuse(step: CallStep | DotStep) -> None:
+def _refuse(step: Apart) -> None:
+    if isinstance(step, ControlSegment):
+        raise UnsupportedError(f"{step.step.label} has calls inside to the framework that brought them")
     raise UnsupportedError(f"{step.label} is a call to the framework that brought it")

@@ -56,7 +56,7 @@ def watch_weights(weights: Sequence[torch.Tensor]) -> Unchanged | None:
     table = words.ctypes.data
 
     def are_unchanged(given: Sequence[torch.Tensor]) -> bool:
-        known = type(given) is list and len(given) == count and not gone
+        known = given.__class__ is list and len(given) == count and not gone
         return known and not differences(id(given), table, count)
 
     are_unchanged.kept = words, references  # pyright: ignore[reportFunctionMemberAccess]
