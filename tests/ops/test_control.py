@@ -37,7 +37,7 @@ def recurrence() -> FuncOp:
             new = b.add(new, b.cast(index, dtype=f32))
             return [new, b.add(states[1], new)], [new, b.mul(new, new)]
 
-        finals, stacks = loop(b, turn, [h, h], [x], turns=turns, directions=[-1], stack_directions=[1, -1])
+        finals, stacks = loop(b, turn, [h, h], [x], trip_count=turns, directions=[-1], stack_directions=[1, -1])
         (chosen,) = if_else(b, c, lambda b: [b.exp(finals[0])], lambda b: [finals[1]])
         return [*finals, *stacks, chosen]
 
@@ -64,7 +64,7 @@ def search() -> FuncOp:
             return [state, other, b.add(one, other)], [state], b.lt(b.add(index, b.full_like(index, 1)), n)
 
         one = b.full(value=1.0, shape=(), dtype=f32)
-        finals, stacks = loop(b, turn, [x, one, one], turns=12, condition=b.gt(n, b.full_like(n, 0)))
+        finals, stacks = loop(b, turn, [x, one, one], trip_count=12, condition=b.gt(n, b.full_like(n, 0)))
         return [*finals, *stacks]
 
     return built("g", {"x": Tensor(f32, (4, 8)), "n": Tensor(i64, ()), "w": Tensor(f32, (8, 8))}, build)
@@ -152,7 +152,7 @@ def test_branches_of_different_types_are_refused():
 @pytest.mark.parametrize(
     ("found", "instead", "said"),
     [
-        ('turns = #graph.size<"s0">', "turns = 3 : i64", "3 slices"),
+        ('trip_count = #graph.size<"s0">', "trip_count = 3 : i64", "3 slices"),
         ("carried = 2", "carried = 7", "fewer operands"),
         ("conditional = false", "conditional = true", "condition"),
         ("scanned = [-1 : i64]", "scanned = [2 : i64]", "directions"),

@@ -28,7 +28,7 @@ def recurrence(dtype=f64) -> FuncOp:
         return [new, b.add(states[1], b.full_like(states[1], 1))], [b.sin(new)]
 
     count = b.full(value=0, shape=(), dtype=dtype)
-    (last, _), (stack,) = loop(b, turn, [h, count], [x], turns=5, directions=[-1], stack_directions=[1])
+    (last, _), (stack,) = loop(b, turn, [h, count], [x], trip_count=5, directions=[-1], stack_directions=[1])
     b.insert(ReturnOp.make([last, stack]))
     return function
 

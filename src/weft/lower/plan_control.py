@@ -57,10 +57,10 @@ def plan_loop(planner: Planner, op: LoopOp, outputs: dict[SSAValue, Target]) -> 
     (function,) = _functions(op, len(arguments))
     body = planner.region(function, arguments, fixed)
     _bring(body, wanted)
-    planner.symbols |= symbols_of(op.turns)
+    planner.symbols |= symbols_of(op.trip_count)
     slices = tuple(moving for _, moving in (*taken, *made))
     end = -1 if condition is None else condition.buffer
-    planner.steps.append(LoopStep(tuple(body.steps), op.turns, end, slices, "loop"))
+    planner.steps.append(LoopStep(tuple(body.steps), op.trip_count, end, slices, "loop"))
     for result, state in zip(op.finals, states, strict=True):
         if result in outputs:
             planner.result(result, outputs)

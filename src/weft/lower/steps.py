@@ -102,7 +102,7 @@ class LoopStep:
     """Run steps again and again: so many turns, or -1 without bound, while a buffer (-1: none) holds true."""
 
     body: tuple[Step, ...]
-    turns: Size
+    trip_count: Size
     condition: int
     slices: tuple[SlicePlace, ...]
     label: str

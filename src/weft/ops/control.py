@@ -29,7 +29,7 @@ from weft.ir.types import Tensor, boolean, i64, tensor_of, tensor_type
 from weft.ops.graph import FuncOp, GraphBuilder, YieldOp
 
 UNBOUNDED = -1
-"""The `turns` of a loop that only its condition ends."""
+"""The `trip_count` of a loop that only its condition ends."""
 
 
 class ControlOp(WeftOp):
@@ -89,9 +89,9 @@ class LoopOp(ControlOp):
     Operands: whether the first turn runs (if `conditional`), the first values of what is carried, the tensors that are
     cut into slices, and captures. The region takes the number of the turn, what is carried, a slice of each, and the
     captures; it yields whether there is another turn (if `conditional`), what is carried on, and slices to stack.
-    Results: what is carried after the last turn, and the stacks. There are `turns` turns, unless the condition ends the
-    loop before: what is left of a stack then is 0. `scanned` and `stacked` have a direction for each: 1, or -1 where
-    the first turn has the last slice.
+    Results: what is carried after the last turn, and the stacks. There are `trip_count` turns, unless the condition
+    ends the loop before: what is left of a stack then is 0. `scanned` and `stacked` have a direction for each: 1, or -1
+    where the first turn has the last slice.
     """
 
     name = "graph.loop"
@@ -103,7 +103,7 @@ class LoopOp(ControlOp):
         results: Sequence[Tensor],
         region: Region,
         *,
-        turns: Size,
+        trip_count: Size,
         carried: int,
         scanned: Sequence[int] = (),
         stacked: Sequence[int] = (),
@@ -111,7 +111,7 @@ class LoopOp(ControlOp):
         location: LocationAttr | None = None,
     ) -> Self:
         params = {
-            "turns": turns,
+            "trip_count": trip_count,
             "carried": carried,
             "scanned": tuple(scanned),
             "stacked": tuple(stacked),
@@ -131,9 +131,9 @@ class LoopOp(ControlOp):
         return from_attribute(self.attributes[name])
 
     @property
-    def turns(self) -> Size:
+    def trip_count(self) -> Size:
         """The most turns, `UNBOUNDED` where only the condition ends the loop."""
-        return self._param("turns")
+        return self._param("trip_count")
 
     @property
     def conditional(self) -> bool:
@@ -180,18 +180,20 @@ class LoopOp(ControlOp):
         return self.results[len(self.starts) :]
 
     def verify_(self) -> None:
-        carried, turns = _tensors(self.starts), self.turns
+        carried, trip_count = _tensors(self.starts), self.trip_count
         if self.conditional and tensor_of(self.operands[0].type) != Tensor(boolean, ()):
             raise VerifyException("graph.loop takes its condition first, a boolean without dimensions")
         if len(self.operands) < int(self.conditional) + len(carried) + len(self.scanned):
             raise VerifyException("graph.loop has fewer operands than it says")
-        if turns == UNBOUNDED and (not self.conditional or self.scanned or self.stacked):
+        if trip_count == UNBOUNDED and (not self.conditional or self.scanned or self.stacked):
             raise VerifyException("graph.loop without a number of turns has a condition, and neither reads nor stacks")
         if any(direction not in (1, -1) for direction in (*self.scanned, *self.stacked)):
             raise VerifyException("graph.loop: directions are 1 and -1")
         wholes, stacks = _tensors(self.wholes), _tensors(self.stacks)
-        if any(not each.rank or each.shape[0] != turns for each in (*wholes, *stacks)):
-            raise VerifyException(f"graph.loop: what is cut and stacked has {turns} slices along its first dimension")
+        if any(not each.rank or each.shape[0] != trip_count for each in (*wholes, *stacks)):
+            raise VerifyException(
+                f"graph.loop: what is cut and stacked has {trip_count} slices along its first dimension"
+            )
         if len(stacks) != len(self.stacked) or _tensors(self.finals) != carried:
             raise VerifyException("graph.loop gives what it carries, as it was at first, and what it stacks")
         slices, made = map(_slices, (wholes, stacks))
@@ -258,7 +260,7 @@ def loop(
     carried: Sequence[SSAValue],
     scanned: Sequence[SSAValue] = (),
     *,
-    turns: Size = UNBOUNDED,
+    trip_count: Size = UNBOUNDED,
     directions: Sequence[int] | None = None,
     stack_directions: Sequence[int] | None = None,
     reverse: bool = False,
@@ -287,7 +289,7 @@ def loop(
         block,
         [*going, *next_states, *stacked],
         [*([] if condition is None else [condition]), *carried, *scanned],
-        turns=turns,
+        trip_count=trip_count,
         carried=len(carried),
         scanned=tuple(directions or (usual for _ in scanned)),
         stacked=tuple(stack_directions or (usual for _ in stacked)),
@@ -317,7 +319,7 @@ def close_loop(
     yielded: Sequence[SSAValue],
     operands: Sequence[SSAValue],
     *,
-    turns: Size,
+    trip_count: Size,
     carried: int,
     scanned: tuple[int, ...],
     stacked: tuple[int, ...],
@@ -328,12 +330,12 @@ def close_loop(
     isolate(block, captures, yielded)
     values = yielded[int(conditional) :]
     results = _tensors(values[:carried])
-    results += [Tensor(each.dtype, (turns, *each.shape)) for each in _tensors(values[carried:])]
+    results += [Tensor(each.dtype, (trip_count, *each.shape)) for each in _tensors(values[carried:])]
     made = LoopOp.make(
         [*operands, *captures],
         results,
         Region(block),
-        turns=turns,
+        trip_count=trip_count,
         carried=carried,
         scanned=scanned,
         stacked=stacked,

@@ -184,7 +184,7 @@ def _turns(
         after = [b.where(alive, made, before) for made, before in zip(new, states, strict=True)]
         return after, [b.where(alive, new[0], b.full_like(new[0], 0))]
 
-    finals, (outputs, *kept) = loop(b, turn, states, [inputs], turns=turns, reverse=form.reverse)
+    finals, (outputs, *kept) = loop(b, turn, states, [inputs], trip_count=turns, reverse=form.reverse)
     return outputs, *finals, *kept
 
 

@@ -50,7 +50,7 @@ def lstm_gradients(
 
     turns = b.tensor(x).shape[0]
     finals, (gates, *wholes) = loop(
-        b, turn, grads[1:], [grads[0], *kept[:4], cells, before], turns=turns, reverse=not reverse
+        b, turn, grads[1:], [grads[0], *kept[:4], cells, before], trip_count=turns, reverse=not reverse
     )
     made: list[SSAValue | None] = [*_of_weights(b, gates, gates, x, _before(b, outputs, states[0], reverse), weights)]
     projection = None
@@ -87,7 +87,7 @@ def gru_gradients(
         return [b.add(b.mul(whole, z), b.dot(made, weights.hidden))], [given, made]
 
     turns = b.tensor(x).shape[0]
-    finals, (given, made) = loop(b, turn, grads[1:], [grads[0], *kept, before], turns=turns, reverse=not reverse)
+    finals, (given, made) = loop(b, turn, grads[1:], [grads[0], *kept, before], trip_count=turns, reverse=not reverse)
     to_x, to_input, to_hidden, input_bias, hidden_bias = _of_weights(b, given, made, x, before, weights)
     return to_x, finals[0], to_input, to_hidden, input_bias, hidden_bias
 
@@ -117,7 +117,7 @@ def rnn_gradients(
         return [b.dot(gate, weights.hidden)], [gate]
 
     turns = b.tensor(x).shape[0]
-    finals, (gates,) = loop(b, turn, grads[1:], [grads[0], outputs], turns=turns, reverse=not reverse)
+    finals, (gates,) = loop(b, turn, grads[1:], [grads[0], outputs], trip_count=turns, reverse=not reverse)
     before = _before(b, outputs, state, reverse)
     to_x, to_input, to_hidden, bias, _ = _of_weights(b, gates, gates, x, before, weights)
     return to_x, finals[0], to_input, to_hidden, bias

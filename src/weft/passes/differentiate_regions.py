@@ -49,7 +49,7 @@ def _with_history(op: LoopOp) -> LoopOp:
     assert isinstance(last, YieldOp), "verified"
     last.operands = [*last.operands, *block.args[1 : 1 + carried]]
     types = [tensor_of(value.type) for value in op.starts]
-    stacks = [tensor_type(Tensor(each.dtype, (op.turns, *each.shape))) for each in types]
+    stacks = [tensor_type(Tensor(each.dtype, (op.trip_count, *each.shape))) for each in types]
     made = LoopOp.create(
         operands=list(op.operands),
         result_types=[*op.result_types, *stacks],
@@ -121,7 +121,7 @@ def _turns(
         b: GraphBuilder, index: SSAValue, grads: Sequence[SSAValue], slices: Sequence[SSAValue]
     ) -> tuple[list[SSAValue], list[SSAValue]]:
         before, given, out = slices[:carried], slices[carried : carried + len(op.wholes)], slices[-len(seeds) :]
-        number = b.sub(size_value(b, op.turns - 1, i64), index)
+        number = b.sub(size_value(b, op.trip_count - 1, i64), index)
         arguments = [number, *before, *given, *op.captures]
         yielded, inner = _again(b, block, dict(zip(block.args, arguments, strict=True)), make)
         for place, seed in zip(states, grads[: len(states)], strict=True):
@@ -140,7 +140,13 @@ def _turns(
     cut = [*history, *op.wholes, *(grads[stacks[n]] for n in seeds)]
     back = [*(-1 for _ in history), *(-d for d in op.scanned), *(-directions[n] for n in seeds)]
     finals, found = loop(
-        b, turn, first, cut, turns=op.turns, directions=back, stack_directions=[-op.scanned[n] for n in wholes]
+        b,
+        turn,
+        first,
+        cut,
+        trip_count=op.trip_count,
+        directions=back,
+        stack_directions=[-op.scanned[n] for n in wholes],
     )
     for place, gradient in zip(states, finals[: len(states)], strict=True):
         tape.add(op.starts[place], gradient)

@@ -61,10 +61,12 @@ def _check_step(step: Step, symbols: set[str]) -> None:
             wholes = [each.whole for each in step.slices]
             _check_places(wholes, symbols)
             _require(all(each.direction in (1, -1) for each in step.slices), "slices in no direction")
-            _require(all(each.tensor.shape[:1] == (step.turns,) for each in wholes), "other slices than turns")
-            _require(step.condition >= 0 or step.turns != -1, "a loop without an end")
-            _require(not isinstance(step.turns, int) or step.turns >= -1, f"a loop of {step.turns} turns")
-            _check_sizes([step.turns], symbols)
+            _require(all(each.tensor.shape[:1] == (step.trip_count,) for each in wholes), "other slices than turns")
+            _require(step.condition >= 0 or step.trip_count != -1, "a loop without an end")
+            _require(
+                not isinstance(step.trip_count, int) or step.trip_count >= -1, f"a loop of {step.trip_count} turns"
+            )
+            _check_sizes([step.trip_count], symbols)
         case IfStep():
             _require(step.condition >= 0, "a branch without a condition")
 

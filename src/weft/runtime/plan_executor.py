@@ -317,7 +317,7 @@ class PlanExecutor(Generic[ProgramT, ArrayT]):
             self._run_parts(segment.parts[0 if self._is_true(step.condition, frame, held) else 1], frame, held)
             return
         sizes = frame.binding.sizes
-        turns, turn = evaluate(step.turns, sizes), 0
+        turns, turn = evaluate(step.trip_count, sizes), 0
         # Tapes read addresses; what the framework carries out reads arrays.
         shown = any(isinstance(each, CallStep | DotStep) for each in all_steps(step.body))
         wholes = [(each, self._operand(each.whole, frame, held)) for each in step.slices] if shown else []

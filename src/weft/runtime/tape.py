@@ -85,7 +85,7 @@ def write_tape(plan: Plan, steps: Sequence[Step], sizes: Mapping[str, int], addr
                 inner.append(body)
                 written += [slice_words(each, sizes) for each in step.slices]
                 moves = [word for each in step.slices for word in (each.buffer, slice_step(each, sizes))]
-                turns = evaluate(step.turns, sizes)
+                turns = evaluate(step.trip_count, sizes)
                 written.append([LOOP, body.address, turns, step.condition, len(step.slices), *moves])
             case IfStep():
                 branches = [write_tape(plan, branch, sizes, addresses) for branch in (step.then, step.otherwise)]

@@ -89,7 +89,7 @@ class InterpretedExecutor:
                     chosen = step.then if bool(self._buffer(step.condition, held, symbols)) else step.otherwise
                     self._run_steps(chosen, held, symbols)
                 case LoopStep():
-                    turns, turn = evaluate(step.turns, symbols), 0
+                    turns, turn = evaluate(step.trip_count, symbols), 0
                     while turn != turns and (step.condition < 0 or bool(self._buffer(step.condition, held, symbols))):
                         for each in step.slices:
                             whole = self._place(each.whole, held, symbols)

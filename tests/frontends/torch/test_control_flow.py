@@ -100,7 +100,7 @@ def test_kernels_inside_of_loops_become_device_code():
     turns = FuncOp.make("f", {"x": Tensor(f32, (5, 64)), "h": Tensor(f32, (64,))})
     b = GraphBuilder(turns.block)
     x, h = turns.block.args
-    finals, stacks = loop(b, lambda b, i, s, e: ([b.tanh(b.add(s[0], e[0]))], [b.exp(s[0])]), [h], [x], turns=5)
+    finals, stacks = loop(b, lambda b, i, s, e: ([b.tanh(b.add(s[0], e[0]))], [b.exp(s[0])]), [h], [x], trip_count=5)
     b.insert(ReturnOp.make([*finals, *stacks]))
     made = compile_nvidia(turns, Config(cache=False), target_named("sm_90a"))
     names = {step.function for step in all_steps(made.plan.steps) if isinstance(step, KernelStep)}

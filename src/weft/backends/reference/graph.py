@@ -100,7 +100,7 @@ def _run_loop(op: LoopOp, operands: Arrays, symbols: Mapping[str, int], opaque: 
     values = dict(zip(op.operands, operands, strict=True))
     going = op.condition is None or bool(values[op.condition])
     states, wholes, captures = ([values[v] for v in each] for each in (op.starts, op.wholes, op.captures))
-    turns = evaluate(op.turns, symbols)
+    turns = evaluate(op.trip_count, symbols)
     stacks: Arrays = []
     for result in op.stacks:
         tensor = tensor_of(result.type)

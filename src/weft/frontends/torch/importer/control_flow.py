@@ -137,7 +137,7 @@ def _loop(
         block,
         yielded,
         operands,
-        turns=turns,
+        trip_count=turns,
         carried=carried,
         scanned=(1,) * scanned,
         stacked=(1,) * stacked,
