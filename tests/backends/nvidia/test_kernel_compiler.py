@@ -72,7 +72,7 @@ def test_each_kernel_is_handed_on_by_the_thread_that_made_it(kernels: dict[str, 
 def test_only_kernels_with_products_are_left_to_whoever_needs_them(
     kernels: dict[str, KernelOp], slow: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("weft.backends.nvidia.compile.has_dot", lambda kernel: slow)
+    monkeypatch.setattr("weft.backends.nvidia.compile.compiles_slowly", lambda kernel: slow)
     name = next(iter(kernels))
     goes_on, loaded = threading.Event(), threading.Event()
 
@@ -93,7 +93,7 @@ def test_only_kernels_with_products_are_left_to_whoever_needs_them(
 def test_what_llvm_refuses_is_told_to_whoever_needs_it(
     kernels: dict[str, KernelOp], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("weft.backends.nvidia.compile.emit_llvm", lambda *given, **named: ("nonsense", Launch(32, 0)))
+    monkeypatch.setattr(KernelCompiler, "_emitted", lambda *given: ("nonsense", Launch(32, 0)))
     with KernelCompiler(TARGET, PASSES) as compiler:
         compiler.add(kernels)
         with pytest.raises(CompilationError, match="LLVM refused"):
@@ -105,12 +105,12 @@ def test_a_kernel_without_code_is_named_and_no_thread_is_left(
 ) -> None:
     last = list(kernels)[-1]
 
-    def refuse(kernel: KernelOp, *_: object, **named: object) -> tuple[str, Launch]:
+    def refuse(_: KernelCompiler, kernel: KernelOp, notes: object) -> tuple[str, Launch]:
         if kernel is kernels[last]:
             raise LoweringError("no such thing")
         return 'target triple = "nvptx64-nvidia-cuda"\n', Launch(32, 0)
 
-    monkeypatch.setattr("weft.backends.nvidia.compile.emit_llvm", refuse)
+    monkeypatch.setattr(KernelCompiler, "_emitted", refuse)
     before = threading.active_count()
     compiler = KernelCompiler(TARGET, PASSES)
     with pytest.raises(LoweringError, match=f"{last}: no such thing") as caught, compiler:
@@ -120,8 +120,8 @@ def test_a_kernel_without_code_is_named_and_no_thread_is_left(
 
 def test_nobody_waits_for_what_an_error_has_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("weft.backends.nvidia.compile.llvm_to_ptx", lambda *given: time.sleep(0.05) or "")
-    monkeypatch.setattr("weft.backends.nvidia.compile.emit_llvm", lambda *given, **named: ("", Launch(32, 0)))
-    monkeypatch.setattr("weft.backends.nvidia.compile.has_dot", lambda kernel: False)
+    monkeypatch.setattr(KernelCompiler, "_emitted", lambda *given: ("", Launch(32, 0)))
+    monkeypatch.setattr("weft.backends.nvidia.compile.compiles_slowly", lambda kernel: False)
     many: dict[str, Any] = dict.fromkeys(map(str, range(4 * (os.cpu_count() or 1))))
     with pytest.raises(LoweringError), KernelCompiler(TARGET, PASSES) as compiler:
         compiler.add(many)
