@@ -201,6 +201,25 @@ def test_functions_of_a_model_are_put_in_the_place_of_calls() -> None:
     np.testing.assert_array_equal(weft.onnx.load(proto)(np.ones(2, np.float32))[0], [3, 3])
 
 
+def test_names_inside_of_a_function_are_not_those_of_its_caller() -> None:
+    then = helper.make_graph(
+        [helper.make_node("Neg", ["b"], ["x"]), helper.make_node("Add", ["x", "a"], ["t"])], "then", [], [info("t")]
+    )
+    otherwise = helper.make_graph([helper.make_node("Identity", ["a"], ["e"])], "else", [], [info("e")])
+    chooses = helper.make_node("If", ["c"], ["y"], then_branch=then, else_branch=otherwise)
+    function = helper.make_function("own", "F", ["a", "b", "c"], ["y"], [chooses], [helper.make_opsetid("", 21)])
+    proto = model(
+        [helper.make_node("F", ["x", "z", "c"], ["y"], domain="own")],
+        [info("x", F32, [2]), info("z", F32, [2]), info("c", BOOL, [])],
+        [info("y")],
+        functions=[function],
+        opsets=[helper.make_opsetid("own", 1)],
+    )
+    x, z = np.array([1, 2], np.float32), np.array([10, 20], np.float32)
+    np.testing.assert_array_equal(weft.onnx.load(proto)(x, z, np.array(True))[0], x - z)
+    np.testing.assert_array_equal(weft.onnx.load(proto)(x, z, np.array(False))[0], x)
+
+
 def test_inputs_with_an_initializer_have_a_default() -> None:
     proto = layer(2)
     proto.graph.input.append(info("b", F32, [4]))
