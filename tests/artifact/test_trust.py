@@ -10,7 +10,10 @@ import pytest
 
 import weft
 from weft.artifact.ed25519 import is_signed, public_key, sign
-from weft.artifact.manifest import MANIFEST, SIGNATURES
+from weft.artifact.manifest import GRAPH, MANIFEST, SIGNATURES
+from weft.artifact.opened import open_artifact
+from weft.artifact.read import Model
+from weft.artifact.recompile import recompiled
 from weft.artifact.trust import KEY, LIST
 from weft.artifact.write import Request, write_artifact
 from weft.backends.cpu.link_shared import link_shared
@@ -53,6 +56,34 @@ def test_altered_machine_code_never_runs_unless_the_caller_says_so(layer: Path) 
     np.testing.assert_array_equal(model(layer_inputs())[0], wanted)
     with pytest.raises(weft.WeftError, match="666"):  # it would have run, had it been trusted
         weft.load(forged, trust=True)(layer_inputs())
+
+
+KERNEL = """
+  %4 = "graph.launch"(%3) ({
+    "tile.kernel"() ({
+    ^bb0(%o: !tile.ptr<f32>):
+      %6 = "tile.constant"() {value = 0 : i64} : () -> !tile.tile<[1 : i64], i64>
+      %7 = "tile.constant"() {value = 1.0 : f64} : () -> !tile.tile<[1 : i64], f32>
+      "tile.scatter"(%7, %o, %6) {kind = "assign", unordered} :
+        (!tile.tile<[1 : i64], f32>, !tile.ptr<f32>, !tile.tile<[1 : i64], i64>) -> ()
+      "tile.return"() : () -> ()
+    }) {sym_name = "fill", grid = #tile.sizes<["1"]>, symbols = []} : () -> ()
+  }) {arguments = [["result", 0 : i64]], tied = [0 : i64], grid = [1 : i64, 1 : i64, 1 : i64]} : (Y) -> Y
+  "graph.return"(%4)"""
+
+
+def test_kernels_that_somebody_wrote_are_compiled_only_if_they_are_trusted(layer: Path) -> None:
+    wanted = weft.load(layer)(layer_inputs())[0]
+    members = members_of(layer.read_bytes())
+    kernel = KERNEL.replace("Y", 'tensor<?x3xf32, #graph.sizes<["s0", "3"]>>')
+    graph = members[GRAPH].decode().replace('"graph.return"(%3)', kernel)
+    layer.write_bytes(resealed({**members, GRAPH: graph.encode()}))
+    with pytest.raises(ArtifactTrustError, match="kernel that somebody wrote"):
+        weft.load(layer)
+    model = Model(open_artifact(layer), recompiled(open_artifact(layer), "cpu", 1, trusted=True), "compiled anew", 1)
+    found = model(layer_inputs())[0]
+    assert found.flat[0] == 1
+    np.testing.assert_allclose(found.flat[1:], wanted.flat[1:], rtol=1e-6)
 
 
 def test_code_with_another_digest_is_refused(layer: Path) -> None:
