@@ -220,6 +220,13 @@ def test_names_inside_of_a_function_are_not_those_of_its_caller() -> None:
     np.testing.assert_array_equal(weft.onnx.load(proto)(x, z, np.array(False))[0], x)
 
 
+def test_a_scan_without_turns_stacks_along_its_axis() -> None:
+    body = helper.make_graph([helper.make_node("Identity", ["e"], ["o"])], "b", [info("e")], [info("o", F32, [3])])
+    node = helper.make_node("Scan", ["x"], ["y"], num_scan_inputs=1, body=body, scan_output_axes=[1])
+    proto = model([node], [info("x", F32, [0, 3])], [info("y")])
+    assert weft.onnx.load(proto)(np.ones((0, 3), np.float32))[0].shape == (3, 0)
+
+
 def test_inputs_with_an_initializer_have_a_default() -> None:
     proto = layer(2)
     proto.graph.input.append(info("b", F32, [4]))
