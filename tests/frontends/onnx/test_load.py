@@ -220,6 +220,12 @@ def test_names_inside_of_a_function_are_not_those_of_its_caller() -> None:
     np.testing.assert_array_equal(weft.onnx.load(proto)(x, z, np.array(False))[0], x)
 
 
+def test_zeros_of_both_signs_are_not_one_number() -> None:
+    arrays = {"zeros": np.array([0.0, -0.0], np.float32)}
+    proto = model([helper.make_node("Div", ["x", "zeros"], ["y"])], [info("x", F32, [2])], [info("y")], arrays)
+    np.testing.assert_array_equal(weft.onnx.load(proto)(np.ones(2, np.float32))[0], [np.inf, -np.inf])
+
+
 def test_a_scan_without_turns_stacks_along_its_axis() -> None:
     body = helper.make_graph([helper.make_node("Identity", ["e"], ["o"])], "b", [info("e")], [info("o", F32, [3])])
     node = helper.make_node("Scan", ["x"], ["y"], num_scan_inputs=1, body=body, scan_output_axes=[1])

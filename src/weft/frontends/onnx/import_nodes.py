@@ -207,7 +207,7 @@ class Importer:
                 dtype = kernel_dtype(array.dtype)
                 if dtype is None:
                     raise _no_kernels(node, array.dtype)
-                if array.size == 1 or (0 < array.size <= FOLDED and (array == array.reshape(-1)[0]).all()):
+                if array.size == 1 or (0 < array.size <= FOLDED and _is_uniform(array)):
                     scalar = array.reshape(-1)[0].item()
                     return self.builder.full(value=scalar, shape=array.shape, dtype=dtype)
                 return self.target.argument(array, id(array), Tensor(dtype, array.shape))
@@ -242,6 +242,12 @@ def call_host(node: Node, function: HostFunction, arguments: Sequence[Any]) -> t
     except (ValueError, IndexError, TypeError, OverflowError, np.linalg.LinAlgError) as error:
         raise DataError(f"{node} failed on its data: {error}") from error
     return tuple(np.asarray(each) for each in (made if isinstance(made, tuple) else (made,)))
+
+
+def _is_uniform(array: np.ndarray) -> bool:
+    """Whether all elements have the same bits: 0 and -0 are equal, but not the same."""
+    flat = np.ascontiguousarray(array).reshape(-1, 1).view(np.uint8)
+    return bool((flat == flat[0]).all())
 
 
 def _arrays(value: Value) -> Any:
