@@ -205,6 +205,22 @@ CASES: dict[str, Callable[[], Any]] = {
         [info("y")],
         {"c": np.array(True)},
     ),
+    "blocks of nothing": lambda: model(
+        [helper.make_node("DepthToSpace", ["x"], ["y"], blocksize=0)], [info("x", F32, [1, 4, 4, 4])], [info("y")]
+    ),
+    "division by an attribute": lambda: one_node("Celu", ["x"], alpha=0.0),
+    "layer of a matrix": lambda: model(
+        [helper.make_node("LSTM", ["x", "w", "w"], ["y"], hidden_size=2)],
+        [info("x", F32, [3, 2])],
+        [info("y")],
+        {"w": np.zeros((1, 8, 2), np.float32)},
+    ),
+    "range to no number": lambda: model(
+        [helper.make_node("Range", ["a", "b", "c"], ["y"])],
+        [info("x", F32, [1])],
+        [info("y")],
+        {"a": np.array(0, np.float32), "b": np.array(np.nan, np.float32), "c": np.array(1, np.float32)},
+    ),
     "sparse places outside": lambda: changed(
         lambda m: m.graph.sparse_initializer.append(
             helper.make_sparse_tensor(
