@@ -151,6 +151,20 @@ def test_a_branch_looks_at_its_part_of_what_holds_conditions(by_host, monkeypatc
             np.testing.assert_allclose(found, wanted, rtol=1e-5)
 
 
+@pytest.mark.parametrize("by_host", [False, True], ids=["launcher", "host"])
+def test_fewer_turns_than_none_are_none(by_host, monkeypatch):
+    def build(b, x, h):
+        return loop(b, lambda b, i, states, slices: ([b.exp(states[0])], []), [h], trip_count=symbol("s0") - 5)[0]
+
+    if by_host:
+        decide_by_host(monkeypatch)
+    function = built("k", {"x": Tensor(f32, (symbol("s0"),)), "h": Tensor(f32, (4,))}, build)
+    compiled = compile_text(str(function), config=CONFIG)
+    h = np.linspace(-1, 1, 4, dtype=np.float32)
+    for size, wanted in ((3, h), (4, h), (5, h), (6, np.exp(h))):
+        np.testing.assert_allclose(compiled(np.zeros(size, np.float32), h)[0], wanted, rtol=1e-5)
+
+
 def test_what_all_turns_compute_alike_is_computed_before_the_loop():
     compiled = compile_text(str(search()), config=CONFIG)
     steps = compiled.executor.executable.plan.steps

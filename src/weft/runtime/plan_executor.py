@@ -20,7 +20,7 @@ from weft.runtime.array_adapter import ArrayAdapter, ArrayT, ForeignCalls
 from weft.runtime.constant_sets import ConstantSet, Preparing, make_set
 from weft.runtime.profile import Profile, active_profile, single_steps
 from weft.runtime.program import Apart, Binding, ControlSegment, Program, Segment
-from weft.runtime.tape import Tape, slice_step, slice_words
+from weft.runtime.tape import Tape, slice_step, slice_words, trip_count
 
 _FLAG = Tensor(boolean, ())
 _MOST_SIZES = 8
@@ -320,7 +320,7 @@ class PlanExecutor(Generic[ProgramT, ArrayT]):
             self._run_parts(segment.parts[0 if self._is_true(step.condition, frame, held) else 1], frame, held)
             return
         sizes = frame.binding.sizes
-        turns, turn = evaluate(step.trip_count, sizes), 0
+        turns, turn = trip_count(step, sizes), 0
         # Tapes read addresses; what the framework carries out reads arrays, and so does who decides on a branch.
         shown = any(isinstance(each, CallStep | DotStep | LoopStep | IfStep) for each in all_steps(step.body))
         wholes = [(each, self._operand(each.whole, frame, held)) for each in step.slices] if shown else []
