@@ -112,6 +112,21 @@ def test_a_key_that_others_can_read_is_no_key(layer: Path, own_keys: Path) -> No
     assert weft.load(layer).how == "compiled anew"
 
 
+def test_without_a_home_nobody_is_trusted(layer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("WEFT_CONFIG_DIR", "XDG_CONFIG_HOME", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("os.path.expanduser", lambda path: path)  # as for a user whom the system does not know
+    assert open_artifact(layer).vouched == ""
+    write_artifact(tmp_path / "own.weft", layer_source(), Request(("x86-64-v2",)))
+    assert open_artifact(tmp_path / "own.weft").signatures.machine == ""
+
+
+def test_a_list_of_keys_that_is_no_text_lists_none(layer: Path, own_keys: Path) -> None:
+    (own_keys / KEY).unlink()
+    (own_keys / LIST).write_bytes(b"\xff\xfe")
+    assert open_artifact(layer).vouched == ""
+
+
 def test_a_manifest_that_was_changed_has_no_seal(layer: Path) -> None:
     members = members_of(layer.read_bytes())
     manifest = json.loads(members[MANIFEST])
