@@ -233,6 +233,16 @@ def test_a_scan_without_turns_stacks_along_its_axis() -> None:
     assert weft.onnx.load(proto)(np.ones((0, 3), np.float32))[0].shape == (3, 0)
 
 
+def test_functions_for_values_that_do_not_come_again_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("weft.frontends.onnx.stages._KEPT", 2)
+    nodes = [helper.make_node("Reshape", ["x", "n"], ["r"]), helper.make_node("Exp", ["r"], ["y"])]
+    function = weft.onnx.load(model(nodes, [info("x", F32, [12]), info("n", I64, [2])], [info("y")]))
+    for _ in range(2):
+        for rows in (1, 2, 3, 4):
+            assert function(np.ones(12, np.float32), np.array([rows, 12 // rows]))[0].shape == (rows, 12 // rows)
+            assert len(function._program._functions) <= 2
+
+
 def test_inputs_with_an_initializer_have_a_default() -> None:
     proto = layer(2)
     proto.graph.input.append(info("b", F32, [4]))
