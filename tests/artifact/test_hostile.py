@@ -229,6 +229,31 @@ def test_graphs_that_are_none_are_refused(layer: bytes, tmp_path: Path, text: st
         weft.load(path)
 
 
+@pytest.mark.parametrize(
+    ("found", "instead"),
+    [
+        ('"graph.exp"(%b) :', '"graph.exp"(%b) {"weft.claim" = "blas"} :'),
+        ('sym_name = "layer"', 'sym_name = "layer", prepares = "layer"'),
+        (
+            '"graph.exp"(%b) :',
+            '"graph.group"(%b) ({\n^bb1(%e: tensor<3xf32>):\n "graph.yield"(%e) : (tensor<3xf32>) -> ()\n}) '
+            "{in_place = [[0 : i64, 0 : i64]]} :",
+        ),
+    ],
+    ids=["who multiplies", "what prepares", "what is written over"],
+)
+def test_graphs_that_say_what_only_passes_say_are_refused(
+    layer: bytes, tmp_path: Path, found: str, instead: str
+) -> None:
+    members = members_of(layer)
+    text = members[GRAPH].decode()
+    assert found in text
+    path = tmp_path / "hostile.weft"
+    path.write_bytes(resealed({**members, GRAPH: text.replace(found, instead).encode()}))
+    with pytest.raises(CorruptArtifactError, match="as only the compiler writes it"):
+        weft.load(path)
+
+
 def test_a_graph_that_takes_other_arguments_is_refused(layer: bytes, tmp_path: Path) -> None:
     members = members_of(layer)
     path = tmp_path / "hostile.weft"

@@ -10,7 +10,10 @@ import pytest
 
 import weft
 from weft.artifact.ed25519 import is_signed, public_key, sign
-from weft.artifact.manifest import MANIFEST, SIGNATURES
+from weft.artifact.manifest import GRAPH, MANIFEST, SIGNATURES
+from weft.artifact.opened import open_artifact
+from weft.artifact.read import Model
+from weft.artifact.recompile import recompiled
 from weft.artifact.trust import KEY, LIST
 from weft.artifact.write import Request, write_artifact
 from weft.backends.cpu.link_shared import link_shared
@@ -55,6 +58,34 @@ def test_altered_machine_code_never_runs_unless_the_caller_says_so(layer: Path) 
         weft.load(forged, trust=True)(layer_inputs())
 
 
+KERNEL = """
+  %4 = "graph.launch"(%3) ({
+    "tile.kernel"() ({
+    ^bb0(%o: !tile.ptr<f32>):
+      %6 = "tile.constant"() {value = 0 : i64} : () -> !tile.tile<[1 : i64], i64>
+      %7 = "tile.constant"() {value = 1.0 : f64} : () -> !tile.tile<[1 : i64], f32>
+      "tile.scatter"(%7, %o, %6) {kind = "assign", unordered} :
+        (!tile.tile<[1 : i64], f32>, !tile.ptr<f32>, !tile.tile<[1 : i64], i64>) -> ()
+      "tile.return"() : () -> ()
+    }) {sym_name = "fill", grid = #tile.sizes<["1"]>, symbols = []} : () -> ()
+  }) {arguments = [["result", 0 : i64]], tied = [0 : i64], grid = [1 : i64, 1 : i64, 1 : i64]} : (Y) -> Y
+  "graph.return"(%4)"""
+
+
+def test_kernels_that_somebody_wrote_are_compiled_only_if_they_are_trusted(layer: Path) -> None:
+    wanted = weft.load(layer)(layer_inputs())[0]
+    members = members_of(layer.read_bytes())
+    kernel = KERNEL.replace("Y", 'tensor<?x3xf32, #graph.sizes<["s0", "3"]>>')
+    graph = members[GRAPH].decode().replace('"graph.return"(%3)', kernel)
+    layer.write_bytes(resealed({**members, GRAPH: graph.encode()}))
+    with pytest.raises(ArtifactTrustError, match="kernel that somebody wrote"):
+        weft.load(layer)
+    model = Model(open_artifact(layer), recompiled(open_artifact(layer), "cpu", 1, trusted=True), "compiled anew", 1)
+    found = model(layer_inputs())[0]
+    assert found.flat[0] == 1
+    np.testing.assert_allclose(found.flat[1:], wanted.flat[1:], rtol=1e-6)
+
+
 def test_code_with_another_digest_is_refused(layer: Path) -> None:
     members = members_of(layer.read_bytes())
     layer.write_bytes(archive({**members, "code/host.so": evil_code()}))
@@ -79,6 +110,21 @@ def test_a_key_that_others_can_read_is_no_key(layer: Path, own_keys: Path) -> No
     assert (own_keys / KEY).stat().st_mode & 0o777 == 0o600
     (own_keys / KEY).chmod(0o644)
     assert weft.load(layer).how == "compiled anew"
+
+
+def test_without_a_home_nobody_is_trusted(layer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("WEFT_CONFIG_DIR", "XDG_CONFIG_HOME", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("os.path.expanduser", lambda path: path)  # as for a user whom the system does not know
+    assert open_artifact(layer).vouched == ""
+    write_artifact(tmp_path / "own.weft", layer_source(), Request(("x86-64-v2",)))
+    assert open_artifact(tmp_path / "own.weft").signatures.machine == ""
+
+
+def test_a_list_of_keys_that_is_no_text_lists_none(layer: Path, own_keys: Path) -> None:
+    (own_keys / KEY).unlink()
+    (own_keys / LIST).write_bytes(b"\xff\xfe")
+    assert open_artifact(layer).vouched == ""
 
 
 def test_a_manifest_that_was_changed_has_no_seal(layer: Path) -> None:

@@ -101,17 +101,22 @@ def test_the_reference_runs_turns_as_a_loop_in_python_does():
     np.testing.assert_allclose(chosen, total, rtol=1e-6)
 
 
-@pytest.mark.parametrize("by_host", [False, True], ids=["launcher", "host"])
-@pytest.mark.parametrize("constant", [False, True], ids=["argument", "constant"])
-@pytest.mark.parametrize("make", [recurrence, search])
-def test_compiled_loops_and_branches_do_what_the_reference_does(make, constant, by_host, monkeypatch):
+def decide_by_host(monkeypatch):
+    """Let no launcher run loops and branches, as is so on a GPU."""
     inside = Executable.is_apart
 
     def is_apart(self: Executable, step: Step) -> bool:
         return isinstance(step, LoopStep | IfStep) or inside(self, step)
 
+    monkeypatch.setattr(Executable, "is_apart", is_apart)
+
+
+@pytest.mark.parametrize("by_host", [False, True], ids=["launcher", "host"])
+@pytest.mark.parametrize("constant", [False, True], ids=["argument", "constant"])
+@pytest.mark.parametrize("make", [recurrence, search])
+def test_compiled_loops_and_branches_do_what_the_reference_does(make, constant, by_host, monkeypatch):
     if by_host:
-        monkeypatch.setattr(Executable, "is_apart", is_apart)
+        decide_by_host(monkeypatch)
     function = make()
     names = [each.data for each in function.arg_names]
     weights = arrays_of(function, 0)[names.index("w")]
@@ -123,6 +128,41 @@ def test_compiled_loops_and_branches_do_what_the_reference_does(make, constant, 
         taken = [each for name, each in zip(names, given, strict=True) if not (constant and name == "w")]
         for found, wanted in zip(compiled(*taken), expected, strict=True):
             np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("by_host", [False, True], ids=["launcher", "host"])
+def test_a_branch_looks_at_its_part_of_what_holds_conditions(by_host, monkeypatch):
+    def build(b, x, flags):
+        def turn(b, index, states, slices):
+            chosen = if_else(b, slices[0], lambda b: [b.exp(b.neg(states[0]))], lambda b: [b.neg(states[0])])
+            return list(chosen), []
+
+        finals, _ = loop(b, turn, [x], [flags], trip_count=4)
+        first = b.reshape(b.slice(flags, starts=(0,), shape=(1,), steps=(1,)), shape=())
+        return [*finals, *if_else(b, first, lambda b: [b.exp(x)], lambda b: [b.neg(x)])]
+
+    if by_host:
+        decide_by_host(monkeypatch)
+    function = built("h", {"x": Tensor(f32, (4,)), "flags": Tensor(boolean, (4,))}, build)
+    compiled = compile_text(str(function), config=CONFIG)
+    x = np.linspace(-1, 1, 4, dtype=np.float32)
+    for flags in (np.array([True, False, False, True]), np.array([False, True, True, True])):
+        for found, wanted in zip(compiled(x, flags), run(function, [x, flags]), strict=True):
+            np.testing.assert_allclose(found, wanted, rtol=1e-5)
+
+
+@pytest.mark.parametrize("by_host", [False, True], ids=["launcher", "host"])
+def test_fewer_turns_than_none_are_none(by_host, monkeypatch):
+    def build(b, x, h):
+        return loop(b, lambda b, i, states, slices: ([b.exp(states[0])], []), [h], trip_count=symbol("s0") - 5)[0]
+
+    if by_host:
+        decide_by_host(monkeypatch)
+    function = built("k", {"x": Tensor(f32, (symbol("s0"),)), "h": Tensor(f32, (4,))}, build)
+    compiled = compile_text(str(function), config=CONFIG)
+    h = np.linspace(-1, 1, 4, dtype=np.float32)
+    for size, wanted in ((3, h), (4, h), (5, h), (6, np.exp(h))):
+        np.testing.assert_allclose(compiled(np.zeros(size, np.float32), h)[0], wanted, rtol=1e-5)
 
 
 def test_what_all_turns_compute_alike_is_computed_before_the_loop():

@@ -92,3 +92,19 @@ def test_a_loop_with_a_condition_has_none():
     b.insert(ReturnOp.make(finals))
     with pytest.raises(UnsupportedError, match="condition"):
         vjp_function(function)
+
+
+@pytest.mark.parametrize("turns", [0, 2], ids=["branch", "loop"])
+def test_a_value_that_is_captured_twice_has_its_gradient_once(turns):
+    function = FuncOp.make("f", {name: Tensor(f64, (3,)) for name in "xyh"} | {"c": Tensor(boolean, ())})
+    b = GraphBuilder(function.block)
+    x, y, h, c = function.block.args
+    if turns:
+        finals, _ = loop(b, lambda b, i, s, _: ([b.add(s[0], b.mul(x, y))], []), [h], trip_count=turns)
+    else:
+        finals = if_else(b, c, lambda b: [b.mul(x, y)], lambda b: [x])
+    b.insert(ReturnOp.make(finals))
+    y.replace_all_uses_with(x)  # as passes do that find equal values
+    given, seed = np.array([1.0, 2.0, 3.0]), np.ones(3)
+    gradient = run(vjp_function(function), [given, given, given, np.array(True), seed])[0]
+    np.testing.assert_allclose(gradient, 2 * given * max(turns, 1))

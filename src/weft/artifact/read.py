@@ -84,4 +84,4 @@ def load(
 
     if device != "cpu" and may_run and (found := on_device(artifact, device)) is not None:
         return Model(artifact, *found, threads)
-    return Model(artifact, recompiled(artifact, device, threads), "compiled anew", threads)
+    return Model(artifact, recompiled(artifact, device, threads, trusted=may_run), "compiled anew", threads)

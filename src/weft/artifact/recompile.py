@@ -6,20 +6,31 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from xdsl.dialects.builtin import TensorType
+from xdsl.ir import Attribute, Operation
+from xdsl.utils.hints import isa
+
 from weft.artifact.checked_json import parse_json
 from weft.artifact.manifest import GRAPH, Argument
 from weft.artifact.opened import Artifact
 from weft.config import Config
-from weft.errors import CorruptArtifactError, WeftError
+from weft.errors import ArtifactTrustError, CorruptArtifactError, WeftError
 from weft.frontends.text import compile_text, load_program, read_function
 from weft.ir.expr import product
 from weft.ir.types import Tensor, tensor_of
-from weft.ops.graph import FuncOp
+from weft.ops.base import GraphOp
+from weft.ops.control import ControlOp
+from weft.ops.convolution import BY_WEIGHTS
+from weft.ops.graph import FuncOp, LaunchOp, OpaqueOp, ReturnOp, YieldOp
 from weft.runtime.array_function import ArrayFunction
 from weft.runtime.stored_programs import BAD_ENTRY
 
 MOST_TEXT = 64 << 20
 _MOST_DEPTH = 64
+_STATED = frozenset(
+    ("sym_name", "arg_names", "symbols", "constants", "replaced", "mutated", "arg_strides", "result_strides")
+)
+"""What front ends say of a function. All else is noted by passes, which believe each other."""
 # What parsers, verifiers and passes raise for a program that no front end would make.
 _BAD_PROGRAM = (*BAD_ENTRY, AssertionError, NotImplementedError, StopIteration)
 
@@ -34,12 +45,12 @@ class Recompiled:
         return self.function(*given, **named)
 
 
-def recompiled(artifact: Artifact, device: str, threads: int | None) -> Recompiled:
+def recompiled(artifact: Artifact, device: str, threads: int | None, *, trusted: bool = False) -> Recompiled:
     """Compile the graph of an artifact for a device of this machine."""
     text = graph_text(artifact)
     config = Config(strict=True, freeze=True, quantize=artifact.manifest.quantize)
     try:
-        check_graph(artifact, text)
+        check_graph(artifact, text, trusted=trusted)
         return Recompiled(compile_text(text, constants=artifact.weights, config=config, device=device, threads=threads))
     except WeftError:
         raise
@@ -69,9 +80,14 @@ def graph_text(artifact: Artifact) -> str:
     return text
 
 
-def check_graph(artifact: Artifact, text: str) -> None:
-    """Parse and verify the graph; it takes what the manifest says, and no value of it is larger than the memory."""
+def check_graph(artifact: Artifact, text: str, *, trusted: bool) -> None:
+    """Parse and verify the graph; it takes what the manifest says, and no value of it is larger than the memory.
+
+    Unless it is `trusted` it has nothing in it that could write outside of its own values.
+    """
     function, signature = read_function(text)
+    if not trusted:
+        _require_plain(artifact, function)
     own = [(name, _described(tensor)) for name, tensor in zip(signature.names, signature.arguments, strict=True)]
     stated = [(each.name, _stated(each)) for each in artifact.manifest.arguments]
     places = [place for place, each in enumerate(artifact.manifest.arguments) if each.constant]
@@ -88,6 +104,28 @@ def check_graph(artifact: Artifact, text: str) -> None:
                 f"{artifact.path}: its graph has a value of {size * tensor.dtype.bytes} bytes, a {tensor}",
                 hint="this machine has not so much memory",
             )
+
+
+def _require_plain(artifact: Artifact, function: FuncOp) -> None:
+    """Refuse kernels that someone wrote, and what only passes may say: where kernels lie, and what they write over."""
+    for op in function.walk():
+        if isinstance(op, LaunchOp):
+            raise ArtifactTrustError(
+                f"{artifact.path} has a kernel that somebody wrote, which could do anything",
+                hint="list the key that it is signed with, or say that you trust the file: `trust=True`, `--trust`",
+            )
+        if not _is_plain(op, function):
+            raise CorruptArtifactError(f"{artifact.path}: its graph has a {op.name} as only the compiler writes it")
+
+
+def _is_plain(op: Operation, function: FuncOp) -> bool:
+    if isinstance(op, FuncOp):
+        return op is function and op.attributes.keys() <= _STATED
+    if isinstance(op, ControlOp):
+        return not op.names
+    if isinstance(op, GraphOp):
+        return all("." not in key or key == BY_WEIGHTS for key in op.attributes)
+    return isinstance(op, ReturnOp | YieldOp | OpaqueOp)
 
 
 def on_device(artifact: Artifact, device: str) -> tuple[Recompiled, str] | None:
@@ -112,7 +150,7 @@ def on_device(artifact: Artifact, device: str) -> tuple[Recompiled, str] | None:
 
 def _tensors(function: FuncOp) -> list[Tensor]:
     values = [*function.block.args, *(result for op in function.walk() for result in op.results)]
-    return [tensor_of(value.type) for value in values]
+    return [tensor_of(value.type) for value in values if isa(value.type, TensorType[Attribute])]
 
 
 def _described(tensor: Tensor) -> tuple[str, tuple[int | str, ...]]:

@@ -29,6 +29,8 @@ _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _MOST_LIST = 1 << 20
 _CONTEXT = b"weft artifact\0"
+_NO_KEYS = (OSError, RuntimeError, UnicodeDecodeError)
+"""Where nothing can be read, where the user has no home (as many in containers), and where the list is no text."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,7 @@ def seal(manifest: bytes) -> str:
     """The seal of this user on this machine, or none where no key can be kept."""
     try:
         secret = _secret() or _new_secret()
-    except OSError:
+    except _NO_KEYS:
         return ""
     return "" if secret is None else _seal(secret, manifest)
 
@@ -79,7 +81,7 @@ def who_vouches(manifest: bytes, signatures: Signatures) -> str:
     try:
         secret = _secret()
         listed = _listed()
-    except OSError:
+    except _NO_KEYS:
         return ""
     if secret is not None and signatures.machine and hmac.compare_digest(_seal(secret, manifest), signatures.machine):
         return "machine"

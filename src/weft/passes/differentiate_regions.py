@@ -85,7 +85,7 @@ def propagate_control(tape: Gradients, op: ControlOp, make: Callable[[GraphBuild
 def _branches(
     tape: Gradients, op: IfOp, grads: Mapping[SSAValue, SSAValue], make: Callable[[GraphBuilder], Gradients]
 ) -> None:
-    wanted = [n for n, value in enumerate(op.captures) if _is_float(value)]
+    wanted = _captured_floats(op)
 
     def branch(region: Region) -> Callable[[GraphBuilder], list[SSAValue]]:
         def build(b: GraphBuilder) -> list[SSAValue]:
@@ -115,7 +115,7 @@ def _turns(
     states = [n for n, value in enumerate(op.starts) if _is_float(value)]
     seeds = [n for n, value in enumerate(stacks) if _is_float(value)]
     wholes = [n for n, value in enumerate(op.wholes) if _is_float(value)]
-    captures = [n for n, value in enumerate(op.captures) if _is_float(value)]
+    captures = _captured_floats(op)
 
     def turn(
         b: GraphBuilder, index: SSAValue, grads: Sequence[SSAValue], slices: Sequence[SSAValue]
@@ -177,6 +177,12 @@ def _taken_back(b: GraphBuilder, inner: Gradients, sources: Sequence[SSAValue]) 
     for op in reversed(list(b.block.ops)):
         inner.propagate(op)
     return [inner.gradients[value] if value in inner.gradients else zeros(b, value) for value in sources]
+
+
+def _captured_floats(op: ControlOp) -> list[int]:
+    """The places of captures that have gradients: of a value that is captured twice, the first has all of it."""
+    captures = list(op.captures)
+    return [n for n, value in enumerate(captures) if _is_float(value) and captures.index(value) == n]
 
 
 def _is_float(value: SSAValue) -> bool:

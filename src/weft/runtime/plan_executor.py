@@ -13,13 +13,16 @@ from typing import Any, Generic, TypeAlias, TypeVar
 import numpy as np
 
 from weft.ir.expr import evaluate
-from weft.lower.steps import CallStep, DotStep, IfStep, Place, Step, all_steps
+from weft.ir.types import Tensor, boolean
+from weft.lower.steps import CallStep, DotStep, IfStep, LoopStep, Place, Step, all_steps
+from weft.ops.layouts import contiguous
 from weft.runtime.array_adapter import ArrayAdapter, ArrayT, ForeignCalls
 from weft.runtime.constant_sets import ConstantSet, Preparing, make_set
 from weft.runtime.profile import Profile, active_profile, single_steps
 from weft.runtime.program import Apart, Binding, ControlSegment, Program, Segment
-from weft.runtime.tape import Tape, slice_step, slice_words
+from weft.runtime.tape import Tape, slice_step, slice_words, trip_count
 
+_FLAG = Tensor(boolean, ())
 _MOST_SIZES = 8
 """Sets of sizes that memory is kept for."""
 
@@ -317,9 +320,9 @@ class PlanExecutor(Generic[ProgramT, ArrayT]):
             self._run_parts(segment.parts[0 if self._is_true(step.condition, frame, held) else 1], frame, held)
             return
         sizes = frame.binding.sizes
-        turns, turn = evaluate(step.trip_count, sizes), 0
-        # Tapes read addresses; what the framework carries out reads arrays.
-        shown = any(isinstance(each, CallStep | DotStep) for each in all_steps(step.body))
+        turns, turn = trip_count(step, sizes), 0
+        # Tapes read addresses; what the framework carries out reads arrays, and so does who decides on a branch.
+        shown = any(isinstance(each, CallStep | DotStep | LoopStep | IfStep) for each in all_steps(step.body))
         wholes = [(each, self._operand(each.whole, frame, held)) for each in step.slices] if shown else []
         for each in step.slices:
             _, place, whole, start = slice_words(each, sizes)
@@ -345,8 +348,8 @@ class PlanExecutor(Generic[ProgramT, ArrayT]):
                 self._carry_out(part, frame, held)
 
     def _is_true(self, number: int, frame: Frame[ArrayT], held: dict[int, ArrayT]) -> bool:
-        buffer = self.executable.plan.buffers[number]
-        return bool(self.arrays.number(self._operand(Place(number, buffer.tensor, buffer.layout), frame, held)))
+        """Whether the first element of a buffer is true; the rest of it, if there is any, is not the condition."""
+        return bool(self.arrays.number(self._operand(Place(number, _FLAG, contiguous(_FLAG)), frame, held)))
 
     def _operand(self, place: Place, frame: Frame[ArrayT], held: dict[int, ArrayT]) -> ArrayT:
         sizes = frame.binding.sizes

@@ -85,7 +85,7 @@ def write_tape(plan: Plan, steps: Sequence[Step], sizes: Mapping[str, int], addr
                 inner.append(body)
                 written += [slice_words(each, sizes) for each in step.slices]
                 moves = [word for each in step.slices for word in (each.buffer, slice_step(each, sizes))]
-                turns = evaluate(step.trip_count, sizes)
+                turns = trip_count(step, sizes)
                 written.append([LOOP, body.address, turns, step.condition, len(step.slices), *moves])
             case IfStep():
                 branches = [write_tape(plan, branch, sizes, addresses) for branch in (step.then, step.otherwise)]
@@ -115,6 +115,11 @@ def write_tape(plan: Plan, steps: Sequence[Step], sizes: Mapping[str, int], addr
     words = [len(written), table_words(plan), *(word for each in written for word in each)]
     alone &= all(each.alone for each in inner)
     return Tape(np.array(words, np.int64), tuple(steps), alone, tuple(inner))
+
+
+def trip_count(step: LoopStep, sizes: Mapping[str, int]) -> int:
+    """How many turns a loop takes at most; -1 only for one that states no number, not for a size that is negative."""
+    return step.trip_count if isinstance(step.trip_count, int) else max(evaluate(step.trip_count, sizes), 0)
 
 
 def slice_words(place: SlicePlace, sizes: Mapping[str, int]) -> list[int]:

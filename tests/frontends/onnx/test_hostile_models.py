@@ -205,6 +205,41 @@ CASES: dict[str, Callable[[], Any]] = {
         [info("y")],
         {"c": np.array(True)},
     ),
+    "blocks of nothing": lambda: model(
+        [helper.make_node("DepthToSpace", ["x"], ["y"], blocksize=0)], [info("x", F32, [1, 4, 4, 4])], [info("y")]
+    ),
+    "division by an attribute": lambda: one_node("Celu", ["x"], alpha=0.0),
+    "layer of a matrix": lambda: model(
+        [helper.make_node("LSTM", ["x", "w", "w"], ["y"], hidden_size=2)],
+        [info("x", F32, [3, 2])],
+        [info("y")],
+        {"w": np.zeros((1, 8, 2), np.float32)},
+    ),
+    "range to no number": lambda: model(
+        [helper.make_node("Range", ["a", "b", "c"], ["y"])],
+        [info("x", F32, [1])],
+        [info("y")],
+        {"a": np.array(0, np.float32), "b": np.array(np.nan, np.float32), "c": np.array(1, np.float32)},
+    ),
+    "strings without end": lambda: model(
+        [helper.make_node("Tile", ["s", "n"], ["y"])],
+        [info("x", F32, [1])],
+        [info("y", TensorProto.STRING)],
+        {"s": np.array(["a"], object), "n": np.array([1 << 40])},
+    ),
+    "a shape of strings without end": lambda: model(
+        [helper.make_node("ConstantOfShape", ["n"], ["y"], value=helper.make_tensor("v", 8, [1], [b"a"]))],
+        [info("x", F32, [1])],
+        [info("y", TensorProto.STRING)],
+        {"n": np.array([1 << 35])},
+    ),
+    "a table without end": lambda: model(
+        [helper.make_node("MelWeightMatrix", ["bins", "length", "rate", "low", "high"], ["y"])],
+        [info("x", F32, [1])],
+        [info("y")],
+        {"bins": np.array(65000), "length": np.array(1 << 20), "rate": np.array(16000)}
+        | {"low": np.array(0, np.float32), "high": np.array(8000, np.float32)},
+    ),
     "sparse places outside": lambda: changed(
         lambda m: m.graph.sparse_initializer.append(
             helper.make_sparse_tensor(

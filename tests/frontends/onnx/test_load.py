@@ -201,6 +201,48 @@ def test_functions_of_a_model_are_put_in_the_place_of_calls() -> None:
     np.testing.assert_array_equal(weft.onnx.load(proto)(np.ones(2, np.float32))[0], [3, 3])
 
 
+def test_names_inside_of_a_function_are_not_those_of_its_caller() -> None:
+    then = helper.make_graph(
+        [helper.make_node("Neg", ["b"], ["x"]), helper.make_node("Add", ["x", "a"], ["t"])], "then", [], [info("t")]
+    )
+    otherwise = helper.make_graph([helper.make_node("Identity", ["a"], ["e"])], "else", [], [info("e")])
+    chooses = helper.make_node("If", ["c"], ["y"], then_branch=then, else_branch=otherwise)
+    function = helper.make_function("own", "F", ["a", "b", "c"], ["y"], [chooses], [helper.make_opsetid("", 21)])
+    proto = model(
+        [helper.make_node("F", ["x", "z", "c"], ["y"], domain="own")],
+        [info("x", F32, [2]), info("z", F32, [2]), info("c", BOOL, [])],
+        [info("y")],
+        functions=[function],
+        opsets=[helper.make_opsetid("own", 1)],
+    )
+    x, z = np.array([1, 2], np.float32), np.array([10, 20], np.float32)
+    np.testing.assert_array_equal(weft.onnx.load(proto)(x, z, np.array(True))[0], x - z)
+    np.testing.assert_array_equal(weft.onnx.load(proto)(x, z, np.array(False))[0], x)
+
+
+def test_zeros_of_both_signs_are_not_one_number() -> None:
+    arrays = {"zeros": np.array([0.0, -0.0], np.float32)}
+    proto = model([helper.make_node("Div", ["x", "zeros"], ["y"])], [info("x", F32, [2])], [info("y")], arrays)
+    np.testing.assert_array_equal(weft.onnx.load(proto)(np.ones(2, np.float32))[0], [np.inf, -np.inf])
+
+
+def test_a_scan_without_turns_stacks_along_its_axis() -> None:
+    body = helper.make_graph([helper.make_node("Identity", ["e"], ["o"])], "b", [info("e")], [info("o", F32, [3])])
+    node = helper.make_node("Scan", ["x"], ["y"], num_scan_inputs=1, body=body, scan_output_axes=[1])
+    proto = model([node], [info("x", F32, [0, 3])], [info("y")])
+    assert weft.onnx.load(proto)(np.ones((0, 3), np.float32))[0].shape == (3, 0)
+
+
+def test_functions_for_values_that_do_not_come_again_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("weft.frontends.onnx.stages._KEPT", 2)
+    nodes = [helper.make_node("Reshape", ["x", "n"], ["r"]), helper.make_node("Exp", ["r"], ["y"])]
+    function = weft.onnx.load(model(nodes, [info("x", F32, [12]), info("n", I64, [2])], [info("y")]))
+    for _ in range(2):
+        for rows in (1, 2, 3, 4):
+            assert function(np.ones(12, np.float32), np.array([rows, 12 // rows]))[0].shape == (rows, 12 // rows)
+            assert len(function._program._functions) <= 2
+
+
 def test_inputs_with_an_initializer_have_a_default() -> None:
     proto = layer(2)
     proto.graph.input.append(info("b", F32, [4]))

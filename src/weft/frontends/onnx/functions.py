@@ -103,8 +103,12 @@ def inlined(node: Node, function: Function, fresh: Callable[[str], str]) -> list
             f"{len(function.inputs)} and {len(function.outputs)}"
         )
     names = {name: "" for name in function.inputs}
-    names.update(zip(function.inputs, node.inputs, strict=False))
     made: list[Node] = []
+    # Inputs get new names as well: a graph inside of the function may use the caller's for something else.
+    for inner_name, outer in zip(function.inputs, node.inputs, strict=False):
+        if outer:
+            names[inner_name] = fresh(inner_name)
+            made.append(Node("Identity", "", (outer,), (names[inner_name],), name=node.name, opsets=function.opsets))
     inner = {name for each in function.nodes for name in each.outputs if name}
     names.update({name: fresh(name) for name in inner})
     attributes = {**function.defaults, **node.attributes}

@@ -19,7 +19,7 @@ import numpy as np
 from xdsl.ir import Block, BlockArgument, SSAValue
 
 from weft.backends.reference.graph import run
-from weft.errors import DataError, ModelError, ShapeError, UnsupportedError
+from weft.errors import DataError, ModelError, ShapeError, UnsupportedError, WeftError
 from weft.frontends.onnx.call import Call, HostFunction, static
 from weft.frontends.onnx.dtypes import STRINGS, kernel_dtype
 from weft.frontends.onnx.functions import inlined, schema_function
@@ -148,7 +148,16 @@ class Importer:
             folded = self._folded(node, converter, inputs, version)
             if folded is not None:
                 return folded
-        return self._valued(node, converter(Call(self, node, inputs, version)))
+        return self._called(node, converter, inputs, version)
+
+    def _called(self, node: Node, converter: Any, inputs: Sequence[Value], version: int) -> Rewrite | Sequence[Value]:
+        """What a converter makes of a node, whose attributes and shapes may be such as no operator allows."""
+        try:
+            return self._valued(node, converter(Call(self, node, inputs, version)))
+        except WeftError:
+            raise
+        except (ValueError, ArithmeticError, LookupError, TypeError) as error:
+            raise ModelError(f"{node} is not as its operator allows: {str(error)[:200]}") from error
 
     def _valued(self, node: Node, made: Any) -> Rewrite | Sequence[Value]:
         """What a converter gave, as values."""
@@ -180,7 +189,7 @@ class Importer:
         self.target = Target()
         self.builder = GraphBuilder(self.target.block)
         try:
-            made = self._valued(node, converter(Call(self, node, inputs, version)))
+            made = self._called(node, converter, inputs, version)
             if isinstance(made, Rewrite):
                 return made
             wanted = [leaf.value for each in made for leaf in leaves(each) if isinstance(leaf, Traced)]
@@ -207,7 +216,7 @@ class Importer:
                 dtype = kernel_dtype(array.dtype)
                 if dtype is None:
                     raise _no_kernels(node, array.dtype)
-                if array.size == 1 or (0 < array.size <= FOLDED and (array == array.reshape(-1)[0]).all()):
+                if array.size == 1 or (0 < array.size <= FOLDED and _is_uniform(array)):
                     scalar = array.reshape(-1)[0].item()
                     return self.builder.full(value=scalar, shape=array.shape, dtype=dtype)
                 return self.target.argument(array, id(array), Tensor(dtype, array.shape))
@@ -242,6 +251,12 @@ def call_host(node: Node, function: HostFunction, arguments: Sequence[Any]) -> t
     except (ValueError, IndexError, TypeError, OverflowError, np.linalg.LinAlgError) as error:
         raise DataError(f"{node} failed on its data: {error}") from error
     return tuple(np.asarray(each) for each in (made if isinstance(made, tuple) else (made,)))
+
+
+def _is_uniform(array: np.ndarray) -> bool:
+    """Whether all elements have the same bits: 0 and -0 are equal, but not the same."""
+    flat = np.ascontiguousarray(array).reshape(-1, 1).view(np.uint8)
+    return bool((flat == flat[0]).all())
 
 
 def _arrays(value: Value) -> Any:

@@ -36,7 +36,7 @@ Source: TypeAlias = Known | Absent | tuple[str, Any]
 """Where a value of the next stage, or a result, comes from: `("slot", n)`, `("made", n)`, `("host", n)`, or items."""
 
 _KEPT = 256
-"""Signatures that a state keeps steps for; the one that was used longest ago goes first."""
+"""Signatures that a state keeps steps for, and functions that a program knows again; the oldest goes first."""
 
 
 @dataclass(frozen=True)
@@ -90,8 +90,7 @@ class StagedProgram:
     def __post_init__(self) -> None:
         self._lock = threading.RLock()
         self._starts: dict[Any, State] = {}
-        self._functions: dict[Any, Any] = {}
-        self._kept: list[np.ndarray] = []
+        self._functions: OrderedDict[Any, tuple[Any, Mapping[str, np.ndarray]]] = OrderedDict()
         self._names = itertools.count()
         self._outputs = tuple(each.name for each in self.model.graph.outputs)
 
@@ -222,11 +221,14 @@ class StagedProgram:
         """The compiled function of a stage, made once for its text."""
         key = text, tuple((name, id(array)) for name, array in constants.items())
         if key not in self._functions:
-            self._functions[key] = compile_function(
+            made = compile_function(
                 function, constants=constants, config=self.config, device=self.device, threads=self.threads
             )
-            self._kept.extend(constants.values())
-        return self._functions[key]
+            self._functions[key] = made, constants  # which keep their addresses, that the key has, as long as it does
+            if len(self._functions) > _KEPT:
+                self._functions.popitem(last=False)
+            return made
+        return self._functions[key][0]
 
 
 def _pruned(target: Target) -> list[int | np.ndarray]:

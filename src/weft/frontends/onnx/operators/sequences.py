@@ -109,7 +109,8 @@ def stack(c: Call) -> Any:
     if not values:
         dtype = c.numpy_type("type")
         shape = c.ints("empty", ())
-        return np.zeros((0, *shape), dtype)
+        axis = c.axis(axis, len(shape) + 1)
+        return np.zeros((*shape[:axis], 0, *shape[axis:]), dtype)
     call = Call(c.scope, c.node, values, c.version)
     shape = call.shape(0)
     axis = c.axis(axis, len(shape) + 1)

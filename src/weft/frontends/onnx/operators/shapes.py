@@ -18,6 +18,9 @@ from weft.frontends.onnx.call import Call
 from weft.frontends.onnx.dtypes import kernel_dtype
 from weft.frontends.onnx.operators.table import onnx_op
 
+MOST_ON_HOST = 1 << 28
+"""Elements of what the host makes of a few numbers in a file, at once and in memory: strings, tables."""
+
 
 def on_host(c: Call, place: int = 0) -> bool:
     """Whether an input is of a type that only the host knows."""
@@ -64,13 +67,13 @@ def constant_of_shape(c: Call) -> Any:
     value = c.array("value").reshape(-1) if c.given("value") else np.zeros(1, np.float32)
     sizes = checked_shape(c, c.known_ints(0))
     if kernel_dtype(value.dtype) is None:
-        return np.full(sizes, value[0], value.dtype)
+        return np.full(checked_shape(c, sizes, MOST_ON_HOST), value[0], value.dtype)
     return c.b.full(value=value[0].item(), shape=sizes, dtype=c.kernel_type(value.dtype))
 
 
-def checked_shape(c: Call, sizes: Sequence[int]) -> tuple[int, ...]:
+def checked_shape(c: Call, sizes: Sequence[int], most: int = 1 << 36) -> tuple[int, ...]:
     """A shape from a file or from data."""
-    if any(size < 0 for size in sizes) or math.prod(max(size, 1) for size in sizes) > 1 << 36 or len(sizes) > 32:
+    if any(size < 0 for size in sizes) or math.prod(max(size, 1) for size in sizes) > most or len(sizes) > 32:
         raise ShapeError(f"{c.node}: the shape is {list(sizes)[:40]}, expected sizes from 0 on that memory can hold")
     return tuple(sizes)
 
@@ -153,6 +156,7 @@ def expand(c: Call) -> Any:
     except ValueError as error:
         raise ShapeError(f"{c.node}: {list(c.shape(0))} and {list(wanted)} do not broadcast") from error
     if on_host(c):
+        checked_shape(c, sizes, MOST_ON_HOST)
         return c.host(lambda array: np.broadcast_to(array, sizes), values=c.inputs[:1])
     return c.b.broadcast(c.x(0), shape=sizes)
 
@@ -163,9 +167,10 @@ def tile(c: Call) -> Any:
     sizes = c.shape(0)
     if len(repeats) != len(sizes) or any(each < 0 for each in repeats):
         raise ShapeError(f"{c.node}: repeats are {list(repeats)}, expected {len(sizes)} numbers from 0 on")
-    if on_host(c):
-        return c.host(lambda array: np.tile(array, repeats), values=c.inputs[:1])
     result = checked_shape(c, [size * times for size, times in zip(sizes, repeats, strict=True)])
+    if on_host(c):
+        checked_shape(c, result, MOST_ON_HOST)
+        return c.host(lambda array: np.tile(array, repeats), values=c.inputs[:1])
     if 0 in result:
         return c.b.full(value=0, shape=result, dtype=c.kernel_type(c.dtype(0)))
     split = tuple(each for size in sizes for each in (1, size))

@@ -10,6 +10,7 @@ from xdsl.ir import SSAValue
 
 from weft.errors import DataError, ShapeError
 from weft.frontends.onnx.call import Call, static
+from weft.frontends.onnx.operators.shapes import MOST_ON_HOST, checked_shape
 from weft.frontends.onnx.operators.table import onnx_op
 from weft.ops.composites import narrowed, widened
 from weft.ops.fourier import dft, frames, irfft, resized, rfft
@@ -92,6 +93,7 @@ def mel_weight_matrix(c: Call) -> Any:
     spectrum = length // 2 + 1
     if not 0 < bins < 1 << 16 or not 0 < spectrum < 1 << 20 or rate < 1:
         raise DataError(f"{c.node}: {bins} bins of {spectrum} frequencies at {rate} are not possible")
+    checked_shape(c, (bins, spectrum), MOST_ON_HOST)
     edges = np.arange(bins + 2, dtype=np.float64)
     first, last = (2595 * math.log10(1 + each / 700) for each in (low, high))
     edges = edges * ((last - first) / len(edges)) + first
