@@ -9,7 +9,7 @@ from weft.errors import ShapeError
 from weft.frontends.text import compile_text
 from weft.ir.expr import symbol
 from weft.ir.types import Tensor, f32, f64
-from weft.ops.fourier import dft, frames, irfft, norm_scale, rfft
+from weft.ops.fourier import dft, frames, irfft, norm_scale, resized, rfft
 from weft.ops.graph import FuncOp, GraphBuilder, ReturnOp
 from weft.passes.differentiate import vjp_function
 
@@ -102,3 +102,12 @@ def test_norms_go_by_numpys_names():
     ]
     with pytest.raises(ShapeError, match="sideways"):
         norm_scale("sideways", 4, inverse=False)
+
+
+@pytest.mark.parametrize("given", (1, 3, 8, 11))
+def test_what_only_a_call_tells_to_be_too_short_is_filled_up_with_zeros(given):
+    function = FuncOp.make("resized", {"x": Tensor(f32, (symbol("s0"),))})
+    b = GraphBuilder(function.block)
+    b.insert(ReturnOp.make([resized(b, function.block.args[0], 0, 8)]))
+    (found,) = compile_text(str(function), config=Config(cache=False))(np.ones(given, np.float32))
+    np.testing.assert_array_equal(found, [1.0] * min(given, 8) + [0.0] * (8 - min(given, 8)))

@@ -91,11 +91,15 @@ def resized(b: GraphBuilder, x: SSAValue, dim: int, size: Size) -> SSAValue:
     if rest == 0:
         return x
     places = range(len(shape))
-    if isinstance(rest, int) and rest > 0:
-        high = tuple(rest if d == dim else 0 for d in places)
-        return b.pad(x, low=(0,) * len(shape), high=high, value=0.0)
     if not isinstance(rest, int) and not isinstance(size, int) and not _is_shorter(size, shape[dim]):
         raise ShapeError(f"a transform of {size} elements of {shape[dim]}", hint="one of them must be known")
+    # Where only a call tells whether the tensor is long enough, zeros behind it make it so.
+    missing = rest if isinstance(rest, int) else size if isinstance(size, int) else 0
+    if missing > 0:
+        high = tuple(missing if d == dim else 0 for d in places)
+        x = b.pad(x, low=(0,) * len(shape), high=high, value=0.0)
+        if missing == rest:
+            return x
     kept = tuple(size if d == dim else n for d, n in enumerate(shape))
     return b.slice(x, starts=(0,) * len(shape), shape=kept, steps=(1,) * len(shape))
 
