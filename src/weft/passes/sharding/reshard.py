@@ -79,7 +79,7 @@ class Resharder:
         rest = list(splits[kept:])
         while rest:
             joined = [rest.pop()]
-            while rest and joined[0].blocks == 1:
+            while rest and _follow(rest[-1], joined[0]):
                 joined.insert(0, rest.pop())
             value = self._within_blocks(AllGather, value, dim, *joined)
         return value
@@ -101,6 +101,11 @@ class Resharder:
     def _started(self, cls: type[GraphOp], value: SSAValue, **params: Any) -> SSAValue:
         made = self.b.insert(cls.make(value, location=self.b.location, **params)).results[0]
         return made if cls is Shard else self.b.insert(Wait.make(made, location=self.b.location)).results[0]
+
+
+def _follow(outer: Split, inner: Split) -> bool:
+    """Whether two splits are one over both axes. One without blocks cuts across the blocks of the one outside it."""
+    return outer.blocks == inner.blocks == 1
 
 
 def _shared(left: Sequence[Split], right: Sequence[Split]) -> int:
