@@ -134,6 +134,19 @@ def test_every_way_to_split_trains_the_same(family: str, kind: str, mesh: dict[s
     check(on_ranks(count, same_as_one_rank, family, kind, mesh, seconds=300))
 
 
+def _splits_against_the_mesh(rank: int) -> dict[str, float]:
+    torch.manual_seed(0)
+    model, x = nn.Linear(8, 8), torch.randn(8, 8)
+    whole = copy.deepcopy(model)
+    spread = weft.distribute(model, {"dp": 2, "tp": 2}, Plan(inputs={"0": "[{tp, dp}, {}]"}))
+    with torch.no_grad():
+        return {"output": float((spread(x) - whole(x)).abs().max())}
+
+
+def test_axes_in_another_order_than_the_mesh_has() -> None:
+    check(on_ranks(4, _splits_against_the_mesh))
+
+
 def _dies(rank: int) -> str:
     model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
     spread = weft.distribute(model, {"tp": 2}, {"0.weight": "[{tp}, {}]", "0.bias": "[{tp}]", "1.weight": "[{}, {tp}]"})
