@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 
 import weft
@@ -145,6 +146,40 @@ def _splits_against_the_mesh(rank: int) -> dict[str, float]:
 
 def test_axes_in_another_order_than_the_mesh_has() -> None:
     check(on_ranks(4, _splits_against_the_mesh))
+
+
+def _on_a_part_of_the_ranks(rank: int, axes: tuple[str, ...]) -> dict[str, float]:
+    torch.manual_seed(0)
+    model, x = nn.Linear(8, 8), torch.randn(8, 8)
+    whole = copy.deepcopy(model)
+    every = init_device_mesh("cpu", (2, 1, 2), mesh_dim_names=("dp", "tp", "pp"))
+    spread = weft.distribute(model, every[axes], {"weight": f"[{{{', '.join(axes)}}}, {{}}]"})
+    assert isinstance(spread.model.weight, DTensor)
+    with torch.no_grad():
+        found = {
+            "output": float((spread(x) - whole(x)).abs().max()),
+            "weight": float((spread.model.weight.full_tensor() - whole.weight).abs().max()),
+        }
+    dist.barrier()  # the ranks of another part may need the store that one of these keeps
+    return found
+
+
+@pytest.mark.parametrize("axes", [("dp",), ("dp", "tp")])
+def test_a_mesh_of_a_part_of_the_ranks(axes: tuple[str, ...]) -> None:
+    check(on_ranks(4, _on_a_part_of_the_ranks, axes))
+
+
+def _ranks_out_of_order(rank: int) -> str:
+    try:
+        weft.distribute(nn.Linear(8, 8), DeviceMesh("cpu", [1, 0], mesh_dim_names=("tp",)), {"weight": "[{tp}, {}]"})
+    except ShardingError as error:
+        return str(error)
+    return "it went on"
+
+
+def test_ranks_out_of_order_are_refused() -> None:
+    for told in on_ranks(2, _ranks_out_of_order):
+        assert "are not in order: [1, 0]" in told
 
 
 def _dies(rank: int) -> str:

@@ -74,7 +74,7 @@ class DistributedModel(nn.Module):
     def __init__(self, model: nn.Module, groups: Groups, plan: Plan, config: Config) -> None:
         super().__init__()
         self.groups, self.plan, self.config = groups, plan, config
-        self.rank = dist.get_rank()
+        self.rank = groups.rank
         self.device = next((p.device for p in model.parameters()), torch.device("cpu"))
         self.fake = FakeTensorMode(allow_non_fake_inputs=True)
         self.skeleton = [_skeleton(model, self.fake)]  # in a list, so that it is no submodule
