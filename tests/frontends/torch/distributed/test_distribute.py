@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 import weft
 from tests.frontends.torch.distributed.ranks import on_ranks
@@ -167,6 +167,23 @@ def _on_a_part_of_the_ranks(rank: int, axes: tuple[str, ...]) -> dict[str, float
 @pytest.mark.parametrize("axes", [("dp",), ("dp", "tp")])
 def test_a_mesh_of_a_part_of_the_ranks(axes: tuple[str, ...]) -> None:
     check(on_ranks(4, _on_a_part_of_the_ranks, axes))
+
+
+def _takes_dtensors(rank: int) -> dict[str, float]:
+    torch.manual_seed(0)
+    model, x = nn.Linear(8, 8), torch.randn(8, 8)
+    whole = copy.deepcopy(model)
+    mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
+    spread = weft.distribute(model, mesh, {"weight": "[{tp}, {}]"})
+    with torch.no_grad():
+        return {
+            str(placement): float((spread(distribute_tensor(x, mesh, [placement])) - whole(x)).abs().max())
+            for placement in (Shard(0), Replicate(), Shard(1))
+        }
+
+
+def test_inputs_lie_as_their_dtensors_say() -> None:
+    check(on_ranks(2, _takes_dtensors))
 
 
 def _ranks_out_of_order(rank: int) -> str:

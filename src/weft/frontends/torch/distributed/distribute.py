@@ -234,7 +234,10 @@ def _skeleton(model: nn.Module, mode: FakeTensorMode) -> nn.Module:
 
 
 def _described(leaf: Any) -> Any:
-    return (tuple(leaf.shape), leaf.dtype, type(leaf)) if isinstance(leaf, torch.Tensor) else repr(leaf)
+    """What a program is made for: it takes a DTensor's part as it lies."""
+    if not isinstance(leaf, torch.Tensor):
+        return repr(leaf)
+    return tuple(leaf.shape), leaf.dtype, leaf.placements if isinstance(leaf, DTensor) else None
 
 
 def _input_name(path: str) -> str:
