@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 
 import weft
 from tests.frontends.torch.distributed.ranks import on_ranks
-from weft.errors import RankError, ShardingError
+from weft.errors import RankError, ShardingError, UnsupportedError
 from weft.frontends.torch.distributed.capture_model import capture_model
 from weft.frontends.torch.distributed.hints import Plan, plan_of_transformers
 from weft.testing.models import SMALL, configured, seeded
@@ -184,6 +184,20 @@ def _takes_dtensors(rank: int) -> dict[str, float]:
 
 def test_inputs_lie_as_their_dtensors_say() -> None:
     check(on_ranks(2, _takes_dtensors))
+
+
+def _asks_for_an_inputs_gradient(rank: int) -> str:
+    spread = weft.distribute(nn.Linear(8, 8), {"tp": 2}, {"weight": "[{tp}, {}]"})
+    try:
+        spread(torch.ones(2, 8, requires_grad=True))
+    except UnsupportedError as error:
+        return str(error)
+    return "it went on"
+
+
+def test_gradients_of_inputs_are_refused() -> None:
+    for told in on_ranks(2, _asks_for_an_inputs_gradient):
+        assert "only parameters get one" in told
 
 
 def _ranks_out_of_order(rank: int) -> str:

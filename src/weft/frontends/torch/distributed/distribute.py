@@ -24,7 +24,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 
 from weft.config import Config
-from weft.errors import ShardingError
+from weft.errors import ShardingError, UnsupportedError
 from weft.frontends.torch.distributed.capture_model import CapturedModel, capture_model
 from weft.frontends.torch.distributed.failures import TIMEOUT
 from weft.frontends.torch.distributed.hints import Plan, check_patterns, placements_of, plan_of_transformers
@@ -111,6 +111,11 @@ class DistributedModel(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         leaves, spec = pytree.tree_flatten((args, kwargs))
+        if torch.is_grad_enabled() and any(isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in leaves):
+            raise UnsupportedError(
+                "an input of a model on many ranks requires a gradient, and only parameters get one",
+                hint="detach it, or distribute a model that has what computes it",
+            )
         trains = torch.is_grad_enabled() and any(p.requires_grad for p in self.model.parameters())
         key = (spec, trains, self.model.training, tuple(_described(leaf) for leaf in leaves))
         if key not in self.programs:
