@@ -186,6 +186,20 @@ def test_inputs_lie_as_their_dtensors_say() -> None:
     check(on_ranks(2, _takes_dtensors))
 
 
+def _trains_in_part(rank: int) -> dict[str, float]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.9))
+    spread, x = weft.distribute(copy.deepcopy(model), {"tp": 2}, {"0.weight": "[{tp}, {}]"}), torch.ones(2, 8)
+    with torch.no_grad():
+        assert (spread(x) == 0).any(), "it drops"
+        spread.model[1].eval()
+        return {"output": float((spread(x) - model[0](x)).abs().max())}
+
+
+def test_a_module_may_be_evaluated_while_others_train() -> None:
+    check(on_ranks(2, _trains_in_part))
+
+
 def _asks_for_an_inputs_gradient(rank: int) -> str:
     spread = weft.distribute(nn.Linear(8, 8), {"tp": 2}, {"weight": "[{tp}, {}]"})
     try:

@@ -117,7 +117,8 @@ class DistributedModel(nn.Module):
                 hint="detach it, or distribute a model that has what computes it",
             )
         trains = torch.is_grad_enabled() and any(p.requires_grad for p in self.model.parameters())
-        key = (spec, trains, self.model.training, tuple(_described(leaf) for leaf in leaves))
+        modes = tuple(module.training for module in self.model.modules())
+        key = (spec, trains, modes, tuple(_described(leaf) for leaf in leaves))
         if key not in self.programs:
             self.programs[key] = self._compile(leaves, spec, trains)
         return self.programs[key](leaves, self.model)
@@ -128,7 +129,9 @@ class DistributedModel(nn.Module):
         return self._sharded(leaves, spec, trains)[1]
 
     def _sharded(self, leaves: Sequence[Any], spec: Any, trains: bool) -> tuple[CapturedModel, ShardedProgram]:
-        skeleton = self.skeleton[0].train(self.model.training)
+        skeleton = self.skeleton[0]
+        for traced, module in zip(skeleton.modules(), self.model.modules(), strict=True):
+            traced.training = module.training
         with self.fake:
             given = [
                 torch.empty(leaf.shape, dtype=leaf.dtype, device=self.device)
