@@ -14,9 +14,14 @@ from weft.planner.errors import HardwareError, TableError
 from weft.planner.expert_costs import expert_curve, experts_roofline
 from weft.planner.grids import Grid, captured, filled
 from weft.planner.hardware import catalogue, find_gpu
+from weft.planner.mapping import Mapping, rank_program
+from weft.planner.model import find_model
 from weft.planner.op_costs import ROWS, OpCosts, gemm_roofline
 from weft.planner.program import Attention, Collective, Experts, Gemm
+from weft.planner.scheduler import Chunk, Request, Step
 from weft.planner.search import open_costs
+from weft.planner.simulate import StepTimer
+from weft.planner.step_costs import step_costs
 from weft.planner.tables import KernelTables
 
 H200 = find_gpu("h200")
@@ -72,6 +77,17 @@ def test_without_tables_there_is_the_roofline() -> None:
     assert attention.source == "roofline"
     experts = Experts("", 4096, 14336, 2, 8, 1, 1)
     assert (expert_curve(costs, experts).seconds >= experts_roofline(H200, experts, ROWS)).all()
+
+
+def test_work_grows_beyond_the_last_rows() -> None:
+    model = find_model("Llama-3.1-8B")
+    costs = step_costs(rank_program(model, Mapping()), open_costs(H200, None, "weft"), "bfloat16")
+    once = [costs.prompt(tokens) - costs.attend(tokens, 0.0) for tokens in (ROWS[-1], 2 * ROWS[-1])]
+    assert once[1] == pytest.approx(2 * once[0], rel=0.02)
+    timer = StepTimer(costs, 4 * 16384)
+    request = Request(0, 65536, 1)
+    short, long = (timer.seconds(Step(0, 0.0, [Chunk(request, new, 0, False)], 1)) for new in (16384, 65536))
+    assert long > 4 * short
 
 
 def test_a_site_left_out_is_had_from_its_neighbours() -> None:

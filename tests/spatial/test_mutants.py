@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from weft.backends.reference.graph import run
-from weft.spatial.isa import CHAINED, Opcode
+from weft.spatial.isa import CHAINED, EMITS, Opcode
 from weft.spatial.machine import streaming_machine
-from weft.spatial.program import Image, Program
+from weft.spatial.program import MOVING, Image, Program
 from weft.spatial.scheduler.compile import compile_graph
 from weft.spatial.scheduler.emit import texts_of
 from weft.spatial.verifier.verify import ScheduleError, verify, violations
@@ -65,6 +65,23 @@ HAZARDS = {
 def test_a_hazard_is_caught_by_its_invariant(invariant: int) -> None:
     found = violations(HAZARDS[invariant]())
     assert invariant in {each.invariant for each in found}
+
+
+def test_sums_that_take_each_others_products_are_caught() -> None:
+    """Two of a pass that is not the last change places in time, and nothing leaves the accumulators at another time."""
+    rows = PROGRAM.instructions
+    silent = (rows["opcode"] == Opcode.ACCUMULATE) & (rows["detail"] & EMITS == 0) & (rows["count"] > 1)
+    chosen = int(np.flatnonzero(silent)[0])
+    made = np.concatenate([rows[:chosen], *([rows[chosen : chosen + 1]] * 3), rows[chosen + 1 :]])
+    for column, step in MOVING.items():
+        later = chosen + 1 if column == "cycle" else chosen
+        made[column][later] += rows[step][chosen]
+        made[column][chosen + 2] += 2 * rows[step][chosen]
+    made["count"][chosen : chosen + 2] = 1
+    made["count"][chosen + 2] -= 2
+    made = made[made["count"] > 0]
+    found = violations(replace(PROGRAM, instructions=made, texts=texts_of(made)))
+    assert any("takes another product than it is meant to" in each.message for each in found)
 
 
 def test_a_violation_names_unit_cycle_and_op() -> None:

@@ -43,6 +43,13 @@ FLOOR = 2.4e-6
 """The shortest kernel in any table of GEMMs: what starting and ending one takes."""
 
 
+def over_rows(rows: Any, seconds: Array) -> Any:
+    """Times over `ROWS` at any rows: linear between them, and on beyond the last, where work is all that grows."""
+    wanted = np.asarray(rows, dtype=float)
+    slope = (seconds[-1] - seconds[-2]) / (ROWS[-1] - ROWS[-2])
+    return np.interp(wanted, ROWS, seconds) + np.maximum(wanted - ROWS[-1], 0.0) * slope
+
+
 @dataclass(frozen=True)
 class Curve:
     """Times over `ROWS` and the step of the ladder that they are from."""
@@ -51,7 +58,7 @@ class Curve:
     source: str
 
     def at(self, rows: Any) -> Any:
-        return np.interp(np.asarray(rows, dtype=float), ROWS, self.seconds)
+        return over_rows(rows, self.seconds)
 
 
 @dataclass

@@ -197,7 +197,7 @@ def simulate_point(
     behaviour: dict[str, Any] = dict(ENGINES.get(settings.engine, ENGINES["weft"]))
     limits = Limits(tokens=settings.chunk, cache=int(share), per_tick=settings.draft.per_step, **behaviour)
     requests, arrivals = traffic.requests(rate, count, seed)
-    timer = StepTimer(candidate.costs, drafted=settings.draft.tokens)
+    timer = StepTimer(candidate.costs, max(settings.chunk, 16384), drafted=settings.draft.tokens)
     return simulate(timer, limits, requests, arrivals)
 
 

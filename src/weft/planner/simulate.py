@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from weft.planner.attention_costs import LENGTHS
-from weft.planner.op_costs import ROWS
+from weft.planner.op_costs import over_rows
 from weft.planner.scheduler import Limits, Request, State, Step, complete, schedule
 from weft.planner.step_costs import StepCosts, surface
 from weft.planner.tables import Array
@@ -28,10 +28,10 @@ class StepTimer:
         rows = np.arange(tokens + 1, dtype=float)
         per = np.maximum(rows / costs.stages, 1.0)
         local = np.maximum(per * costs.share, 1.0)
-        self.rows: list[float] = (np.interp(local, ROWS, costs.tokens) + np.interp(per, ROWS, costs.experts)).tolist()
-        self.given: list[float] = np.interp(local, ROWS, costs.sequences).tolist()
-        self.decode: list[float] = np.interp(local, ROWS, costs.decode).tolist()
-        self.prefill: list[float] = np.interp(local, ROWS, costs.prefill).tolist()
+        self.rows: list[float] = (over_rows(local, costs.tokens) + over_rows(per, costs.experts)).tolist()
+        self.given: list[float] = over_rows(local, costs.sequences).tolist()
+        self.decode: list[float] = over_rows(local, costs.decode).tolist()
+        self.prefill: list[float] = over_rows(local, costs.prefill).tolist()
         batch = np.maximum(np.arange(sequences + 1, dtype=float) / costs.stages * costs.share, 1.0)
         grid = surface(costs.decode_attention, batch[:, None], LENGTHS[None, :])
         self.attention: list[list[float]] = grid.tolist()

@@ -10,7 +10,7 @@ import numpy as np
 from weft.planner.attention_costs import BATCHES, LENGTHS, AttentionCosts
 from weft.planner.collectives import CollectiveCosts
 from weft.planner.expert_costs import expert_curve
-from weft.planner.op_costs import BANDS, FLOOR, ROWS, OpCosts
+from weft.planner.op_costs import BANDS, FLOOR, ROWS, OpCosts, over_rows
 from weft.planner.program import Attention, Collective, Elementwise, Experts, Gemm, LinearAttention, RankProgram
 from weft.planner.tables import Array
 
@@ -50,13 +50,13 @@ class StepCosts:
         """A step of `batch` sequences of the replica that each give a token, with so much context each."""
         rows = np.maximum(np.asarray(batch, dtype=float) / self.stages, 1.0)
         local = np.maximum(rows * self.share, 1.0)
-        once = np.interp(local, ROWS, self.tokens + self.sequences + self.decode) + np.interp(rows, ROWS, self.experts)
+        once = over_rows(local, self.tokens + self.sequences + self.decode) + over_rows(rows, self.experts)
         return once + surface(self.decode_attention, local, context)
 
     def prompt(self, length: Any, prefix: Any = 0.0) -> Any:
         """All of a prompt's `length` new tokens, alone in its steps."""
         new = np.maximum(np.asarray(length, dtype=float), 1.0)
-        once = np.interp(new, ROWS, self.tokens + self.experts + self.prefill) + self.sequences[0]
+        once = over_rows(new, self.tokens + self.experts + self.prefill) + self.sequences[0]
         return once + self.attend(new, prefix)
 
     def attend(self, new: Any, prefix: Any) -> Any:
@@ -84,7 +84,7 @@ class StepCosts:
             return 0.0
         if part.axis == "decode attention":
             return float(surface(part.seconds, local, context))
-        return float(np.interp(rows if part.axis == "experts" else local, ROWS, part.seconds))
+        return float(over_rows(rows if part.axis == "experts" else local, part.seconds))
 
 
 def _index(positions: Array, wanted: Any) -> Array:

@@ -25,6 +25,7 @@ from weft.passes.differentiate import value_and_vjp_function
 from weft.passes.registry import read_pipeline
 from weft.passes.sharding.annotations import ARGS, RESULTS, set_late_axes, set_mesh, set_shardings, shardings_at
 from weft.passes.sharding.counts import count_program
+from weft.passes.sharding.reshard import Resharder
 from weft.passes.split_joint import split_joint
 from weft.pipelines import sharding_passes
 from weft.tile.text import functions_of, parse_program, print_program
@@ -159,6 +160,22 @@ def test_blocks_of_a_packed_weight_split_within() -> None:
     tensors = {"x": Tensor(f32, (4, 6)), "w": Tensor(f32, (6, 16)), "v": Tensor(f32, (8, 6))}
     made = partitioned(program(tensors, gated), Mesh.of(tp=4), {"w": "[{}, {tp/2}]", "v": "[{tp}, {}]"})
     assert collectives(made) == {"all_reduce": 1}
+
+
+LAYOUTS = ["[{}]", "[{dp}]", "[{tp}]", "[{dp, tp}]", "[{tp, dp}]", "[{tp/4}]", "[{tp/2, dp}]", "[{tp/4, dp/4}]"]
+
+
+@pytest.mark.parametrize("now", LAYOUTS)
+@pytest.mark.parametrize("target", LAYOUTS)
+def test_every_layout_becomes_every_other(now: str, target: str) -> None:
+    mesh, array = Mesh.of(dp=2, tp=2), np.arange(16, dtype=np.float32)
+    here, there = Sharding.parse(now), Sharding.parse(target)
+    function = FuncOp.make("f", {"x": here.local(Tensor(f32, array.shape), mesh)})
+    b = GraphBuilder(function.block)
+    b.insert(ReturnOp.make([Resharder(b, mesh)(function.block.args[0], here, there)]))
+    got = run_ranks(function, mesh, lambda rank: [part_of(array, here, mesh, rank)])
+    for rank, (part,) in enumerate(got):
+        np.testing.assert_array_equal(part, part_of(array, there, mesh, rank))
 
 
 def test_an_embedding_table_is_updated_by_the_sum_of_all_ranks() -> None:

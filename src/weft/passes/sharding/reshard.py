@@ -79,10 +79,16 @@ class Resharder:
         rest = list(splits[kept:])
         while rest:
             joined = [rest.pop()]
-            while rest and joined[0].blocks == 1:
+            while rest and self._follow(rest[-1], joined[0]):
                 joined.insert(0, rest.pop())
             value = self._within_blocks(AllGather, value, dim, *joined)
         return value
+
+    def _follow(self, outer: Split, inner: Split) -> bool:
+        """Whether two splits are one over both axes. One without blocks cuts across the blocks of the one outside it,
+        and processes stand in a group as the mesh numbers them, whatever the order of the axes."""
+        order = [name for name, _ in self.mesh.axes]
+        return outer.blocks == inner.blocks == 1 and order.index(outer.axis) < order.index(inner.axis)
 
     def _within_blocks(self, cls: type[GraphOp], value: SSAValue, dim: int, *splits: Split, **params: Any) -> SSAValue:
         """An op along a dimension that is several blocks, of which each rank has a part of each."""

@@ -213,8 +213,7 @@ class LayerPipeline:
         source, step, job = self.layer.source, worker.job.passes[number], worker.job
         assert source is not None, "a layer with passes has one"
         places, lane = step.positions[rows], worker.number % (machine.matrix.planes // 2)
-        stream = self._stream(_outward(worker.half), _ACTIVATIONS + lane)
-        edge = machine.edge if worker.half else -machine.edge
+        stream, edge = self._stream(_outward(worker.half), _ACTIVATIONS + lane), machine.edge * (2 * worker.half - 1)
         tags = source.tags(step.block, places)
         self._read_tensor(source, worker.number, step.block, places, times, edge, stream)
         wanted = memory.tile_tag + step.tile * machine.matrix.rows
@@ -227,6 +226,8 @@ class LayerPipeline:
             result=self._stream(_inward(worker.half), _SUMS + 4 * lane) if last else NONE,
             address=np.arange(len(rows)) % machine.matrix.accumulator_rows,
             detail=(ADDS if number else 0) | (EMITS if last else 0),
+            want0=tags,
+            want1=wanted,
             tag=made,
         )
         self.multiplied += len(rows)

@@ -60,6 +60,10 @@ def _check_sums(checks: Checks, plane: int) -> None:
     times = issues["cycle"][sums]
     checks.refuse(5, sums[~np.isin(times, products)], "finds no product in its cycle")
     checks.refuse(5, multiplies[~np.isin(products, times)], "makes a product that is never added")
+    if len(multiplies):
+        taken = multiplies[np.minimum(np.searchsorted(products, times), len(multiplies) - 1)]
+        other = (issues["want0"][taken] != issues["want0"][sums]) | (issues["tag"][taken] != issues["want1"][sums])
+        checks.refuse(5, sums[np.isin(times, products) & other], "takes another product than it is meant to")
     rows = issues["address"][sums]
     outside = (rows < 0) | (rows >= machine.matrix.accumulator_rows)
     checks.refuse(5, sums[outside], f"has no such row of {machine.matrix.accumulator_rows} accumulators")

@@ -12,11 +12,12 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.tensor import DTensor
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 import weft
 from tests.frontends.torch.distributed.ranks import on_ranks
-from weft.errors import RankError, ShardingError
+from weft.errors import RankError, ShardingError, UnsupportedError
 from weft.frontends.torch.distributed.capture_model import capture_model
 from weft.frontends.torch.distributed.hints import Plan, plan_of_transformers
 from weft.testing.models import SMALL, configured, seeded
@@ -132,6 +133,98 @@ def test_every_way_to_split_trains_the_same(family: str, kind: str, mesh: dict[s
     for size in mesh.values():
         count *= size
     check(on_ranks(count, same_as_one_rank, family, kind, mesh, seconds=300))
+
+
+def _splits_against_the_mesh(rank: int) -> dict[str, float]:
+    torch.manual_seed(0)
+    model, x = nn.Linear(8, 8), torch.randn(8, 8)
+    whole = copy.deepcopy(model)
+    spread = weft.distribute(model, {"dp": 2, "tp": 2}, Plan(inputs={"0": "[{tp, dp}, {}]"}))
+    with torch.no_grad():
+        return {"output": float((spread(x) - whole(x)).abs().max())}
+
+
+def test_axes_in_another_order_than_the_mesh_has() -> None:
+    check(on_ranks(4, _splits_against_the_mesh))
+
+
+def _on_a_part_of_the_ranks(rank: int, axes: tuple[str, ...]) -> dict[str, float]:
+    torch.manual_seed(0)
+    model, x = nn.Linear(8, 8), torch.randn(8, 8)
+    whole = copy.deepcopy(model)
+    every = init_device_mesh("cpu", (2, 1, 2), mesh_dim_names=("dp", "tp", "pp"))
+    spread = weft.distribute(model, every[axes], {"weight": f"[{{{', '.join(axes)}}}, {{}}]"})
+    assert isinstance(spread.model.weight, DTensor)
+    with torch.no_grad():
+        found = {
+            "output": float((spread(x) - whole(x)).abs().max()),
+            "weight": float((spread.model.weight.full_tensor() - whole.weight).abs().max()),
+        }
+    dist.barrier()  # the ranks of another part may need the store that one of these keeps
+    return found
+
+
+@pytest.mark.parametrize("axes", [("dp",), ("dp", "tp")])
+def test_a_mesh_of_a_part_of_the_ranks(axes: tuple[str, ...]) -> None:
+    check(on_ranks(4, _on_a_part_of_the_ranks, axes))
+
+
+def _takes_dtensors(rank: int) -> dict[str, float]:
+    torch.manual_seed(0)
+    model, x = nn.Linear(8, 8), torch.randn(8, 8)
+    whole = copy.deepcopy(model)
+    mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
+    spread = weft.distribute(model, mesh, {"weight": "[{tp}, {}]"})
+    with torch.no_grad():
+        return {
+            str(placement): float((spread(distribute_tensor(x, mesh, [placement])) - whole(x)).abs().max())
+            for placement in (Shard(0), Replicate(), Shard(1))
+        }
+
+
+def test_inputs_lie_as_their_dtensors_say() -> None:
+    check(on_ranks(2, _takes_dtensors))
+
+
+def _trains_in_part(rank: int) -> dict[str, float]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.9))
+    spread, x = weft.distribute(copy.deepcopy(model), {"tp": 2}, {"0.weight": "[{tp}, {}]"}), torch.ones(2, 8)
+    with torch.no_grad():
+        assert (spread(x) == 0).any(), "it drops"
+        spread.model[1].eval()
+        return {"output": float((spread(x) - model[0](x)).abs().max())}
+
+
+def test_a_module_may_be_evaluated_while_others_train() -> None:
+    check(on_ranks(2, _trains_in_part))
+
+
+def _asks_for_an_inputs_gradient(rank: int) -> str:
+    spread = weft.distribute(nn.Linear(8, 8), {"tp": 2}, {"weight": "[{tp}, {}]"})
+    try:
+        spread(torch.ones(2, 8, requires_grad=True))
+    except UnsupportedError as error:
+        return str(error)
+    return "it went on"
+
+
+def test_gradients_of_inputs_are_refused() -> None:
+    for told in on_ranks(2, _asks_for_an_inputs_gradient):
+        assert "only parameters get one" in told
+
+
+def _ranks_out_of_order(rank: int) -> str:
+    try:
+        weft.distribute(nn.Linear(8, 8), DeviceMesh("cpu", [1, 0], mesh_dim_names=("tp",)), {"weight": "[{tp}, {}]"})
+    except ShardingError as error:
+        return str(error)
+    return "it went on"
+
+
+def test_ranks_out_of_order_are_refused() -> None:
+    for told in on_ranks(2, _ranks_out_of_order):
+        assert "are not in order: [1, 0]" in told
 
 
 def _dies(rank: int) -> str:

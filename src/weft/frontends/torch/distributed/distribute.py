@@ -24,7 +24,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 
 from weft.config import Config
-from weft.errors import ShardingError
+from weft.errors import ShardingError, UnsupportedError
 from weft.frontends.torch.distributed.capture_model import CapturedModel, capture_model
 from weft.frontends.torch.distributed.failures import TIMEOUT
 from weft.frontends.torch.distributed.hints import Plan, check_patterns, placements_of, plan_of_transformers
@@ -74,7 +74,7 @@ class DistributedModel(nn.Module):
     def __init__(self, model: nn.Module, groups: Groups, plan: Plan, config: Config) -> None:
         super().__init__()
         self.groups, self.plan, self.config = groups, plan, config
-        self.rank = dist.get_rank()
+        self.rank = groups.rank
         self.device = next((p.device for p in model.parameters()), torch.device("cpu"))
         self.fake = FakeTensorMode(allow_non_fake_inputs=True)
         self.skeleton = [_skeleton(model, self.fake)]  # in a list, so that it is no submodule
@@ -111,8 +111,14 @@ class DistributedModel(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         leaves, spec = pytree.tree_flatten((args, kwargs))
+        if torch.is_grad_enabled() and any(isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in leaves):
+            raise UnsupportedError(
+                "an input of a model on many ranks requires a gradient, and only parameters get one",
+                hint="detach it, or distribute a model that has what computes it",
+            )
         trains = torch.is_grad_enabled() and any(p.requires_grad for p in self.model.parameters())
-        key = (spec, trains, self.model.training, tuple(_described(leaf) for leaf in leaves))
+        modes = tuple(module.training for module in self.model.modules())
+        key = (spec, trains, modes, tuple(_described(leaf) for leaf in leaves))
         if key not in self.programs:
             self.programs[key] = self._compile(leaves, spec, trains)
         return self.programs[key](leaves, self.model)
@@ -123,7 +129,9 @@ class DistributedModel(nn.Module):
         return self._sharded(leaves, spec, trains)[1]
 
     def _sharded(self, leaves: Sequence[Any], spec: Any, trains: bool) -> tuple[CapturedModel, ShardedProgram]:
-        skeleton = self.skeleton[0].train(self.model.training)
+        skeleton = self.skeleton[0]
+        for traced, module in zip(skeleton.modules(), self.model.modules(), strict=True):
+            traced.training = module.training
         with self.fake:
             given = [
                 torch.empty(leaf.shape, dtype=leaf.dtype, device=self.device)
@@ -234,7 +242,10 @@ def _skeleton(model: nn.Module, mode: FakeTensorMode) -> nn.Module:
 
 
 def _described(leaf: Any) -> Any:
-    return (tuple(leaf.shape), leaf.dtype, type(leaf)) if isinstance(leaf, torch.Tensor) else repr(leaf)
+    """What a program is made for: it takes a DTensor's part as it lies."""
+    if not isinstance(leaf, torch.Tensor):
+        return repr(leaf)
+    return tuple(leaf.shape), leaf.dtype, leaf.placements if isinstance(leaf, DTensor) else None
 
 
 def _input_name(path: str) -> str:

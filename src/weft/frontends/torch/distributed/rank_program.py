@@ -15,6 +15,7 @@ from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp
 
 from weft.config import Config
+from weft.errors import ShardingError
 from weft.frontends.torch.backend import LaterExecutor, executor_for
 from weft.frontends.torch.devices import target_on
 from weft.frontends.torch.distributed.failures import naming_dead_ranks
@@ -42,17 +43,25 @@ class Groups:
 
     def _group(self, axes: tuple[str, ...]) -> Any:
         if len(axes) == 1:
-            return self.devices.get_group(axes[0])
-        own: Any = None
-        for ranks in self.mesh.groups(axes):
-            group = dist.new_group(ranks)
-            if dist.get_rank() in ranks:
-                own = group
-        return own
+            return self.devices.get_group(list(self.mesh.sizes).index(axes[0]))
+        numbers = self.devices.mesh.flatten().tolist()
+        own = next(group for group in self.mesh.groups(axes) if self.rank in group)
+        # A mesh may be a part of all ranks, and the others know nothing of its groups.
+        return dist.new_group([numbers[rank] for rank in own], use_local_synchronization=True)
+
+    @property
+    def rank(self) -> int:
+        """Where this process stands in the mesh, which need not be its number among all."""
+        return self.devices.mesh.flatten().tolist().index(dist.get_rank())
 
 
 def groups_of(devices: DeviceMesh) -> Groups:
     names = devices.mesh_dim_names or tuple(f"axis{n}" for n in range(devices.ndim))
+    numbers = devices.mesh.flatten().tolist()
+    if numbers != sorted(numbers):
+        raise ShardingError(f"the ranks of the mesh are not in order: {numbers}", hint="number them row by row")
+    if dist.get_rank() not in numbers:
+        raise ShardingError(f"rank {dist.get_rank()} is not one of the mesh's, {numbers}")
     return Groups(Mesh(tuple(zip(names, devices.mesh.shape, strict=True))), devices, {})
 
 
