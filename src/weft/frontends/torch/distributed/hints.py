@@ -30,7 +30,6 @@ class Plan:
 
     parameters: Mapping[str, str] = field(default_factory=dict[str, str])
     inputs: Mapping[str, str] = field(default_factory=dict[str, str])
-    outputs: Mapping[str, str] = field(default_factory=dict[str, str])
     fsdp: str | None = None
 
     def sharding(self, name: str, tensor: torch.Tensor, mesh: Mesh) -> Sharding:
