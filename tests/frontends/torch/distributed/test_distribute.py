@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
 import weft
 from tests.frontends.torch.distributed.ranks import on_ranks
@@ -184,6 +184,58 @@ def _takes_dtensors(rank: int) -> dict[str, float]:
 
 def test_inputs_lie_as_their_dtensors_say() -> None:
     check(on_ranks(2, _takes_dtensors))
+
+
+def _takes_pending_reductions(rank: int) -> dict[str, float]:
+    torch.manual_seed(0)
+    model = nn.Linear(8, 8)
+    whole = copy.deepcopy(model)
+    mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
+    spread = weft.distribute(model, mesh, {"weight": "[{tp}, {}]"})
+    parts = [torch.randn(4, 8), torch.randn(4, 8)]
+    expected = {
+        "sum": parts[0] + parts[1],
+        "product": parts[0] * parts[1],
+        "max": torch.maximum(*parts),
+        "min": torch.minimum(*parts),
+    }
+    with torch.no_grad():
+        return {
+            kind: float((spread(DTensor.from_local(parts[rank], mesh, [Partial(kind)])) - whole(x)).abs().max())
+            for kind, x in expected.items()
+        }
+
+
+def test_inputs_may_have_reductions_pending() -> None:
+    check(on_ranks(2, _takes_pending_reductions))
+
+
+def _takes_dtensors_that_do_not_fit(rank: int) -> list[str]:
+    spread = weft.distribute(nn.Linear(8, 8), {"tp": 2}, {"weight": "[{tp}, {}]"})
+    own, x = spread.groups.devices, torch.ones(4, 8)
+    wide = init_device_mesh("cpu", (2, 1), mesh_dim_names=("tp", "dp"))
+    other = init_device_mesh("cpu", (2,), mesh_dim_names=("dp",))
+    told: list[str] = []
+    with torch.no_grad():
+        spread(distribute_tensor(x, own, [Shard(0)]))
+        for given in (
+            DTensor.from_local(x, own, [Partial("avg")]),
+            distribute_tensor(x, wide, [Shard(0), Replicate()]),
+            distribute_tensor(x, other, [Shard(0)]),
+        ):
+            try:
+                spread(given)
+            except ShardingError as error:
+                told.append(str(error))
+    return told
+
+
+def test_dtensors_that_do_not_fit_are_refused() -> None:
+    for told in on_ranks(2, _takes_dtensors_that_do_not_fit):
+        assert len(told) == 3, told
+        assert "reduction avg" in told[0] and "redistribute" in told[0]
+        assert "0 is a DTensor on a mesh tp=2, dp=1" in told[1] and "weft.distribute gets" in told[1]
+        assert "on a mesh dp=2" in told[2]
 
 
 def _trains_in_part(rank: int) -> dict[str, float]:

@@ -245,7 +245,8 @@ def _described(leaf: Any) -> Any:
     """What a program is made for: it takes a DTensor's part as it lies."""
     if not isinstance(leaf, torch.Tensor):
         return repr(leaf)
-    return tuple(leaf.shape), leaf.dtype, leaf.placements if isinstance(leaf, DTensor) else None
+    lies = (leaf.device_mesh, leaf.placements) if isinstance(leaf, DTensor) else None
+    return tuple(leaf.shape), leaf.dtype, lies
 
 
 def _input_name(path: str) -> str:
