@@ -252,6 +252,54 @@ def test_a_module_may_be_evaluated_while_others_train() -> None:
     check(on_ranks(2, _trains_in_part))
 
 
+class Shifted(nn.Module):
+    """A module with tensors that are neither parameters nor buffers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+        self.shift = torch.arange(8.0)
+        self.scales = {"all": [torch.full((8,), 3.0)]}
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x) * self.scales["all"][0] + self.shift
+
+
+def _holds_plain_tensors(rank: int) -> dict[str, float]:
+    torch.manual_seed(0)
+    model, x = Shifted(), torch.randn(4, 8)
+    whole = copy.deepcopy(model)
+    spread = weft.distribute(model, {"tp": 2}, {"linear.weight": "[{tp}, {}]"})
+    for each in (whole, spread):
+        each(x).square().sum().backward()
+    weight = spread.model.linear.weight.grad
+    assert isinstance(weight, DTensor) and whole.linear.weight.grad is not None
+    scale = float(whole.linear.weight.grad.abs().max())
+    return {
+        "output": float((spread(x) - whole(x)).abs().max().detach()),
+        "gradient": float((weight.full_tensor() - whole.linear.weight.grad).abs().max()) / scale,
+    }
+
+
+def test_tensors_that_are_plain_attributes_are_constants() -> None:
+    check(on_ranks(2, _holds_plain_tensors))
+
+
+def _trains_a_plain_tensor(rank: int) -> str:
+    model = nn.Sequential(Shifted())
+    model[0].shift = torch.ones(8, requires_grad=True)
+    try:
+        weft.distribute(model, {"tp": 2}, {"0.linear.weight": "[{tp}, {}]"})
+    except UnsupportedError as error:
+        return str(error)
+    return "it went on"
+
+
+def test_plain_attributes_that_require_gradients_are_refused() -> None:
+    for told in on_ranks(2, _trains_a_plain_tensor):
+        assert "0.shift requires a gradient" in told and "nn.Parameter" in told
+
+
 def _asks_for_an_inputs_gradient(rank: int) -> str:
     spread = weft.distribute(nn.Linear(8, 8), {"tp": 2}, {"weight": "[{tp}, {}]"})
     try:

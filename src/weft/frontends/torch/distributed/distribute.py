@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
@@ -232,13 +232,32 @@ def part_of(tensor: torch.Tensor, sharding: Sharding, mesh: Mesh, rank: int) -> 
 
 
 def _skeleton(model: nn.Module, mode: FakeTensorMode) -> nn.Module:
-    """The model without its data, to be traced."""
+    """The model without its data, to be traced. Tensors that are neither parameters nor buffers stay: they are
+    constants of the program."""
     memo: dict[int, Any] = {}
     with mode:
         for tensor in (*model.parameters(), *model.buffers()):
             empty = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
             memo[id(tensor)] = nn.Parameter(empty, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else empty
-        return copy.deepcopy(model, memo)
+    for owner, module in model.named_modules():
+        for attribute, leaf in _attributes(module):
+            if not isinstance(leaf, torch.Tensor) or id(leaf) in memo:
+                continue
+            if leaf.requires_grad:
+                name = f"{owner}.{attribute}".removeprefix(".")
+                raise UnsupportedError(
+                    f"{name} requires a gradient and is neither a parameter nor a buffer",
+                    hint="make it an nn.Parameter, or detach it",
+                )
+            memo[id(leaf)] = leaf
+    return copy.deepcopy(model, memo)
+
+
+def _attributes(module: nn.Module) -> Iterator[tuple[str, Any]]:
+    """What a module holds beside its parameters, buffers and modules, lists and dictionaries leaf by leaf."""
+    for name, value in vars(module).items():
+        if name not in ("_parameters", "_buffers", "_modules"):
+            yield from ((name, leaf) for leaf in pytree.tree_leaves(value))
 
 
 def _described(leaf: Any) -> Any:
