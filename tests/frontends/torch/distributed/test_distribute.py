@@ -6,6 +6,7 @@ import copy
 import os
 import time
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -16,8 +17,9 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
 import weft
-from tests.frontends.torch.distributed.ranks import on_ranks
+from tests.frontends.torch.distributed.ranks import free_port, on_ranks
 from weft.errors import RankError, ShardingError, UnsupportedError
+from weft.frontends.torch.distributed import failures
 from weft.frontends.torch.distributed.capture_model import capture_model
 from weft.frontends.torch.distributed.hints import Plan, plan_of_transformers
 from weft.testing.models import SMALL, configured, seeded
@@ -351,6 +353,40 @@ def test_a_rank_that_dies_is_named() -> None:
     assert second == "gone"
     assert "(1,) rank 1 does not answer" in first
     assert time.monotonic() - start < 60
+
+
+def _fails_twice(rank: int) -> list[Any]:
+    store = dist.distributed_c10d._get_default_store()
+    before = store.timeout
+    first = failures.silent_ranks([0, 1], 1)
+    dist.barrier()
+    second = failures.silent_ranks([0, 1], 2) if rank == 0 else []
+    after = store.timeout
+    dist.barrier()  # it keeps the store
+    return [first, second, before == after]
+
+
+def test_an_answer_after_one_failure_is_none_after_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(failures, "_ANSWER", timedelta(seconds=3))
+    assert on_ranks(2, _fails_twice) == [[[], [1], True], [[], [], True]]
+
+
+def _waits_as_told(rank: int, port: int) -> list[Any]:
+    dist.destroy_process_group()
+    os.environ["MASTER_PORT"] = str(port)
+    weft.distribute(nn.Linear(8, 8), {"tp": 2}, {"weight": "[{tp}, {}]"}, timeout=timedelta(seconds=77))
+    group = dist.distributed_c10d._get_default_group()
+    waits = group._get_backend(torch.device("cpu")).options._timeout
+    try:
+        weft.distribute(nn.Linear(8, 8), {"tp": 2}, {"weight": "[{tp}, {}]"}, timeout=timedelta(seconds=5))
+    except ShardingError as error:
+        return [waits.total_seconds(), str(error)]
+    return [waits.total_seconds(), "it went on"]
+
+
+def test_the_timeout_is_that_of_the_process_group() -> None:
+    for seconds, told in on_ranks(2, _waits_as_told, free_port()):
+        assert seconds == 77 and "is there already" in told
 
 
 def _optimizes_and_saves(rank: int, folder: str) -> Any:

@@ -12,6 +12,7 @@ import copy
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from operator import attrgetter
 from typing import Any
 
@@ -39,14 +40,21 @@ def distribute(
     plan: Plan | Mapping[str, str] | str = "tp",
     *,
     config: Config | None = None,
+    timeout: timedelta | None = None,
 ) -> DistributedModel:
     """A model whose parameters lie on the ranks of a mesh as a plan says, compiled for each of them.
 
     `mesh` is a DeviceMesh with names, or sizes by name: `{"dp": 2, "tp": 4}`. `plan` is a `Plan`, or shardings by
     patterns of parameter names: `{"*.q_proj.weight": "[{tp}, {}]"}`; the name of an axis takes the plan that a model of
-    transformers carries. The process group is made if there is none, as torchrun's environment says.
+    transformers carries. The process group is made if there is none, as torchrun's environment says; `timeout` is then
+    how long its ranks wait for each other in a collective, 45 seconds unless it is given.
     """
-    devices = mesh if isinstance(mesh, DeviceMesh) else _device_mesh(model, mesh)
+    if timeout is not None and dist.is_initialized():
+        raise ShardingError(
+            "the process group is there already, and its timeout is its own",
+            hint="give the timeout to init_process_group",
+        )
+    devices = mesh if isinstance(mesh, DeviceMesh) else _device_mesh(model, mesh, timeout or TIMEOUT)
     if isinstance(plan, str):
         plan = plan_of_transformers(model, plan)
     elif not isinstance(plan, Plan):
@@ -55,13 +63,13 @@ def distribute(
     return DistributedModel(model, groups_of(devices), plan, config or Config())
 
 
-def _device_mesh(model: nn.Module, sizes: Mapping[str, int]) -> DeviceMesh:
+def _device_mesh(model: nn.Module, sizes: Mapping[str, int], timeout: timedelta) -> DeviceMesh:
     device = next((p.device.type for p in model.parameters()), "cpu")
     device = "cpu" if device == "meta" else device
     if not dist.is_initialized():
         if "RANK" not in os.environ:
             raise ShardingError("there are no ranks", hint="start the program with torchrun, or init_process_group")
-        dist.init_process_group("nccl" if device == "cuda" else "gloo", timeout=TIMEOUT)
+        dist.init_process_group("nccl" if device == "cuda" else "gloo", timeout=timeout)
     wanted = Mesh(tuple(sizes.items()))
     if wanted.ranks != dist.get_world_size():
         raise ShardingError(f"mesh {wanted} has {wanted.ranks} ranks, and there are {dist.get_world_size()}")
