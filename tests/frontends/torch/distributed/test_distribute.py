@@ -22,6 +22,10 @@ from weft.errors import RankError, ShardingError, UnsupportedError
 from weft.frontends.torch.distributed import failures
 from weft.frontends.torch.distributed.capture_model import capture_model
 from weft.frontends.torch.distributed.hints import Plan, plan_of_transformers
+from weft.frontends.torch.distributed.lower_collectives import CollectiveLowering
+from weft.ir.types import Tensor, f32
+from weft.ops.collectives import Send
+from weft.ops.graph import FuncOp, GraphBuilder, ReturnOp
 from weft.testing.models import SMALL, configured, seeded
 
 BERT = Plan(
@@ -450,6 +454,15 @@ def test_what_does_not_fit_is_refused() -> None:
     assert len(told) == len(expected), told
     for text, part in zip(told, expected, strict=True):
         assert part in text
+
+
+def test_pipeline_stages_are_refused() -> None:
+    function = FuncOp.make("stage", {"x": Tensor(f32, (4,))})
+    b = GraphBuilder(function.block)
+    b.insert(Send.make(function.block.args[0], axis="pp", to=1, channel=0))
+    b.insert(ReturnOp.make([function.block.args[0]]))
+    with pytest.raises(UnsupportedError, match="pipeline stages are not run yet"):
+        CollectiveLowering(function, {}, {}).run()
 
 
 def test_a_plan_of_transformers_is_read() -> None:
