@@ -35,13 +35,11 @@ def split_joint(joint: FuncOp, results: int, seeds: int) -> SplitFunctions:
     forward = _needed(list(returned.operands)[:results])
     later = [op for op in block.ops if op not in forward and op is not returned]
     gradients = list(returned.operands)[results:]
-    taken = dict.fromkeys(value for op in later for value in op.operands if value.owner not in later)
-    taken |= dict.fromkeys(value for value in gradients if value.owner not in later)
+    taken = _taken(later, gradients)
     primal, given = list(block.args)[: len(block.args) - seeds], list(block.args)[len(block.args) - seeds :]
     gathered = _gathers([value for value in taken if isinstance(value.owner, Operation)])
     later = [*gathered, *later]
-    taken = dict.fromkeys(value for op in later for value in op.operands if value.owner not in later)
-    taken |= dict.fromkeys(value for value in gradients if value.owner not in later)
+    taken = _taken(later, gradients)
     kept = [value for value in taken if isinstance(value.owner, Operation)]
     again = [number for number, value in enumerate(primal) if value in taken]
     name = joint.sym_name.data.removesuffix("_joint")
@@ -57,6 +55,13 @@ def split_joint(joint: FuncOp, results: int, seeds: int) -> SplitFunctions:
     for function in (made, back):
         function.attributes |= {key: value for key, value in joint.attributes.items() if key == "sharding.mesh"}
     return SplitFunctions(made, back, tuple(again), len(kept))
+
+
+def _taken(ops: list[Operation], results: list[SSAValue]) -> dict[SSAValue, None]:
+    """What ops and results need of what these ops do not make, in order."""
+    made = {value for op in ops for value in op.results}
+    needed = [*(value for op in ops for value in op.operands), *results]
+    return dict.fromkeys(value for value in needed if value not in made)
 
 
 def _gathers(values: list[SSAValue]) -> list[Operation]:

@@ -68,6 +68,12 @@ def test_few_weights_and_those_with_a_meaning_of_their_own_are_asked_one_by_one(
     assert watch_weights([*_weights(), torch.randn(3).as_subclass(Own)]) is None
 
 
+def test_inference_tensors_whose_changes_nobody_counts_are_not_watched() -> None:
+    with torch.inference_mode():
+        made = torch.randn(4, 4)
+    assert watch_weights([*_weights(), made]) is None
+
+
 @pytest.mark.parametrize("native", [True, False], ids=["natively", "by asking each"])
 def test_frozen_models_see_their_weights_change(native: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not native:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp
-from xdsl.ir import SSAValue
+from xdsl.ir import Operation, SSAValue
 
 from weft.backends.reference.graph import run
 from weft.backends.reference.ranks import part_of, run_ranks, whole_of
@@ -19,13 +19,15 @@ from weft.errors import ParseError, ShardingError
 from weft.ir.expr import symbol
 from weft.ir.sharding import Mesh, Sharding
 from weft.ir.types import Tensor, f32, i64, tensor_of
-from weft.ops.collectives import Collective
+from weft.ops.base import View
+from weft.ops.collectives import AllGather, Collective, Wait
 from weft.ops.graph import FuncOp, GraphBuilder, ReturnOp, module_of
 from weft.passes.differentiate import value_and_vjp_function
 from weft.passes.registry import read_pipeline
 from weft.passes.sharding.annotations import ARGS, RESULTS, set_late_axes, set_mesh, set_shardings, shardings_at
 from weft.passes.sharding.counts import count_program
 from weft.passes.sharding.reshard import Resharder
+from weft.passes.sharding.schedule_collectives import schedule
 from weft.passes.split_joint import split_joint
 from weft.pipelines import sharding_passes
 from weft.tile.text import functions_of, parse_program, print_program
@@ -198,6 +200,46 @@ def test_collectives_start_early_and_are_awaited_late() -> None:
     names = [op.name for op in made.block.ops]
     between = names[names.index("graph.all_reduce") + 1 : names.index("graph.wait")]
     assert {"graph.cos", "graph.sin", "graph.exp"} <= set(between)
+
+
+LAYERS = 6
+
+
+def layers(b: Any, x: SSAValue, *weights: SSAValue) -> SSAValue:
+    for weight in weights:
+        x = b.silu(b.dot(x, b.permute(weight, dims=(1, 0))))
+    return x
+
+
+def whole_at_once(function: FuncOp) -> int:
+    """How many gathered parameters are there, or under way, at one time."""
+    places = {op: place for place, op in enumerate(function.block.ops)}
+
+    def last_read(op: Operation) -> int:
+        readers = [use.operation for result in op.results for use in result.uses]
+        return max(last_read(each) if isinstance(each, Wait | View) else places[each] for each in readers)
+
+    spans = [(places[op], last_read(op)) for op in places if isinstance(op, AllGather)]
+    return max(sum(start <= place < end for start, end in spans) for place in places.values())
+
+
+def test_gathered_parameters_are_there_only_shortly_before_they_are_read() -> None:
+    weights = {f"w{n}": Tensor(f32, (16, 16)) for n in range(LAYERS)}
+    joint = program({"x": Tensor(f32, (8, 16)), **weights}, layers, gradients=range(1, LAYERS + 1))
+    split = {"x": "[{dp}, {}]", "grad0": "[{dp}, {}]"} | dict.fromkeys(weights, "[{dp}, {}]")
+    made = partitioned(joint, Mesh.of(dp=4), split, late="dp", results=["[{dp}, {}]"] * (LAYERS + 1))
+    functions = split_joint(made, results=1, seeds=1)
+    for function in (functions.forward, functions.backward):
+        schedule(function)
+        module_of(function).verify()
+        assert collectives(function)["all_gather"] >= LAYERS - 1
+        assert whole_at_once(function) <= 3
+        ops = list(function.block.ops)
+        gathers = [op for op in ops if isinstance(op, AllGather)]
+        for gather in gathers[2:]:  # the others start with the program
+            (wait,) = (use.operation for use in gather.results[0].uses)
+            between = ops[ops.index(gather) : ops.index(wait)]
+            assert any(op.name == "graph.dot" for op in between), "it is gathered while the rank computes"
 
 
 def test_counts_are_those_of_a_rank() -> None:

@@ -97,7 +97,7 @@ class _Partitioning:
                 made.attributes[key] = attribute
         for value, part, sharding in zip(arguments, made.block.args, given, strict=True):
             self.held[value] = _Held(part, sharding)
-            self.wanted[value] = sharding
+            self.wanted[value] = sharding.whole
         self.b = GraphBuilder(made.block)
         self.reshard = Resharder(self.b, self.mesh)
         for op in function.block.ops:

@@ -2,6 +2,7 @@
 
 Stages are cut by dynamic programming over the costs of ops, so that the slowest stage, with what it sends, is as fast
 as it can be. Schedules are lists of steps for each rank; `check_schedule` runs them against what each step needs.
+Nothing runs the stages on ranks yet.
 """
 
 from __future__ import annotations

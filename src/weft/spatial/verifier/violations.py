@@ -40,7 +40,6 @@ class Checks:
 
     program: Program
     found: list[Violation] = field(default_factory=list[Violation])
-    most: int = 20
 
     def __post_init__(self) -> None:
         self.issues = expanded(self.program.instructions)

@@ -18,9 +18,7 @@ from weft.frontends.torch.distributed.failures import TIMEOUT
 def on_ranks(count: int, function: Callable[..., Any], *arguments: Any, seconds: float = 300) -> list[Any]:
     """What the function returns on each rank, given its number and the arguments; a rank that raised gives the text."""
     context = multiprocessing.get_context("fork")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     queue: Any = context.Queue()
     ranks = [context.Process(target=_rank, args=(n, count, port, queue, function, arguments)) for n in range(count)]
     for rank in ranks:
@@ -36,6 +34,12 @@ def on_ranks(count: int, function: Callable[..., Any], *arguments: Any, seconds:
             if rank.is_alive():
                 rank.kill()
     return [results[number] for number in range(count)]
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
 
 
 def _rank(

@@ -6,6 +6,7 @@ import copy
 import os
 import time
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -13,13 +14,18 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
 import weft
-from tests.frontends.torch.distributed.ranks import on_ranks
+from tests.frontends.torch.distributed.ranks import free_port, on_ranks
 from weft.errors import RankError, ShardingError, UnsupportedError
+from weft.frontends.torch.distributed import failures
 from weft.frontends.torch.distributed.capture_model import capture_model
 from weft.frontends.torch.distributed.hints import Plan, plan_of_transformers
+from weft.frontends.torch.distributed.lower_collectives import CollectiveLowering
+from weft.ir.types import Tensor, f32
+from weft.ops.collectives import Send
+from weft.ops.graph import FuncOp, GraphBuilder, ReturnOp
 from weft.testing.models import SMALL, configured, seeded
 
 BERT = Plan(
@@ -186,6 +192,58 @@ def test_inputs_lie_as_their_dtensors_say() -> None:
     check(on_ranks(2, _takes_dtensors))
 
 
+def _takes_pending_reductions(rank: int) -> dict[str, float]:
+    torch.manual_seed(0)
+    model = nn.Linear(8, 8)
+    whole = copy.deepcopy(model)
+    mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
+    spread = weft.distribute(model, mesh, {"weight": "[{tp}, {}]"})
+    parts = [torch.randn(4, 8), torch.randn(4, 8)]
+    expected = {
+        "sum": parts[0] + parts[1],
+        "product": parts[0] * parts[1],
+        "max": torch.maximum(*parts),
+        "min": torch.minimum(*parts),
+    }
+    with torch.no_grad():
+        return {
+            kind: float((spread(DTensor.from_local(parts[rank], mesh, [Partial(kind)])) - whole(x)).abs().max())
+            for kind, x in expected.items()
+        }
+
+
+def test_inputs_may_have_reductions_pending() -> None:
+    check(on_ranks(2, _takes_pending_reductions))
+
+
+def _takes_dtensors_that_do_not_fit(rank: int) -> list[str]:
+    spread = weft.distribute(nn.Linear(8, 8), {"tp": 2}, {"weight": "[{tp}, {}]"})
+    own, x = spread.groups.devices, torch.ones(4, 8)
+    wide = init_device_mesh("cpu", (2, 1), mesh_dim_names=("tp", "dp"))
+    other = init_device_mesh("cpu", (2,), mesh_dim_names=("dp",))
+    told: list[str] = []
+    with torch.no_grad():
+        spread(distribute_tensor(x, own, [Shard(0)]))
+        for given in (
+            DTensor.from_local(x, own, [Partial("avg")]),
+            distribute_tensor(x, wide, [Shard(0), Replicate()]),
+            distribute_tensor(x, other, [Shard(0)]),
+        ):
+            try:
+                spread(given)
+            except ShardingError as error:
+                told.append(str(error))
+    return told
+
+
+def test_dtensors_that_do_not_fit_are_refused() -> None:
+    for told in on_ranks(2, _takes_dtensors_that_do_not_fit):
+        assert len(told) == 3, told
+        assert "reduction avg" in told[0] and "redistribute" in told[0]
+        assert "0 is a DTensor on a mesh tp=2, dp=1" in told[1] and "weft.distribute gets" in told[1]
+        assert "on a mesh dp=2" in told[2]
+
+
 def _trains_in_part(rank: int) -> dict[str, float]:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.9))
@@ -198,6 +256,54 @@ def _trains_in_part(rank: int) -> dict[str, float]:
 
 def test_a_module_may_be_evaluated_while_others_train() -> None:
     check(on_ranks(2, _trains_in_part))
+
+
+class Shifted(nn.Module):
+    """A module with tensors that are neither parameters nor buffers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+        self.shift = torch.arange(8.0)
+        self.scales = {"all": [torch.full((8,), 3.0)]}
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x) * self.scales["all"][0] + self.shift
+
+
+def _holds_plain_tensors(rank: int) -> dict[str, float]:
+    torch.manual_seed(0)
+    model, x = Shifted(), torch.randn(4, 8)
+    whole = copy.deepcopy(model)
+    spread = weft.distribute(model, {"tp": 2}, {"linear.weight": "[{tp}, {}]"})
+    for each in (whole, spread):
+        each(x).square().sum().backward()
+    weight = spread.model.linear.weight.grad
+    assert isinstance(weight, DTensor) and whole.linear.weight.grad is not None
+    scale = float(whole.linear.weight.grad.abs().max())
+    return {
+        "output": float((spread(x) - whole(x)).abs().max().detach()),
+        "gradient": float((weight.full_tensor() - whole.linear.weight.grad).abs().max()) / scale,
+    }
+
+
+def test_tensors_that_are_plain_attributes_are_constants() -> None:
+    check(on_ranks(2, _holds_plain_tensors))
+
+
+def _trains_a_plain_tensor(rank: int) -> str:
+    model = nn.Sequential(Shifted())
+    model[0].shift = torch.ones(8, requires_grad=True)
+    try:
+        weft.distribute(model, {"tp": 2}, {"0.linear.weight": "[{tp}, {}]"})
+    except UnsupportedError as error:
+        return str(error)
+    return "it went on"
+
+
+def test_plain_attributes_that_require_gradients_are_refused() -> None:
+    for told in on_ranks(2, _trains_a_plain_tensor):
+        assert "0.shift requires a gradient" in told and "nn.Parameter" in told
 
 
 def _asks_for_an_inputs_gradient(rank: int) -> str:
@@ -251,6 +357,40 @@ def test_a_rank_that_dies_is_named() -> None:
     assert second == "gone"
     assert "(1,) rank 1 does not answer" in first
     assert time.monotonic() - start < 60
+
+
+def _fails_twice(rank: int) -> list[Any]:
+    store = dist.distributed_c10d._get_default_store()
+    before = store.timeout
+    first = failures.silent_ranks([0, 1], 1)
+    dist.barrier()
+    second = failures.silent_ranks([0, 1], 2) if rank == 0 else []
+    after = store.timeout
+    dist.barrier()  # it keeps the store
+    return [first, second, before == after]
+
+
+def test_an_answer_after_one_failure_is_none_after_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(failures, "_ANSWER", timedelta(seconds=3))
+    assert on_ranks(2, _fails_twice) == [[[], [1], True], [[], [], True]]
+
+
+def _waits_as_told(rank: int, port: int) -> list[Any]:
+    dist.destroy_process_group()
+    os.environ["MASTER_PORT"] = str(port)
+    weft.distribute(nn.Linear(8, 8), {"tp": 2}, {"weight": "[{tp}, {}]"}, timeout=timedelta(seconds=77))
+    group = dist.distributed_c10d._get_default_group()
+    waits = group._get_backend(torch.device("cpu")).options._timeout
+    try:
+        weft.distribute(nn.Linear(8, 8), {"tp": 2}, {"weight": "[{tp}, {}]"}, timeout=timedelta(seconds=5))
+    except ShardingError as error:
+        return [waits.total_seconds(), str(error)]
+    return [waits.total_seconds(), "it went on"]
+
+
+def test_the_timeout_is_that_of_the_process_group() -> None:
+    for seconds, told in on_ranks(2, _waits_as_told, free_port()):
+        assert seconds == 77 and "is there already" in told
 
 
 def _optimizes_and_saves(rank: int, folder: str) -> Any:
@@ -314,6 +454,15 @@ def test_what_does_not_fit_is_refused() -> None:
     assert len(told) == len(expected), told
     for text, part in zip(told, expected, strict=True):
         assert part in text
+
+
+def test_pipeline_stages_are_refused() -> None:
+    function = FuncOp.make("stage", {"x": Tensor(f32, (4,))})
+    b = GraphBuilder(function.block)
+    b.insert(Send.make(function.block.args[0], axis="pp", to=1, channel=0))
+    b.insert(ReturnOp.make([function.block.args[0]]))
+    with pytest.raises(UnsupportedError, match="pipeline stages are not run yet"):
+        CollectiveLowering(function, {}, {}).run()
 
 
 def test_a_plan_of_transformers_is_read() -> None:

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from operator import attrgetter
 from typing import Any
 
@@ -39,14 +40,21 @@ def distribute(
     plan: Plan | Mapping[str, str] | str = "tp",
     *,
     config: Config | None = None,
+    timeout: timedelta | None = None,
 ) -> DistributedModel:
     """A model whose parameters lie on the ranks of a mesh as a plan says, compiled for each of them.
 
     `mesh` is a DeviceMesh with names, or sizes by name: `{"dp": 2, "tp": 4}`. `plan` is a `Plan`, or shardings by
     patterns of parameter names: `{"*.q_proj.weight": "[{tp}, {}]"}`; the name of an axis takes the plan that a model of
-    transformers carries. The process group is made if there is none, as torchrun's environment says.
+    transformers carries. The process group is made if there is none, as torchrun's environment says; `timeout` is then
+    how long its ranks wait for each other in a collective, 45 seconds unless it is given.
     """
-    devices = mesh if isinstance(mesh, DeviceMesh) else _device_mesh(model, mesh)
+    if timeout is not None and dist.is_initialized():
+        raise ShardingError(
+            "the process group is there already, and its timeout is its own",
+            hint="give the timeout to init_process_group",
+        )
+    devices = mesh if isinstance(mesh, DeviceMesh) else _device_mesh(model, mesh, timeout or TIMEOUT)
     if isinstance(plan, str):
         plan = plan_of_transformers(model, plan)
     elif not isinstance(plan, Plan):
@@ -55,13 +63,13 @@ def distribute(
     return DistributedModel(model, groups_of(devices), plan, config or Config())
 
 
-def _device_mesh(model: nn.Module, sizes: Mapping[str, int]) -> DeviceMesh:
+def _device_mesh(model: nn.Module, sizes: Mapping[str, int], timeout: timedelta) -> DeviceMesh:
     device = next((p.device.type for p in model.parameters()), "cpu")
     device = "cpu" if device == "meta" else device
     if not dist.is_initialized():
         if "RANK" not in os.environ:
             raise ShardingError("there are no ranks", hint="start the program with torchrun, or init_process_group")
-        dist.init_process_group("nccl" if device == "cuda" else "gloo", timeout=TIMEOUT)
+        dist.init_process_group("nccl" if device == "cuda" else "gloo", timeout=timeout)
     wanted = Mesh(tuple(sizes.items()))
     if wanted.ranks != dist.get_world_size():
         raise ShardingError(f"mesh {wanted} has {wanted.ranks} ranks, and there are {dist.get_world_size()}")
@@ -232,20 +240,40 @@ def part_of(tensor: torch.Tensor, sharding: Sharding, mesh: Mesh, rank: int) -> 
 
 
 def _skeleton(model: nn.Module, mode: FakeTensorMode) -> nn.Module:
-    """The model without its data, to be traced."""
+    """The model without its data, to be traced. Tensors that are neither parameters nor buffers stay: they are
+    constants of the program."""
     memo: dict[int, Any] = {}
     with mode:
         for tensor in (*model.parameters(), *model.buffers()):
             empty = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
             memo[id(tensor)] = nn.Parameter(empty, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else empty
-        return copy.deepcopy(model, memo)
+    for owner, module in model.named_modules():
+        for attribute, leaf in _attributes(module):
+            if not isinstance(leaf, torch.Tensor) or id(leaf) in memo:
+                continue
+            if leaf.requires_grad:
+                name = f"{owner}.{attribute}".removeprefix(".")
+                raise UnsupportedError(
+                    f"{name} requires a gradient and is neither a parameter nor a buffer",
+                    hint="make it an nn.Parameter, or detach it",
+                )
+            memo[id(leaf)] = leaf
+    return copy.deepcopy(model, memo)
+
+
+def _attributes(module: nn.Module) -> Iterator[tuple[str, Any]]:
+    """What a module holds beside its parameters, buffers and modules, lists and dictionaries leaf by leaf."""
+    for name, value in vars(module).items():
+        if name not in ("_parameters", "_buffers", "_modules"):
+            yield from ((name, leaf) for leaf in pytree.tree_leaves(value))
 
 
 def _described(leaf: Any) -> Any:
     """What a program is made for: it takes a DTensor's part as it lies."""
     if not isinstance(leaf, torch.Tensor):
         return repr(leaf)
-    return tuple(leaf.shape), leaf.dtype, leaf.placements if isinstance(leaf, DTensor) else None
+    lies = (leaf.device_mesh, leaf.placements) if isinstance(leaf, DTensor) else None
+    return tuple(leaf.shape), leaf.dtype, lies
 
 
 def _input_name(path: str) -> str:

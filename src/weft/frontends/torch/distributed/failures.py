@@ -4,9 +4,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections import Counter
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -14,20 +16,24 @@ import torch.distributed as dist
 from weft.errors import RankError
 
 TIMEOUT = timedelta(seconds=45)
-"""How long a rank waits for the others in a collective."""
+"""How long a rank waits for the others in a collective, unless the user says otherwise."""
 _ANSWER = timedelta(seconds=8)
 """How long the living have to say so, after a collective has failed."""
+_calls: Counter[tuple[int, ...]] = Counter()
+"""How many calls of programs the ranks of a mesh have begun: all of them begin the same ones."""
 
 
 @contextmanager
-def naming_dead_ranks() -> Generator[None]:
-    """Turns the error of a collective into one that says which ranks do not answer."""
+def naming_dead_ranks(ranks: Sequence[int]) -> Generator[None]:
+    """Turns the error of a collective among these ranks into one that says which of them do not answer."""
+    among = tuple(ranks)
+    _calls[among] += 1
     try:
         yield
     except (RuntimeError, dist.DistBackendError) as error:
         if isinstance(error, RankError | torch.OutOfMemoryError) or not _of_a_collective(error):
             raise
-        missing = silent_ranks()
+        missing = silent_ranks(among, _calls[among])
         who = f"rank {missing[0]} does" if len(missing) == 1 else f"ranks {', '.join(map(str, missing))} do"
         what = f"{who} not answer" if missing else "a collective failed, though all ranks answer"
         raise RankError(
@@ -42,18 +48,32 @@ def _of_a_collective(error: BaseException) -> bool:
     return dist.is_initialized() and any(word.lower() in str(error).lower() for word in words)
 
 
-def silent_ranks() -> list[int]:
-    """The ranks that do not say that they live within a few seconds."""
+def silent_ranks(ranks: Sequence[int], call: int) -> list[int]:
+    """The ranks that do not say within a few seconds that they live.
+
+    What they say is of one call: an answer after an earlier failure is none after this one.
+    """
+    topic = f"weft/alive/{'.'.join(map(str, ranks))}/{call}"
     try:
-        store = dist.distributed_c10d._get_default_store()
+        store: Any = dist.distributed_c10d._get_default_store()  # its stub lacks the timeout
+        before = store.timeout
         store.set_timeout(_ANSWER)
-        store.set(f"weft/alive/{dist.get_rank()}", "1")
     except RuntimeError:
         return [0]  # who keeps the store is gone
+    try:
+        store.set(f"{topic}/{dist.get_rank()}", "1")
+        return _without_answer(store, topic, ranks)
+    except RuntimeError:
+        return [0]
+    finally:
+        store.set_timeout(before)
+
+
+def _without_answer(store: Any, topic: str, ranks: Sequence[int]) -> list[int]:
     found: list[int] = []
-    for rank in range(dist.get_world_size()):
+    for rank in ranks:
         try:
-            store.wait([f"weft/alive/{rank}"], timedelta(seconds=1) if found else _ANSWER)
+            store.wait([f"{topic}/{rank}"], timedelta(seconds=1) if found else _ANSWER)
         except RuntimeError:
             found.append(rank)
     return found

@@ -30,13 +30,12 @@ class Plan:
 
     parameters: Mapping[str, str] = field(default_factory=dict[str, str])
     inputs: Mapping[str, str] = field(default_factory=dict[str, str])
-    outputs: Mapping[str, str] = field(default_factory=dict[str, str])
     fsdp: str | None = None
 
     def sharding(self, name: str, tensor: torch.Tensor, mesh: Mesh) -> Sharding:
         """How a parameter lies on the ranks."""
         if isinstance(tensor, DTensor):
-            return sharding_of_placements(tensor.placements, tensor.dim(), mesh)
+            return _sharding_of(tensor, name, mesh)
         found = matched(self.parameters, name)
         sharding = Sharding.replicated(tensor.dim()) if found is None else _read(found, name, tensor.dim())
         sharding.check(_type_of(tensor), mesh, name)
@@ -44,7 +43,7 @@ class Plan:
 
     def input(self, name: str, tensor: torch.Tensor, mesh: Mesh) -> Sharding:
         if isinstance(tensor, DTensor):
-            return sharding_of_placements(tensor.placements, tensor.dim(), mesh)
+            return _sharding_of(tensor, name, mesh)
         found = matched(self.inputs, name)
         sharding = Sharding.replicated(tensor.dim()) if found is None else _read(found, name, tensor.dim())
         sharding.check(_type_of(tensor), mesh, name)
@@ -87,6 +86,22 @@ def _fully(sharding: Sharding, tensor: torch.Tensor, mesh: Mesh, axis: str) -> S
     return sharding
 
 
+def _sharding_of(tensor: DTensor, name: str, mesh: Mesh) -> Sharding:
+    """How a DTensor lies, which has to be on the model's mesh: placements name its axes by their order alone."""
+    own, names = tuple(tensor.device_mesh.shape), tensor.device_mesh.mesh_dim_names
+    if own != tuple(mesh.sizes.values()) or names not in (None, tuple(mesh.sizes)):
+        axes = ", ".join(f"{axis}={size}" for axis, size in zip(names or ("?",) * len(own), own, strict=True))
+        raise ShardingError(
+            f"{name} is a DTensor on a mesh {axes}, and the model is on {mesh}",
+            hint="make it on the mesh that weft.distribute gets, or give the whole tensor",
+        )
+    return sharding_of_placements(tensor.placements, tensor.dim(), mesh)
+
+
+_PENDING = {"sum": "sum", "max": "max", "min": "min", "product": "prod"}
+"""DTensor's pending reductions, as they are called here."""
+
+
 def sharding_of_placements(placements: Sequence[Placement], rank: int, mesh: Mesh) -> Sharding:
     """DTensor's placements, one for each axis of the mesh, as a sharding."""
     dims: list[tuple[Split, ...]] = [()] * rank
@@ -96,7 +111,12 @@ def sharding_of_placements(placements: Sequence[Placement], rank: int, mesh: Mes
             case Shard(dim=dim):
                 dims[dim] = (*dims[dim], Split(axis))
             case Partial(reduce_op=kind):
-                partial.append((axis, kind))
+                if kind not in _PENDING:
+                    raise ShardingError(
+                        f"the pending reduction {kind} of {placement} has no sharding here",
+                        hint=f"there are {', '.join(_PENDING)}; or redistribute the tensor to Replicate() first",
+                    )
+                partial.append((axis, _PENDING[kind]))
             case Replicate():
                 pass
             case _:

@@ -51,7 +51,7 @@ class CollectiveLowering:
             elif isinstance(op, Wait):
                 self._wait(op)
             elif isinstance(op, Send | Recv):
-                raise UnsupportedError(f"{op.name} in a compiled program", hint="stages are run by their schedule")
+                raise UnsupportedError(f"{op.name} in a compiled program", hint="pipeline stages are not run yet")
         for op in reversed(list(self.function.block.ops)):
             if isinstance(op, Collective):
                 op.detach()

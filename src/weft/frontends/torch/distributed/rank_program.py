@@ -44,15 +44,20 @@ class Groups:
     def _group(self, axes: tuple[str, ...]) -> Any:
         if len(axes) == 1:
             return self.devices.get_group(list(self.mesh.sizes).index(axes[0]))
-        numbers = self.devices.mesh.flatten().tolist()
+        numbers = self.numbers
         own = next(group for group in self.mesh.groups(axes) if self.rank in group)
         # A mesh may be a part of all ranks, and the others know nothing of its groups.
         return dist.new_group([numbers[rank] for rank in own], use_local_synchronization=True)
 
     @property
+    def numbers(self) -> list[int]:
+        """The mesh's ranks by their numbers among all."""
+        return self.devices.mesh.flatten().tolist()
+
+    @property
     def rank(self) -> int:
         """Where this process stands in the mesh, which need not be its number among all."""
-        return self.devices.mesh.flatten().tolist().index(dist.get_rank())
+        return self.numbers.index(dist.get_rank())
 
 
 def groups_of(devices: DeviceMesh) -> Groups:
@@ -81,9 +86,10 @@ def compile_for_rank(
     imported = ImportedGraph(local, calling, (), table)
     executor = executor_for(imported, config, None, {}, target_on(device, config), device)
     loaded = executor.load() if isinstance(executor, LaterExecutor) else executor
+    ranks = tuple(groups.numbers)
 
     def call(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        with naming_dead_ranks():
+        with naming_dead_ranks(ranks):
             return list(loaded(list(tensors), {}))
 
     return call

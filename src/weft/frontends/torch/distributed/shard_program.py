@@ -20,6 +20,7 @@ from weft.ir.types import tensor_of
 from weft.ops.graph import FuncOp, module_of
 from weft.passes.differentiate import is_float, value_and_vjp_function
 from weft.passes.sharding.annotations import ARGS, RESULTS, set_late_axes, set_mesh, set_shardings
+from weft.passes.sharding.schedule_collectives import schedule
 from weft.passes.split_joint import SplitFunctions, split_joint
 from weft.pipelines import sharding_passes
 
@@ -88,6 +89,9 @@ def shard_program(
     made = _only(module)
     assert annotated is not None, "in the list"
     split = split_joint(made, count, len(made.block.args) - primal) if trains else None
+    if split is not None:
+        schedule(split.forward)
+        schedule(split.backward)  # it gathers again what the forward has gathered
     return ShardedProgram(annotated, made, tuple(arguments), wanted, split)
 
 

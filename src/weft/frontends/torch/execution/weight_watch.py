@@ -38,6 +38,8 @@ def watch_weights(weights: Sequence[torch.Tensor]) -> Unchanged | None:
     """What tells these weights from others; None where there is nothing quicker than to ask each."""
     if len(weights) < _FEWEST or any(type(each) not in (torch.Tensor, torch.nn.Parameter) for each in weights):
         return None
+    if any(each.is_inference() for each in weights):
+        return None  # torch does not count their changes
     differences = _differences()
     if differences is None:
         return None
