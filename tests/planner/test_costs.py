@@ -103,6 +103,40 @@ def test_a_site_left_out_is_had_from_its_neighbours() -> None:
     np.testing.assert_allclose(filled(Grid(xs, ys, holed, np.ones_like(times))).times[1, 2], times[1, 2])
 
 
+def test_what_fills_a_hole_is_not_told_as_measured(tmp_path: Path) -> None:
+    sizes = (1024, 2048, 4096, 8192)
+    holes = {(2048, 4096), (8192, 8192)}
+    rows = [
+        f"bfloat16,{m},{n},{k},{float(gemm_roofline(H200, m, n, k, 'bf16')) * 2e3}"
+        for n in sizes
+        for k in sizes
+        for m in (1, 256)
+        if (n, k) not in holes and (m, n, k) != (256, 1024, 1024)
+    ]
+    write(tmp_path, "gemm__made__1", "gemm_dtype,m,n,k,latency", rows)
+    costs = OpCosts(H200, KernelTables(tmp_path, "h200_sxm", "made"), H200)
+    told = {(n, k): costs.gemm(Gemm("", n, k)).source for n in sizes for k in sizes}
+    assert told[4096, 4096] == "measured"
+    assert told[2048, 4096] == "interpolated"  # between its neighbours
+    assert told[8192, 8192] == "transferred"  # a corner has nobody beyond it
+    assert told[1024, 1024] == "transferred"  # one of its rows is measured, the other is not
+    assert costs.gemm(Gemm("", 3072, 4096)).source == "interpolated"
+    assert costs.gemm(Gemm("", 6144, 8192)).source == "transferred"  # no surer than the hole beside it
+    assert costs.gemm(Gemm("", 16384, 4096)).source == "transferred"
+
+
+def test_wefts_own_tables_claim_only_the_shapes_that_they_have() -> None:
+    costs = open_costs(H200, None, "weft")
+    table = costs.table("gemm")
+    assert table is not None
+    bf16 = table["gemm_dtype"] == "bfloat16"
+    rows = set(table["m"][bf16].astype(int))
+    for n in np.unique(table["n"][bf16]).astype(int):
+        for k in np.unique(table["k"][bf16]).astype(int):
+            here = set(table["m"][bf16 & (table["n"] == n) & (table["k"] == k)].astype(int))
+            assert (costs.gemm(Gemm("", int(n), int(k))).source == "measured") == (here == rows), (n, k)
+
+
 def test_a_table_that_measured_the_host_is_corrected_by_other_engines() -> None:
     kernels = np.array([[4e-6, 9e-6], [8e-6, 300e-6]])
     seen = np.maximum(kernels, 60e-6)
