@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from weft.planner.collectives import CollectiveCosts
 from weft.planner.errors import HardwareError, TableError
 from weft.planner.expert_costs import expert_curve, experts_roofline
 from weft.planner.grids import Grid, captured, filled
-from weft.planner.hardware import catalogue, find_gpu
+from weft.planner.hardware import RANGES, Gpu, catalogue, find_gpu
 from weft.planner.mapping import Mapping, rank_program
 from weft.planner.model import find_model
 from weft.planner.op_costs import ROWS, OpCosts, gemm_roofline
@@ -186,6 +187,54 @@ def test_hardware_files_are_checked_by_field(tmp_path: Path) -> None:
         find_gpu(str(path))
     with pytest.raises(HardwareError, match="catalogue"):
         find_gpu("h300")
+
+
+NOT_RATES = [
+    "0",
+    "-1",
+    "NaN",
+    "Infinity",
+    "-Infinity",
+    "1e400",
+    "1e300",
+    "1e-300",
+    "1" + "0" * 400,
+    '"5"',
+    "null",
+    "true",
+]
+
+
+@pytest.mark.parametrize("value", NOT_RATES)
+@pytest.mark.parametrize("field", [name for name in RANGES if name not in ("fp8", "fp4")])
+def test_numbers_that_no_hardware_has_are_refused_by_field(tmp_path: Path, field: str, value: str) -> None:
+    path = tmp_path / "mine.json"
+    path.write_text(f'{{"base": "h200", "{field}": {value}}}')
+    if value == "0" and field in ("price_per_hour", "network_latency"):
+        assert getattr(find_gpu(str(path)), field) == 0
+        return
+    with pytest.raises(HardwareError, match=f"'{field}'"):
+        find_gpu(str(path))
+
+
+def test_every_number_of_a_gpu_has_a_range() -> None:
+    assert set(RANGES) == {each.name for each in fields(Gpu) if str(each.type) in ("float", "int")}
+
+
+def test_counts_are_whole_and_flags_are_flags(tmp_path: Path) -> None:
+    path = tmp_path / "mine.json"
+    for field, value in (("gpus_per_node", 2.5), ("nvlink_domain", 1.5), ("measured", "yes"), ("device", 5)):
+        path.write_text(json.dumps({"base": "h200", field: value}))
+        with pytest.raises(HardwareError, match=field):
+            find_gpu(str(path))
+
+
+def test_a_base_that_leads_back_is_refused(tmp_path: Path) -> None:
+    one, two = tmp_path / "one.json", tmp_path / "two.json"
+    one.write_text(json.dumps({"base": str(two)}))
+    two.write_text(json.dumps({"base": str(one)}))
+    with pytest.raises(HardwareError, match="base"):
+        find_gpu(str(one))
 
 
 def test_the_catalogue_cites_its_sources() -> None:

@@ -143,6 +143,11 @@ def find_model(name: str) -> Model:
     raise ModelError(f"there is no model {name!r}", hint=f"give a folder with config.json, or one of {names}")
 
 
+_LARGEST = 10**9
+"""What no size of a model reaches: products of a few of them stay finite."""
+_DEEPEST = 10_000
+
+
 class _Fields:
     """A configuration's fields; one that is missing or not a positive whole number is an error with its name."""
 
@@ -158,8 +163,11 @@ class _Fields:
             value = self.given.get(name)
             if value is None:
                 continue
-            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-                raise ModelError(f"field {name!r} has to be a whole number, not {value!r}", location=self.location)
+            if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _LARGEST:
+                raise ModelError(
+                    f"field {name!r} has to be a whole number up to {_LARGEST:,}, not {str(value)[:40]!r}",
+                    location=self.location,
+                )
             return value
         if default is None:
             raise ModelError(f"the configuration has no field {names[0]!r}", location=self.location)
@@ -187,6 +195,8 @@ def model_of(name: str, given: Any, location: str) -> Model:
     vocabulary = fields.number("vocab_size")
     if not depth or not hidden or not vocabulary:
         raise ModelError("a model has layers, a hidden size and a vocabulary", location=location)
+    if depth > _DEEPEST:
+        raise ModelError(f"field 'num_hidden_layers' is {depth}, above {_DEEPEST:,}", location=location)
     layers: dict[Layer, int] = {}
     for index in range(depth):
         layer = Layer(_mixer(fields, hidden, index, depth), _block(fields, hidden, index))
@@ -259,6 +269,8 @@ def _mixer(fields: _Fields, hidden: int, index: int, depth: int) -> SelfAttentio
         )  # fmt: skip
     head_dim = fields.number("head_dim", default=0) or hidden // heads
     kv_heads = fields.number("num_key_value_heads", "n_head_kv", default=heads)
+    if not kv_heads:
+        raise ModelError("field 'num_key_value_heads' has to be positive", location=fields.location)
     windowed = kind in ("sliding_attention", "chunked_attention")
     window = fields.number("sliding_window", "attention_chunk_size", default=0) if windowed else 0
     if not kinds and fields.has("sliding_window") and fields.flag("use_sliding_window", True):
@@ -299,12 +311,15 @@ def _block(fields: _Fields, hidden: int, index: int) -> FeedForward | ExpertBloc
     narrow = fields.number("moe_intermediate_size", default=width)
     shared = fields.number("shared_expert_intermediate_size", default=0)
     shared = shared or fields.number("n_shared_experts", default=0) * narrow
+    per_token = fields.number("num_experts_per_tok", "experts_per_token", "num_experts_per_token")
+    if not 0 < per_token <= experts:
+        raise ModelError(f"field 'num_experts_per_tok' is {per_token} of {experts} experts", location=fields.location)
     family = str(fields.given.get("model_type", ""))
     if family.startswith("llama4"):
         shared = width
     return ExpertBlock(
         experts,
-        fields.number("num_experts_per_tok", "experts_per_token", "num_experts_per_token"),
+        per_token,
         narrow,
         shared,
         shared_gate=fields.has("shared_expert_intermediate_size"),
