@@ -169,6 +169,13 @@ def test_a_table_without_a_column_is_refused_by_name(tmp_path: Path) -> None:
         KernelTables(tmp_path, "h200_sxm", "made").table("gemm")
 
 
+@pytest.mark.parametrize("latency", ["0", "-1", "nan", "inf"])
+def test_times_that_no_kernel_takes_are_refused(tmp_path: Path, latency: str) -> None:
+    write(tmp_path, "gemm__made__1", "gemm_dtype,m,n,k,latency", ["bfloat16,1,1,1,0.1", f"bfloat16,1,2,1,{latency}"])
+    with pytest.raises(TableError, match=r"'latency'.* row 2"):
+        KernelTables(tmp_path, "h200_sxm", "made").table("gemm")
+
+
 def test_wefts_own_tables_give_a_large_matmul_its_measured_time() -> None:
     found = open_costs(H200, None, "weft").gemm(Gemm("", 8192, 8192))
     assert found.at(8192) == pytest.approx(1.358e-3, rel=0.01)
