@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
+from weft import planner
 from weft.planner.closed_form import Draft
 from weft.planner.errors import CapacityError, ModelError, TrafficError
 from weft.planner.hardware import find_gpu
@@ -87,16 +87,27 @@ def test_drafts_that_are_accepted_help() -> None:
     assert best(Settings(max_gpus=1, draft=Draft(3, 0.8))) > 1.5 * best(Settings(max_gpus=1))
 
 
-def test_configurations_a_second() -> None:
+def test_a_second_search_reads_and_makes_nothing_anew() -> None:
     costs, traffic, settings = open_costs(H200, None, "weft"), Traffic(), Settings(max_gpus=32)
     model = find_model("Llama-3.1-70B")
-    candidates(model, H200, costs, traffic, settings)  # tables are read, curves are made
-    begun, count = time.process_time(), 0
-    while time.process_time() - begun < 0.2:
-        found, _ = candidates(model, H200, costs, traffic, settings)
-        count += len(points(found))
-    assert count / (time.process_time() - begun) > 5_000
-    assert front(points(found))
+    first = points(candidates(model, H200, costs, traffic, settings)[0])
+    assert costs.tables is not None
+    kept = [dict(each) for each in (costs.kept, costs.grids, costs.tables.read)]
+    second = points(candidates(model, H200, costs, traffic, settings)[0])
+    for before, after in zip(kept, (costs.kept, costs.grids, costs.tables.read), strict=True):
+        assert before.keys() == after.keys()
+        assert all(before[key] is after[key] for key in before)
+    assert [(each.per_gpu, each.per_user) for each in front(first)] == [
+        (each.per_gpu, each.per_user) for each in front(second)
+    ]
+
+
+def test_an_evaluation_tells_the_planners_speed() -> None:
+    folder = Path(planner.__file__).parent / "data"
+    done = CliRunner().invoke(app, ["plan", "--evaluate", str(folder), "--json"])
+    assert done.exit_code == 0, done.output
+    speed = json.loads(done.stdout.splitlines()[-1])["speed"]
+    assert set(speed) == {"configurations_s", "iterations_s"} and all(each > 0 for each in speed.values())
 
 
 @pytest.mark.parametrize(
