@@ -100,6 +100,8 @@ def show(terminal: Terminal, found: Plan) -> None:
     chosen = told["chosen"]
     for words in found.gives_way:
         terminal.show(Text(f"no mapping meets the targets; {words}", style="bold yellow"))
+    for words in found.model.assumptions:
+        terminal.show(Text(words, style="yellow"))
     replicas = f"{found.replicas} + {counted(found.spare, 'spare replica')}"
     place = f"{counted(found.gpus, 'GPU')} in {counted(found.nodes, 'node')}, {counted(found.racks, 'rack')}"
     terminal.show(
