@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from weft.planner.collectives import CollectiveCosts
 from weft.planner.errors import HardwareError, TableError
 from weft.planner.expert_costs import expert_curve, experts_roofline
 from weft.planner.grids import Grid, captured, filled
-from weft.planner.hardware import catalogue, find_gpu
+from weft.planner.hardware import RANGES, Gpu, catalogue, find_gpu
 from weft.planner.mapping import Mapping, rank_program
 from weft.planner.model import find_model
 from weft.planner.op_costs import ROWS, OpCosts, gemm_roofline
@@ -103,6 +104,40 @@ def test_a_site_left_out_is_had_from_its_neighbours() -> None:
     np.testing.assert_allclose(filled(Grid(xs, ys, holed, np.ones_like(times))).times[1, 2], times[1, 2])
 
 
+def test_what_fills_a_hole_is_not_told_as_measured(tmp_path: Path) -> None:
+    sizes = (1024, 2048, 4096, 8192)
+    holes = {(2048, 4096), (8192, 8192)}
+    rows = [
+        f"bfloat16,{m},{n},{k},{float(gemm_roofline(H200, m, n, k, 'bf16')) * 2e3}"
+        for n in sizes
+        for k in sizes
+        for m in (1, 256)
+        if (n, k) not in holes and (m, n, k) != (256, 1024, 1024)
+    ]
+    write(tmp_path, "gemm__made__1", "gemm_dtype,m,n,k,latency", rows)
+    costs = OpCosts(H200, KernelTables(tmp_path, "h200_sxm", "made"), H200)
+    told = {(n, k): costs.gemm(Gemm("", n, k)).source for n in sizes for k in sizes}
+    assert told[4096, 4096] == "measured"
+    assert told[2048, 4096] == "interpolated"  # between its neighbours
+    assert told[8192, 8192] == "transferred"  # a corner has nobody beyond it
+    assert told[1024, 1024] == "transferred"  # one of its rows is measured, the other is not
+    assert costs.gemm(Gemm("", 3072, 4096)).source == "interpolated"
+    assert costs.gemm(Gemm("", 6144, 8192)).source == "transferred"  # no surer than the hole beside it
+    assert costs.gemm(Gemm("", 16384, 4096)).source == "transferred"
+
+
+def test_wefts_own_tables_claim_only_the_shapes_that_they_have() -> None:
+    costs = open_costs(H200, None, "weft")
+    table = costs.table("gemm")
+    assert table is not None
+    bf16 = table["gemm_dtype"] == "bfloat16"
+    rows = set(table["m"][bf16].astype(int))
+    for n in np.unique(table["n"][bf16]).astype(int):
+        for k in np.unique(table["k"][bf16]).astype(int):
+            here = set(table["m"][bf16 & (table["n"] == n) & (table["k"] == k)].astype(int))
+            assert (costs.gemm(Gemm("", int(n), int(k))).source == "measured") == (here == rows), (n, k)
+
+
 def test_a_table_that_measured_the_host_is_corrected_by_other_engines() -> None:
     kernels = np.array([[4e-6, 9e-6], [8e-6, 300e-6]])
     seen = np.maximum(kernels, 60e-6)
@@ -134,6 +169,13 @@ def test_a_table_without_a_column_is_refused_by_name(tmp_path: Path) -> None:
         KernelTables(tmp_path, "h200_sxm", "made").table("gemm")
 
 
+@pytest.mark.parametrize("latency", ["0", "-1", "nan", "inf"])
+def test_times_that_no_kernel_takes_are_refused(tmp_path: Path, latency: str) -> None:
+    write(tmp_path, "gemm__made__1", "gemm_dtype,m,n,k,latency", ["bfloat16,1,1,1,0.1", f"bfloat16,1,2,1,{latency}"])
+    with pytest.raises(TableError, match=r"'latency'.* row 2"):
+        KernelTables(tmp_path, "h200_sxm", "made").table("gemm")
+
+
 def test_wefts_own_tables_give_a_large_matmul_its_measured_time() -> None:
     found = open_costs(H200, None, "weft").gemm(Gemm("", 8192, 8192))
     assert found.at(8192) == pytest.approx(1.358e-3, rel=0.01)
@@ -152,6 +194,54 @@ def test_hardware_files_are_checked_by_field(tmp_path: Path) -> None:
         find_gpu(str(path))
     with pytest.raises(HardwareError, match="catalogue"):
         find_gpu("h300")
+
+
+NOT_RATES = [
+    "0",
+    "-1",
+    "NaN",
+    "Infinity",
+    "-Infinity",
+    "1e400",
+    "1e300",
+    "1e-300",
+    "1" + "0" * 400,
+    '"5"',
+    "null",
+    "true",
+]
+
+
+@pytest.mark.parametrize("value", NOT_RATES)
+@pytest.mark.parametrize("field", [name for name in RANGES if name not in ("fp8", "fp4")])
+def test_numbers_that_no_hardware_has_are_refused_by_field(tmp_path: Path, field: str, value: str) -> None:
+    path = tmp_path / "mine.json"
+    path.write_text(f'{{"base": "h200", "{field}": {value}}}')
+    if value == "0" and field in ("price_per_hour", "network_latency"):
+        assert getattr(find_gpu(str(path)), field) == 0
+        return
+    with pytest.raises(HardwareError, match=f"'{field}'"):
+        find_gpu(str(path))
+
+
+def test_every_number_of_a_gpu_has_a_range() -> None:
+    assert set(RANGES) == {each.name for each in fields(Gpu) if str(each.type) in ("float", "int")}
+
+
+def test_counts_are_whole_and_flags_are_flags(tmp_path: Path) -> None:
+    path = tmp_path / "mine.json"
+    for field, value in (("gpus_per_node", 2.5), ("nvlink_domain", 1.5), ("measured", "yes"), ("device", 5)):
+        path.write_text(json.dumps({"base": "h200", field: value}))
+        with pytest.raises(HardwareError, match=field):
+            find_gpu(str(path))
+
+
+def test_a_base_that_leads_back_is_refused(tmp_path: Path) -> None:
+    one, two = tmp_path / "one.json", tmp_path / "two.json"
+    one.write_text(json.dumps({"base": str(two)}))
+    two.write_text(json.dumps({"base": str(one)}))
+    with pytest.raises(HardwareError, match="base"):
+        find_gpu(str(one))
 
 
 def test_the_catalogue_cites_its_sources() -> None:

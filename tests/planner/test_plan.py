@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
+from weft import planner
 from weft.planner.closed_form import Draft
 from weft.planner.errors import CapacityError, ModelError, TrafficError
 from weft.planner.hardware import find_gpu
@@ -87,25 +87,65 @@ def test_drafts_that_are_accepted_help() -> None:
     assert best(Settings(max_gpus=1, draft=Draft(3, 0.8))) > 1.5 * best(Settings(max_gpus=1))
 
 
-def test_configurations_a_second() -> None:
+def test_a_second_search_reads_and_makes_nothing_anew() -> None:
     costs, traffic, settings = open_costs(H200, None, "weft"), Traffic(), Settings(max_gpus=32)
     model = find_model("Llama-3.1-70B")
-    candidates(model, H200, costs, traffic, settings)  # tables are read, curves are made
-    begun, count = time.process_time(), 0
-    while time.process_time() - begun < 0.2:
-        found, _ = candidates(model, H200, costs, traffic, settings)
-        count += len(points(found))
-    assert count / (time.process_time() - begun) > 5_000
-    assert front(points(found))
+    first = points(candidates(model, H200, costs, traffic, settings)[0])
+    assert costs.tables is not None
+    kept = [dict(each) for each in (costs.kept, costs.grids, costs.tables.read)]
+    second = points(candidates(model, H200, costs, traffic, settings)[0])
+    for before, after in zip(kept, (costs.kept, costs.grids, costs.tables.read), strict=True):
+        assert before.keys() == after.keys()
+        assert all(before[key] is after[key] for key in before)
+    assert [(each.per_gpu, each.per_user) for each in front(first)] == [
+        (each.per_gpu, each.per_user) for each in front(second)
+    ]
+
+
+def test_an_evaluation_tells_the_planners_speed() -> None:
+    folder = Path(planner.__file__).parent / "data"
+    done = CliRunner().invoke(app, ["plan", "--evaluate", str(folder), "--json"])
+    assert done.exit_code == 0, done.output
+    speed = json.loads(done.stdout.splitlines()[-1])["speed"]
+    assert set(speed) == {"configurations_s", "iterations_s"} and all(each > 0 for each in speed.values())
 
 
 @pytest.mark.parametrize(
     ("text", "field"),
-    [("isl=0,osl=1", "isl"), ("isl=a", "isl"), ("speed=1", "speed"), ("isl=1,prefix=2", "prefix"), ("isl=inf", "isl")],
-)
+    [
+        ("isl=0,osl=1", "isl"), ("isl=a", "isl"), ("speed=1", "speed"), ("isl=1,prefix=2", "prefix"),
+        ("isl=inf", "isl"), ("isl=nan", "isl"), ("osl=1e30", "osl"), ("rate=-1", "rate"), ("rate=1e300", "rate"),
+        ("rate=1e-320", "rate"), ("burst=0", "burst"), ("burst=1e300", "burst"), ("spread=1", "spread"),
+        ("isl=", "isl"),
+    ],
+)  # fmt: skip
 def test_bad_traffic_names_the_field(text: str, field: str) -> None:
     with pytest.raises(TrafficError, match=field):
         traffic_of(text)
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "nan", "inf", "1e-320", "1e308s", "1e400", "soon", "ms", ""])
+@pytest.mark.parametrize("name", ["ttft", "tpot"])
+def test_bad_targets_are_named(name: str, value: str) -> None:
+    with pytest.raises(TrafficError, match=name):
+        targets_of(f"{name}={value}")
+
+
+@pytest.mark.parametrize("value", ["-1", "NaN", "Infinity", "1e300", "1" + "0" * 400, '"x"', "null", "true", "[1]"])
+@pytest.mark.parametrize("name", ["seconds", "isl", "osl"])
+def test_bad_requests_of_a_trace_are_named(tmp_path: Path, name: str, value: str) -> None:
+    path = tmp_path / "trace.json"
+    told = {"seconds": "0", "isl": "8", "osl": "8", name: value}
+    path.write_text("[{" + ", ".join(f'"{key}": {each}' for key, each in told.items()) + "}]")
+    with pytest.raises(TrafficError, match=f"'{name}'") as refused:
+        traffic_of(str(path))
+    assert "request 0" in str(refused.value)
+
+
+def test_requests_that_all_come_at_once_have_no_rate(tmp_path: Path) -> None:
+    path = tmp_path / "trace.csv"
+    path.write_text("seconds,isl,osl\n0,100,10\n1e-300,200,30\n")
+    assert traffic_of(str(path)).rate == 0
 
 
 def test_traces_are_read_and_checked(tmp_path: Path) -> None:
@@ -128,6 +168,10 @@ def test_traces_are_read_and_checked(tmp_path: Path) -> None:
         ({"hidden_size": None}, "hidden_size"),
         ({"num_attention_heads": "x"}, "num_attention_heads"),
         ({"vocab_size": -1}, "vocab_size"),
+        ({"vocab_size": 10**400}, "vocab_size"),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers"),
+        ({"num_key_value_heads": 0}, "num_key_value_heads"),
+        ({"num_experts": 8, "num_experts_per_tok": 9}, "num_experts_per_tok"),
     ],
 )
 def test_bad_configurations_name_the_field(change: dict[str, object], field: str) -> None:
@@ -185,6 +229,9 @@ def test_the_command_prints_json_and_writes_its_page(tmp_path: Path) -> None:
         (["Llama-3.1-8B", "--slo", "speed=1"], "speed"),
         (["Llama-3.1-8B", "--engine", "steam"], "steam"),
         (["Llama-3.1-8B", "--precision", "int1"], "int1"),
+        (["Llama-3.1-8B", "--price", "nan"], "price"),
+        (["Llama-3.1-8B", "--draft", "tokens=inf"], "drafts"),
+        (["Llama-3.1-8B", "--draft", "tokens=3,cost=nan"], "drafts"),
         ([], "missing"),
     ],
 )

@@ -3,6 +3,7 @@
 Between sites a kernel's time is close to linear in its work, so times are joined linearly along each axis: in the size,
 or in the roofline's time where work is not linear in it (attention). Beyond the
 last site the share of the roofline that was reached there is kept. A grid's last axis is free: a whole curve each site.
+Every time keeps the step of the ladder that it is from, so that what fills a hole is never told as measured.
 """
 
 from __future__ import annotations
@@ -10,8 +11,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from weft.planner.tables import Array
+
+STEPS = ("measured", "interpolated", "transferred")
+"""What a grid's times are from, the surest first; a grid keeps their places in here."""
+_MEASURED, _INTERPOLATED, _TRANSFERRED = range(len(STEPS))
 
 
 @dataclass(frozen=True)
@@ -23,12 +29,13 @@ class Grid:
     times: Array  # len(xs) × len(ys) × free
     roofline: Array  # the same shape: what no kernel can beat; it carries times beyond the last site
     by_work: bool = False
+    steps: NDArray[np.int64] | None = None
+    """The same shape: where each time's step is in `STEPS`; None where all that there is was measured."""
 
-    def at(self, x: float, y: float, roofline: Array) -> tuple[Array, bool]:
-        """The curve at a site, and whether it was measured there."""
+    def at(self, x: float, y: float, roofline: Array) -> tuple[Array, str]:
+        """The curve at a site, and the step of its least sure time."""
         rows = [self._along_y(index, y, roofline if self.xs[index] == x else None) for index in _around(self.xs, x)]
         i = [float(self.xs[index]) for index in _around(self.xs, x)]
-        exact = x in self.xs and y in self.ys
         if len(rows) == 1:
             times, bound = rows[0]
         else:
@@ -36,9 +43,15 @@ class Grid:
             times = _blend(rows[0][0], rows[1][0], share)
             bound = _blend(rows[0][1], rows[1][1], share)
         if _inside(self.xs, x) and _inside(self.ys, y):
-            return times, exact
+            return times, self._step(x, y)
         with np.errstate(invalid="ignore", divide="ignore"):
-            return roofline * (times / bound), False
+            return roofline * (times / bound), STEPS[_TRANSFERRED]
+
+    def _step(self, x: float, y: float) -> str:
+        """The step of a curve inside of the grid: no surer than any time that it is made of."""
+        sites = np.ix_(_around(self.xs, x), _around(self.ys, y))
+        least = _MEASURED if sites[0].size == sites[1].size == 1 else _INTERPOLATED
+        return STEPS[least if self.steps is None else max(least, int(self.steps[sites].max()))]
 
     def _along_y(self, index: int, y: float, roofline: Array | None) -> tuple[Array, Array]:
         around = _around(self.ys, y)
@@ -80,10 +93,12 @@ def filled(known: Grid) -> Grid:
     """A grid with no holes: what was not measured is had from its neighbours, or from their share of the roofline."""
     xs, ys, times, roofline = known.xs, known.ys, known.times, known.roofline
     result = times.copy()
+    measured = np.isfinite(times)
     for i, j in np.argwhere(~np.isfinite(times).all(axis=-1)):
         guess = known.without(int(i), int(j))
         if guess is not None:
             result[i, j] = np.where(np.isfinite(result[i, j]), result[i, j], guess)
+    steps = np.where(measured, _MEASURED, np.where(np.isfinite(result), _INTERPOLATED, _TRANSFERRED))
     with np.errstate(invalid="ignore", divide="ignore"):
         share = roofline / result
     sites = np.argwhere(np.isfinite(share).any(axis=-1))
@@ -95,7 +110,7 @@ def filled(known: Grid) -> Grid:
                 break
             with np.errstate(invalid="ignore", divide="ignore"):
                 result[i, j] = np.where(hole, roofline[i, j] / share[a, b], result[i, j])
-    return Grid(xs, ys, result, roofline, known.by_work)
+    return Grid(xs, ys, result, roofline, known.by_work, steps)
 
 
 def _inside(positions: Array, wanted: float) -> bool:

@@ -47,6 +47,27 @@ class Gpu:
         return (self.fp4 or self.fp8 or self.bf16) if weights == "nvfp4" else self.bf16
 
 
+_RATE, _PEAK, _COUNT = (1e3, 1e18), (1e6, 1e21), (1, 1e6)
+RANGES = {
+    "memory": (1e6, 1e18),
+    "bandwidth": _RATE,
+    "bf16": _PEAK,
+    "fp8": _PEAK,
+    "fp4": _PEAK,
+    "power_w": (1e-3, 1e9),
+    "price_per_hour": (1e-9, 1e9),
+    "nvlink_domain": _COUNT,
+    "nvlink": _RATE,
+    "network": _RATE,
+    "network_latency": (1e-12, 1e3),
+    "gpus_per_node": _COUNT,
+    "gpus_per_rack": _COUNT,
+}
+"""What each number may be, far beyond any hardware on both sides: times divide by these, and must stay finite."""
+_MAY_BE_ZERO = {"fp8", "fp4", "price_per_hour", "network_latency"}
+"""Formats that a GPU does not multiply in, and what costs nothing. Links are divided by: one of no rate is refused."""
+
+
 @cache
 def catalogue() -> Mapping[str, Gpu]:
     """The GPUs that come with Weft, by name."""
@@ -54,15 +75,19 @@ def catalogue() -> Mapping[str, Gpu]:
     return {name: gpu_of(name, each, "hardware.json") for name, each in json.loads(text)["gpus"].items()}
 
 
-def find_gpu(name: str) -> Gpu:
-    """A GPU of the catalogue, or of a JSON file with the same fields; `base` takes the rest from another."""
+def find_gpu(name: str, *, above: tuple[Path, ...] = ()) -> Gpu:
+    """A GPU of the catalogue, or of a JSON file with the same fields; `base` takes the rest from another.
+
+    `above` are the files whose `base` this one is."""
     path = Path(name)
     if path.suffix == ".json":
+        if path.resolve() in above:
+            raise HardwareError("field 'base' leads back to the file itself", location=str(path))
         try:
             given = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, json.JSONDecodeError, UnicodeDecodeError) as error:
             raise HardwareError(f"the hardware file cannot be read: {error}", location=str(path)) from error
-        return gpu_of(path.stem, given, str(path))
+        return gpu_of(path.stem, given, str(path), (*above, path.resolve()))
     known = catalogue()
     if name.lower() not in known:
         raise HardwareError(
@@ -72,8 +97,8 @@ def find_gpu(name: str) -> Gpu:
     return known[name.lower()]
 
 
-def gpu_of(name: str, given: Any, location: str) -> Gpu:
-    """A GPU from a description; what is missing or not a positive number is named."""
+def gpu_of(name: str, given: Any, location: str, above: tuple[Path, ...] = ()) -> Gpu:
+    """A GPU from a description; what is missing or out of its range is named."""
     if not isinstance(given, dict):
         raise HardwareError(f"{name}: a GPU is an object of fields", location=location)
     described: dict[str, Any] = dict(given)  # pyright: ignore[reportUnknownArgumentType]
@@ -84,17 +109,15 @@ def gpu_of(name: str, given: Any, location: str) -> Gpu:
             raise HardwareError(
                 f"{name}: there is no field {field!r}", location=location, hint=f"known: {', '.join(kinds)}"
             )
-        kind = kinds[field]
-        number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        allowed_zero = field in ("fp8", "fp4", "price_per_hour", "network_latency", "network", "nvlink")
-        if kind in ("float", "int") and not (number and (value > 0 or (allowed_zero and value == 0))):
+        wrong = _wrong(field, kinds[field], value)
+        if wrong is not None:
             raise HardwareError(
-                f"{name}: field {field!r} has to be a positive number, not {value!r}", location=location
+                f"{name}: field {field!r} has to be {wrong}, not {_short(value)}",
+                location=location,
+                hint="without NVLink, nvlink_domain is 1 and nvlink the bus's rate" if field == "nvlink" else None,
             )
-        if kind == "str" and not isinstance(value, str):
-            raise HardwareError(f"{name}: field {field!r} has to be text, not {value!r}", location=location)
     if base is not None:
-        return replace(find_gpu(str(base)), **{"name": name, "measured": False, **described})
+        return replace(find_gpu(str(base), above=above), **{"name": name, "measured": False, **described})
     described.setdefault("name", name)
     lacking = [each for each in kinds if each not in described and each != "measured"]
     if lacking:
@@ -102,3 +125,23 @@ def gpu_of(name: str, given: Any, location: str) -> Gpu:
             f"{name}: field {lacking[0]!r} is missing", location=location, hint="`base` takes it from another GPU"
         )
     return Gpu(**described)
+
+
+def _wrong(field: str, kind: str, value: Any) -> str | None:
+    """What a field has to be where its value is not that."""
+    if kind == "str":
+        return None if isinstance(value, str) else "text"
+    if kind == "bool":
+        return None if isinstance(value, bool) else "true or false"
+    least, most = RANGES[field]
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if number and (least <= value <= most or (field in _MAY_BE_ZERO and value == 0)):
+        return None if kind == "float" or value == int(value) else "a whole number"
+    zero = "0 or " if field in _MAY_BE_ZERO else ""
+    return f"a {'whole' if kind == 'int' else 'positive'} number, {zero}from {least:g} to {most:g}"
+
+
+def _short(value: Any) -> str:
+    """A value as text, cut where nobody would read on."""
+    words = json.dumps(value)
+    return words if len(words) <= 40 else f"{words[:40]}…"

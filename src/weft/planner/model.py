@@ -1,7 +1,8 @@
 """A model as its configuration says: layers by kind, exact counts of parameters, operations and cache.
 
-Fields are read by what they mean in `transformers` configurations, never by a model's name: a configuration with
-`kv_lora_rank` has latent attention, one with experts has experts, whatever family it is of.
+Fields are read by what they mean in `transformers` configurations: one with `kv_lora_rank` has latent attention, one
+with experts has experts, whatever family it is of. What no field says is in the table of families
+(`planner/families.py`); a family that is not in it is counted as a plain decoder, and the plan says so.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from weft.planner.errors import ModelError
+from weft.planner.families import PLAIN, Family, family_of
 
 
 @dataclass(frozen=True)
@@ -98,6 +100,8 @@ class Model:
     expert_weights: str = "bf16"
     draft_layers: int = 0
     max_length: int = 0
+    assumptions: tuple[str, ...] = ()
+    """What was taken for granted because neither a field nor the model's family says it."""
 
     @property
     def depth(self) -> int:
@@ -143,12 +147,26 @@ def find_model(name: str) -> Model:
     raise ModelError(f"there is no model {name!r}", hint=f"give a folder with config.json, or one of {names}")
 
 
+_LARGEST = 10**9
+"""What no size of a model reaches: products of a few of them stay finite."""
+_DEEPEST = 10_000
+
+
 class _Fields:
     """A configuration's fields; one that is missing or not a positive whole number is an error with its name."""
 
     def __init__(self, given: Mapping[str, Any], location: str) -> None:
         self.given = given
         self.location = location
+        self.model_type = str(given.get("model_type") or "")
+        known = family_of(self.model_type)
+        self.family: Family = known or PLAIN
+        self.assumptions: tuple[str, ...] = ()
+        if known is None:
+            named = f"unknown family {self.model_type[:80]!r}" if self.model_type else "no family (model_type)"
+            self.assumptions = (f"{named}: counted as a plain decoder",)
+        elif known.uncounted:
+            self.assumptions = (f"family {self.model_type[:80]!r}: {known.uncounted} are not counted",)
 
     def has(self, *names: str) -> bool:
         return any(self.given.get(name) is not None for name in names)
@@ -158,8 +176,11 @@ class _Fields:
             value = self.given.get(name)
             if value is None:
                 continue
-            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-                raise ModelError(f"field {name!r} has to be a whole number, not {value!r}", location=self.location)
+            if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _LARGEST:
+                raise ModelError(
+                    f"field {name!r} has to be a whole number up to {_LARGEST:,}, not {str(value)[:40]!r}",
+                    location=self.location,
+                )
             return value
         if default is None:
             raise ModelError(f"the configuration has no field {names[0]!r}", location=self.location)
@@ -187,6 +208,8 @@ def model_of(name: str, given: Any, location: str) -> Model:
     vocabulary = fields.number("vocab_size")
     if not depth or not hidden or not vocabulary:
         raise ModelError("a model has layers, a hidden size and a vocabulary", location=location)
+    if depth > _DEEPEST:
+        raise ModelError(f"field 'num_hidden_layers' is {depth}, above {_DEEPEST:,}", location=location)
     layers: dict[Layer, int] = {}
     for index in range(depth):
         layer = Layer(_mixer(fields, hidden, index, depth), _block(fields, hidden, index))
@@ -197,12 +220,13 @@ def model_of(name: str, given: Any, location: str) -> Model:
         hidden=hidden,
         vocabulary=vocabulary,
         layers=tuple(layers.items()),
-        tied=fields.flag("tie_word_embeddings"),
-        norms=4 if str(whole.get("model_type", "")).startswith(("gemma2", "gemma3")) else 2,
+        tied=fields.flag("tie_word_embeddings", fields.family.tied),
+        norms=fields.family.norms,
         weights=weights,
         expert_weights=experts,
         draft_layers=fields.number("num_nextn_predict_layers", default=0),
         max_length=fields.number("max_position_embeddings", default=0),
+        assumptions=fields.assumptions,
     )
 
 
@@ -259,24 +283,29 @@ def _mixer(fields: _Fields, hidden: int, index: int, depth: int) -> SelfAttentio
         )  # fmt: skip
     head_dim = fields.number("head_dim", default=0) or hidden // heads
     kv_heads = fields.number("num_key_value_heads", "n_head_kv", default=heads)
+    if not kv_heads:
+        raise ModelError("field 'num_key_value_heads' has to be positive", location=fields.location)
     windowed = kind in ("sliding_attention", "chunked_attention")
     window = fields.number("sliding_window", "attention_chunk_size", default=0) if windowed else 0
     if not kinds and fields.has("sliding_window") and fields.flag("use_sliding_window", True):
         window = fields.number("sliding_window")
-    family = str(fields.given.get("model_type", ""))
-    normed = fields.flag("use_qk_norm") or family.startswith("qwen3") or family.startswith(("gemma3", "olmo2"))
-    per_layer = str(fields.given.get("qk_norm_type", "")) == "per_layer" or family == "minimax_m2"
-    bias = fields.flag("attention_bias", family == "qwen2")
+    family = fields.family
+    stated = fields.flag("use_qk_norm")
+    norm = family.qk_norm if family.always_normed or stated else ""
+    if fields.given.get("qk_norm_type") == "per_layer":
+        norm = "all heads"
+    elif stated:
+        norm = norm or "head"
+    bias = fields.flag("attention_bias", family.bias)
     return SelfAttention(
         heads, kv_heads, head_dim, head_dim,
         window=window,
         bias=bias,
-        output_bias=bias and family != "qwen2" and family != "glm4_moe",
-        normed=normed or per_layer,
-        qk_norm=0 if family.startswith("llama4") or not (normed or per_layer)
-        else (heads + kv_heads) * head_dim if per_layer else 2 * head_dim,
-        gate=fields.flag("attn_output_gate", family.startswith(("qwen3_next", "qwen3_5"))),
-        sinks=family == "gpt_oss",
+        output_bias=bias and family.output_bias,
+        normed=bool(norm),
+        qk_norm={"head": 2 * head_dim, "all heads": (heads + kv_heads) * head_dim}.get(norm, 0),
+        gate=fields.flag("attn_output_gate", family.gate),
+        sinks=family.sinks,
     )  # fmt: skip
 
 
@@ -290,24 +319,25 @@ def _block(fields: _Fields, hidden: int, index: int) -> FeedForward | ExpertBloc
         dense = str(chosen[index]) == "dense"
     width = fields.number("intermediate_size", "n_inner", default=4 * hidden)
     if not experts or dense or (index + 1) % step:
-        family = str(fields.given.get("model_type", ""))
         gated = str(fields.given.get("hidden_act", fields.given.get("activation_function", "silu"))).lower() in (
             "silu", "swish", "gelu_pytorch_tanh", "gelu_tanh", "swiglu",
-        ) and family not in ("gpt2", "opt", "gpt_neox")  # fmt: skip
+        ) and fields.family.gated  # fmt: skip
         wide = fields.number("intermediate_size_mlp", default=width) if experts else width
         return FeedForward(wide, gated, fields.flag("mlp_bias"))
     narrow = fields.number("moe_intermediate_size", default=width)
     shared = fields.number("shared_expert_intermediate_size", default=0)
     shared = shared or fields.number("n_shared_experts", default=0) * narrow
-    family = str(fields.given.get("model_type", ""))
-    if family.startswith("llama4"):
+    per_token = fields.number("num_experts_per_tok", "experts_per_token", "num_experts_per_token")
+    if not 0 < per_token <= experts:
+        raise ModelError(f"field 'num_experts_per_tok' is {per_token} of {experts} experts", location=fields.location)
+    if fields.family.shared_expert:
         shared = width
     return ExpertBlock(
         experts,
-        fields.number("num_experts_per_tok", "experts_per_token", "num_experts_per_token"),
+        per_token,
         narrow,
         shared,
         shared_gate=fields.has("shared_expert_intermediate_size"),
-        bias=family == "gpt_oss",
-        router_bias=family == "gpt_oss",
+        bias=fields.family.expert_biases,
+        router_bias=fields.family.expert_biases,
     )

@@ -24,7 +24,7 @@ def page(plan: Plan) -> str:
     title = f"{plan.model.name} on {plan.gpu.device}"
     chosen = found["chosen"]
     parts = [f"<h1>{_safe(title)}</h1>"]
-    parts += [f'<p class="warn">{_safe(each)}</p>' for each in plan.gives_way]
+    parts += [f'<p class="warn">{_safe(each)}</p>' for each in (*plan.gives_way, *plan.model.assumptions)]
     parts.append(
         _table(
             [

@@ -53,6 +53,7 @@ def figures(plan: Plan) -> dict[str, Any]:
             for name, value in (("ttft", plan.targets.ttft), ("tpot", plan.targets.tpot))
         },
         "gives_way": plan.gives_way,
+        "assumptions": list(plan.model.assumptions),
         "chosen": point_figures(chosen),
         "replicas": plan.replicas,
         "spare_replicas": plan.spare,

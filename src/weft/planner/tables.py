@@ -95,6 +95,10 @@ def _joined(parts: list[Columns]) -> Columns:
     return {name: np.concatenate([part[name] for part in parts]) for name in shared}
 
 
+_DIFFERENCES = "computescale"
+"""The table whose times are differences of two measured ones: they may be zero or below."""
+
+
 def read_columns(path: Path, required: tuple[str, ...]) -> Columns:
     """One file's columns; a column that the planner needs and that is not there is an error with its name."""
     try:
@@ -111,6 +115,15 @@ def read_columns(path: Path, required: tuple[str, ...]) -> Columns:
     for name in columns:
         if (name == "latency" or name.endswith("_us")) and not np.issubdtype(columns[name].dtype, np.number):
             raise TableError(f"column {name!r} of {path.name} holds no numbers", location=str(path))
+    if "latency" in columns and not path.name.startswith(f"{_DIFFERENCES}__"):
+        seconds = columns["latency"]
+        wrong = np.flatnonzero(~(np.isfinite(seconds) & (seconds > 0)))
+        if wrong.size:
+            row = int(wrong[0])
+            raise TableError(
+                f"column 'latency' of {path.name} is {seconds[row]:g} in row {row + 1}; a time is above zero",
+                location=str(path),
+            )
     return columns
 
 

@@ -55,6 +55,20 @@ class Traffic:
         )
 
 
+RANGES = {
+    "isl": (1.0, 1e9),
+    "osl": (1.0, 1e9),
+    "rate": (0.0, 1e9),
+    "spread": (0.0, 0.99),
+    "prefix": (0.0, 1.0),
+    "burst": (1.0, 1e6),
+    "seconds": (0.0, 1e12),
+}
+"""What each number of the traffic and of a trace may be."""
+_SHORTEST, _LONGEST = 1e-9, 1e9
+"""Seconds that a target may be, and the least that lies between the arrivals of a trace that has a rate."""
+
+
 def traffic_of(text: str) -> Traffic:
     """Traffic from words (`isl=1024,osl=512,rate=20`), or a trace: CSV or JSON of `seconds`, `isl` and `osl`."""
     if "=" not in text:
@@ -66,24 +80,27 @@ def traffic_of(text: str) -> Traffic:
         if not equals or name not in known:
             raise TrafficError(f"traffic has no field {name!r}", hint=f"fields are {', '.join(sorted(known))}")
         number = _number(name, value)
-        least = {"isl": 1.0, "osl": 1.0, "burst": 1.0}.get(name, 0.0)
-        most = {"prefix": 1.0, "spread": 0.99}.get(name, math.inf)
-        if not least <= number <= most:
-            raise TrafficError(
-                f"field {name!r} of the traffic is {value}, which is out of its range",
-                hint=f"from {least:g} to {most:g}",
-            )
+        if name == "rate" and 0 < number < 1e-9:
+            raise TrafficError(f"field 'rate' of the traffic is {value}", hint="0 for one replica's, or 1e-9 and more")
         found = replace(found, **{name: number})
     return found
 
 
-def _number(name: str, value: Any) -> float:
+def _number(name: str, value: Any, location: str | None = None) -> float:
+    """A field's number; what is none or out of the field's range is refused by name."""
     try:
-        number = float(value)
-    except (TypeError, ValueError):
+        number = math.nan if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError, OverflowError):
         number = math.nan
     if not math.isfinite(number):
-        raise TrafficError(f"field {name!r} of the traffic has to be a number, not {value!r}")
+        raise TrafficError(f"{name!r} has to be a number, not {str(value)[:40]!r}", location=location)
+    least, most = RANGES.get(name, (-math.inf, math.inf))
+    if not least <= number <= most:
+        raise TrafficError(
+            f"field {name!r} of the traffic is {number:g}, which is out of its range",
+            location=location,
+            hint=f"from {least:g} to {most:g}",
+        )
     return number
 
 
@@ -103,16 +120,13 @@ def _trace(path: Path) -> Traffic:
         for name in ("seconds", "isl", "osl"):
             if not isinstance(row, dict) or name not in row:
                 raise TrafficError(f"request {index} of the trace has no field {name!r}", location=str(path))
-        when, isl, osl = (_number(name, row[name]) for name in ("seconds", "isl", "osl"))
-        if when < 0 or isl < 1 or osl < 1:
-            raise TrafficError(
-                f"request {index} of the trace: 'seconds' is below 0, or 'isl' or 'osl' below 1", location=str(path)
-            )
+        place = f"{path}: request {index}"
+        when, isl, osl = (_number(name, row[name], place) for name in ("seconds", "isl", "osl"))
         found.append((when, int(isl), int(osl)))
     found.sort()
     span = found[-1][0] - found[0][0]
     isls, osls = [a for _, a, _ in found], [b for _, _, b in found]
-    rate = len(found) / span if span > 0 else 0.0
+    rate = len(found) / span if span >= _SHORTEST else 0.0
     return Traffic(sum(isls) / len(found), sum(osls) / len(found), rate, trace=tuple(found))
 
 
@@ -136,8 +150,11 @@ def targets_of(text: str) -> Targets:
             if value.endswith(unit):
                 value, scale = value.removesuffix(unit), factor
                 break
-        number = _number(name, value)
-        if number <= 0:
-            raise TrafficError(f"target {name!r} has to be above zero")
-        found[name] = number * scale
+        seconds = _number(name, value) * scale
+        if not _SHORTEST <= seconds <= _LONGEST:
+            raise TrafficError(
+                f"target {name!r} is {seconds:g} s, which is out of its range",
+                hint=f"above zero: from {_SHORTEST:g} s to {_LONGEST:g} s",
+            )
+        found[name] = seconds
     return Targets(**found)

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from weft.planner.closed_form import Draft
-from weft.planner.hardware import find_gpu
+from weft.planner.hardware import RANGES, find_gpu
 from weft.planner.model import find_model
 from weft.planner.page import page
 from weft.planner.plan import Plan
@@ -45,6 +45,8 @@ def plan(terminal: Terminal, asked: PlanRequest) -> None:
     """Make one plan and print it."""
     gpu = find_gpu(asked.gpu)
     if asked.price is not None:
+        if not 0 <= asked.price <= RANGES["price_per_hour"][1]:
+            raise UsageError(f"--price {asked.price} is no price", hint="dollars for a GPU and hour: --price 2.5")
         gpu = replace(gpu, price_per_hour=asked.price)
     model = find_model(asked.model)
     if asked.precision is not None:
@@ -86,11 +88,8 @@ def _draft(text: str) -> Draft:
             found[name] = float(value)
         except ValueError:
             raise UsageError(f"{value!r} is not a number", hint="--draft tokens=3,accepted=0.7") from None
-    if (
-        set(found) - {"tokens", "accepted", "cost"}
-        or not 0 <= found.get("accepted", 0) <= 1
-        or found.get("tokens", 0) < 0
-    ):
+    most = {"tokens": 1024.0, "accepted": 1.0, "cost": 1024.0}
+    if set(found) - set(most) or not all(0 <= value <= most[name] for name, value in found.items()):
         raise UsageError(f"{text} does not describe drafts", hint="--draft tokens=3,accepted=0.7,cost=0.05")
     return Draft(int(found.get("tokens", 0)), found.get("accepted", 0.0), found.get("cost", 0.0))
 
@@ -101,6 +100,8 @@ def show(terminal: Terminal, found: Plan) -> None:
     chosen = told["chosen"]
     for words in found.gives_way:
         terminal.show(Text(f"no mapping meets the targets; {words}", style="bold yellow"))
+    for words in found.model.assumptions:
+        terminal.show(Text(words, style="yellow"))
     replicas = f"{found.replicas} + {counted(found.spare, 'spare replica')}"
     place = f"{counted(found.gpus, 'GPU')} in {counted(found.nodes, 'node')}, {counted(found.racks, 'rack')}"
     terminal.show(

@@ -1,4 +1,4 @@
-"""`weft plan --evaluate FOLDER`: the planner against measurements, an error for each family."""
+"""`weft plan --evaluate FOLDER`: the planner against measurements, an error for each family, and how quick it is."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from rich.table import Table
 
 from weft.planner.tables import KernelTables
 from weft.testing.planner_accuracy import Errors, left_out_operations, services, throughput
+from weft.testing.planner_speed import planner_speed
 from weft.tools.terminal import Terminal, UsageError
 
 
 def evaluate(terminal: Terminal, folder: Path) -> None:
-    """Print the errors of operations, services and throughput; nothing is fitted to them."""
+    """Print the errors of operations, services and throughput, which nothing is fitted to, and the planner's speed."""
     if not KernelTables.systems(folder / "kernel_tables"):
         raise UsageError(f"{folder} holds no kernel tables", hint="there has to be kernel_tables/SYSTEM/system.json")
     figures: dict[str, object] = {"ok": True}
@@ -29,6 +30,13 @@ def evaluate(terminal: Terminal, folder: Path) -> None:
                 dict(zip(("family", "rows", "median", "mean", "p90", "bias"), row, strict=True))
                 for row in errors.rows()
             ]
+    with terminal.working("timing"):
+        speed = planner_speed()
+    terminal.show(
+        f"{speed['configurations_s']:,.0f} configurations and {speed['iterations_s']:,.0f} iterations "
+        "a second of this machine's CPU time"
+    )
+    figures["speed"] = speed
     terminal.finish(figures)
 
 
