@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from weft.frontends.torch.importer.import_graph import opaque
+from weft.frontends.torch.importer import opaque
 from weft.runtime.record import recording
 
 
