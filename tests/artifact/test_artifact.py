@@ -16,6 +16,7 @@ import weft
 from weft.artifact import processors
 from weft.artifact.opened import open_artifact
 from weft.artifact.processors import BASELINES
+from weft.artifact.whole_files import whole_file
 from weft.artifact.write import Request, Source, write_artifact
 from weft.config import Config
 from weft.errors import ArtifactError, DTypeError, GuardError, ShapeError
@@ -210,3 +211,16 @@ def test_kernels_of_a_gpu_are_made_without_one(tmp_path: Path) -> None:
     assert device.name == "sm_90a"
     assert b".target sm_90a" in artifact.member(device.code)
     assert weft.load(path).how == "machine code for host"
+
+
+def test_who_writes_at_the_same_time_leaves_the_file_of_others_alone(tmp_path: Path) -> None:
+    path = tmp_path / "models" / "model.weft"
+    path.parent.mkdir()
+    with whole_file(path) as first:
+        first.write(b"first")
+        with whole_file(path) as second:
+            second.write(b"second")
+        assert path.read_bytes() == b"second"
+    assert path.read_bytes() == b"first" and list(path.parent.iterdir()) == [path]
+    with pytest.raises(ArtifactError, match="cannot be written"), whole_file(tmp_path / "none" / "model.weft"):
+        pass

@@ -10,10 +10,8 @@ them: nothing is prepared when a program starts, and processes share them.
 from __future__ import annotations
 
 import keyword
-import os
 import re
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +26,7 @@ from weft.artifact.compile_native import (
 )
 from weft.artifact.native import packed
 from weft.artifact.processors import HOST
+from weft.artifact.whole_files import whole_file
 from weft.artifact.write import Request, Source, checked_weights
 from weft.backends.cpu.link_shared import link_shared
 from weft.backends.cpu.native_program import ARENA, CALL, SHAPES, outputs_of
@@ -68,8 +67,9 @@ def emit_object(path: Path, source: Source, request: Request) -> tuple[Path, Pat
     more = _entry_points(name, code, len(blobs))
     exports = (f"{name}_run", f"{name}_shapes")
     image = link_shared(code.object_file(more), exports, blobs, path.name)
-    _write(path, image)
-    _write(header, text.encode())
+    for place, content in ((path, image), (header, text.encode())):
+        with whole_file(place) as file:
+            file.write(content)
     return path, header
 
 
@@ -243,15 +243,3 @@ def _unique(names: Sequence[str], taken: Sequence[str] = ()) -> list[str]:
             word += "_"
         found.append(word)
     return found
-
-
-def _write(path: Path, content: bytes) -> None:
-    temporary = path.parent / f".{path.name}.{os.getpid()}.tmp"
-    try:
-        temporary.write_bytes(content)
-        os.replace(temporary, path)
-    except OSError as error:
-        raise ArtifactError(f"{path} cannot be written: {error.strerror or error}") from error
-    finally:
-        with suppress(OSError):
-            temporary.unlink()

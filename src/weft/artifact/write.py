@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -35,6 +33,7 @@ from weft.artifact.manifest import (
 from weft.artifact.processors import HOST
 from weft.artifact.safetensors import to_pieces
 from weft.artifact.trust import Signatures, seal, signed
+from weft.artifact.whole_files import whole_file
 from weft.backends.nvidia.target import target_named
 from weft.config import Config
 from weft.errors import ArtifactError, DTypeError, ShapeError
@@ -114,7 +113,8 @@ def write_artifact(path: Path, source: Source, request: Request | None = None) -
     stated = to_text(manifest)
     signatures = Signatures(seal(stated), *(signed(stated, request.sign) if request.sign else ()))
     ordered = [(MANIFEST, [stated]), *contents.items(), (SIGNATURES, [json.dumps(asdict(signatures)).encode()])]
-    _write(path, ordered)
+    with whole_file(path) as file:
+        write_members(file, ordered)
     return manifest
 
 
@@ -176,16 +176,3 @@ def _digest(pieces: Sequence[bytes | memoryview]) -> Digest:
     # A member is digested in one piece: what of it is large is joined once.
     whole = pieces[0] if len(pieces) == 1 else b"".join(pieces)
     return Digest(len(whole), digest_of(whole))
-
-
-def _write(path: Path, contents: Sequence[tuple[str, Sequence[bytes | memoryview]]]) -> None:
-    temporary = path.parent / f".{path.name}.{os.getpid()}.tmp"
-    try:
-        with open(temporary, "xb") as file:
-            write_members(file, contents)
-        os.replace(temporary, path)
-    except OSError as error:
-        raise ArtifactError(f"{path} cannot be written: {error.strerror or error}") from error
-    finally:
-        with suppress(OSError):
-            temporary.unlink()
