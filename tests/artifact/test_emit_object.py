@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -80,7 +81,14 @@ def test_a_result_that_replaces_an_argument_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "word"),
-    [("layer", "layer"), ("my-model.v2", "my_model_v2"), ("2x", "m_2x"), ("int", "m_int"), ("", "model")],
+    [
+        ("layer", "layer"),
+        ("my-model.v2", "my_model_v2"),
+        ("2x", "m_2x"),
+        ("int", "m_int"),
+        ("new", "m_new"),
+        ("", "model"),
+    ],
 )
 def test_names_are_those_that_c_takes(name: str, word: str) -> None:
     assert identifier(name) == word
@@ -94,3 +102,17 @@ def test_the_header_has_no_names_of_the_model_that_c_would_not_take() -> None:
     function, signature = read_function(text, None, ("w", "b"))
     header = c_header("layer", compile_native(function, "host", Request().config), signature, False)
     assert "evil(" not in header and "x____evil_" in header
+
+
+@pytest.mark.parametrize(
+    "name", ["result", "result0", "threads", "sizes_", "inputs_", "layer_run", "float", "int64_t", "this"]
+)
+def test_arguments_may_have_the_names_of_the_header(name: str, tmp_path: Path) -> None:
+    source = replace(layer_source(), text=LAYER.replace('["x", "w", "b"]', f'["{name}", "w", "b"]'))
+    _, header = emit_object(tmp_path / "layer.so", source, Request())
+    for compiler, language in (("cc", "c"), ("c++", "c++")):
+        if shutil.which(compiler) is None:
+            pytest.skip("no C compiler is installed")
+        command = [compiler, "-x", language, "-Wall", "-Werror", "-Wno-unused-function", "-fsyntax-only", str(header)]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr

@@ -9,7 +9,6 @@ them: nothing is prepared when a program starts, and processes share them.
 
 from __future__ import annotations
 
-import keyword
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -51,6 +50,12 @@ _C_TYPES = {
 } | {f"{ours}{n}": f"{theirs}{n}_t" for ours, theirs in (("i", "int"), ("ui", "uint")) for n in (8, 16, 32, 64)}
 _C_WORDS = """auto break case char const continue default do double else enum extern float for goto if inline int long
 register restrict return short signed sizeof static struct switch typedef union unsigned void volatile while"""
+_CPP_WORDS = """alignas alignof and asm bitand bitor bool catch class compl concept const_cast consteval constexpr
+constinit decltype delete dynamic_cast explicit export false friend mutable namespace new noexcept not nullptr
+operator or private protected public reinterpret_cast requires static_assert static_cast template this thread_local
+throw true try typeid typename using virtual wchar_t xor"""
+_OWN = frozenset(("threads", "sizes_", "inputs_", "outputs_", *_C_TYPES.values()))
+"""What the function of the header calls its own."""
 
 
 def emit_object(path: Path, source: Source, request: Request) -> tuple[Path, Path]:
@@ -74,9 +79,9 @@ def emit_object(path: Path, source: Source, request: Request) -> tuple[Path, Pat
 
 
 def identifier(name: str) -> str:
-    """A name that C takes."""
+    """A name that C and C++ take."""
     word = re.sub(r"[^A-Za-z0-9_]", "_", name) or "model"
-    return f"m_{word}" if word[0].isdigit() or word in _C_WORDS.split() or keyword.iskeyword(word) else word
+    return f"m_{word}" if word[0].isdigit() or word in (*_C_WORDS.split(), *_CPP_WORDS.split()) else word
 
 
 def _blobs(code: NativeCode, signature: Signature, weights: dict[str, np.ndarray]) -> dict[str, bytes]:
@@ -153,7 +158,7 @@ def c_header(name: str, code: NativeCode, signature: Signature, checked: bool) -
     """The header of a model's shared object."""
     plan = code.planned.plan
     free = [place for place in range(len(signature.names)) if place not in signature.constants]
-    inputs = _unique([signature.names[place] for place in free])
+    inputs = _unique([signature.names[place] for place in free], taken=[f"{name}_run"])
     tensors = [plan.buffers[number].tensor for number in plan.inputs]
     numbers = outputs_of(plan)
     if list(plan.outputs) != numbers:
@@ -166,7 +171,7 @@ def c_header(name: str, code: NativeCode, signature: Signature, checked: bool) -
         if buffer.layout.strides != contiguous_strides(buffer.tensor.shape):
             raise UnsupportedError("a result with unusual strides", hint="let the model give contiguous tensors")
     outputs = [plan.buffers[number].tensor for number in numbers]
-    sizes = _unique(list(plan.symbols), taken=inputs)
+    sizes = _unique(list(plan.symbols), taken=[f"{name}_run", *inputs])
     guard = f"WEFT_{name.upper()}_H"
     parameters = [
         *(f"int64_t {each}" for each in sizes),
@@ -234,12 +239,12 @@ def _shape(tensor: Tensor) -> str:
     return f"{tensor.dtype.name}[{', '.join(map(str, tensor.shape))}]"
 
 
-def _unique(names: Sequence[str], taken: Sequence[str] = ()) -> list[str]:
-    """Names that C takes, no two alike."""
+def _unique(names: Sequence[str], taken: Sequence[str]) -> list[str]:
+    """Names that C takes, no two alike, and none that the header has a meaning for."""
     found: list[str] = []
     for name in names:
         word = identifier(name)
-        while word in found or word in taken or word == "threads" or word.startswith("result"):
+        while word in found or word in taken or word in _OWN or re.fullmatch(r"result\d+", word):
             word += "_"
         found.append(word)
     return found
