@@ -5,7 +5,7 @@ The derivative is again a graph function, so that it is optimized and compiled l
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from xdsl.dialects.builtin import ArrayAttr, StringAttr
@@ -33,30 +33,12 @@ def vjp_function(function: FuncOp) -> FuncOp:
 
     Only results and arguments of floats have gradients; an argument that no result depends on has a gradient of zeros.
     """
-    derivative = function.clone()
-    block, returned = derivative.block, derivative.returned
-    keep_histories(block)
-    forward = [op for op in block.ops if op is not returned]
-    arguments = [value for value in block.args if is_float(value)]
-    b = GraphBuilder(block, before=returned)
-    tape = GradientTape(b)
-    names = [name.data for name in function.arg_names] if function.arg_names else []
-    for position, result in enumerate(returned.operands):
-        if is_float(result):
-            seed = block.insert_arg(result.type, len(block.args))
-            names.append(f"grad{position}")
-            seed.name_hint = names[-1]
-            tape.add(result, seed)
+    derivative, tape, forward = _seeded(function, "vjp")
     for op in reversed(forward):
         with sourced(op.location):
             tape.propagate(op)
-    gradients = [tape.gradients[x] if x in tape.gradients else zeros(b, x) for x in arguments]
-    block.insert_op_before(ReturnOp.make(gradients), returned)
-    returned.detach()
-    returned.erase()
-    derivative.sym_name = StringAttr(f"{function.sym_name.data}_vjp")
-    if function.arg_names:
-        derivative.arg_names = ArrayAttr(StringAttr(name) for name in names)
+    arguments = derivative.block.args[: len(function.block.args)]
+    _return(derivative, tape.of(value for value in arguments if is_float(value)))
     return derivative
 
 
@@ -69,32 +51,43 @@ def value_and_vjp_function(function: FuncOp, wanted: Sequence[int]) -> FuncOp:
     }                                    graph.return %p, %gx
                                        }
     """
-    joint = function.clone()
-    block, returned = joint.block, joint.returned
-    keep_histories(block)
-    forward = [op for op in block.ops if op is not returned]
-    arguments = [block.args[place] for place in wanted]
-    b = GraphBuilder(block, before=returned)
-    tape = GradientTape(b)
-    names = [name.data for name in function.arg_names] if function.arg_names else []
-    for position, result in enumerate(returned.operands):
-        if is_float(result):
-            seed = block.insert_arg(result.type, len(block.args))
-            names.append(f"grad{position}")
-            tape.add(result, seed)
+    joint, tape, forward = _seeded(function, "joint")
+    arguments = [joint.block.args[place] for place in wanted]
     needed = _depending(forward, arguments)
     for op in reversed(forward):
         if op in needed:
             with sourced(op.location):
                 tape.propagate(op)
-    gradients = [tape.gradients[x] if x in tape.gradients else zeros(b, x) for x in arguments]
-    block.insert_op_before(ReturnOp.make([*returned.operands, *gradients]), returned)
+    _return(joint, [*joint.returned.operands, *tape.of(arguments)])
+    return joint
+
+
+def _seeded(function: FuncOp, suffix: str) -> tuple[FuncOp, GradientTape, list[Operation]]:
+    """A copy that also takes the gradients of its results of floats, a tape that has these, and the ops of the copy."""
+    made = function.clone()
+    block, returned = made.block, made.returned
+    keep_histories(block)
+    forward = [op for op in block.ops if op is not returned]
+    tape = GradientTape(GraphBuilder(block, before=returned))
+    names = [name.data for name in function.arg_names] if function.arg_names else []
+    for position, result in enumerate(returned.operands):
+        if is_float(result):
+            seed = block.insert_arg(result.type, len(block.args))
+            names.append(f"grad{position}")
+            seed.name_hint = names[-1]
+            tape.add(result, seed)
+    made.sym_name = StringAttr(f"{function.sym_name.data}_{suffix}")
+    if function.arg_names:
+        made.arg_names = ArrayAttr(StringAttr(name) for name in names)
+    return made, tape, forward
+
+
+def _return(function: FuncOp, values: Sequence[SSAValue]) -> None:
+    """Let a function give other values."""
+    returned = function.returned
+    function.block.insert_op_before(ReturnOp.make(values), returned)
     returned.detach()
     returned.erase()
-    joint.sym_name = StringAttr(f"{function.sym_name.data}_joint")
-    if function.arg_names:
-        joint.arg_names = ArrayAttr(StringAttr(name) for name in names)
-    return joint
 
 
 def _depending(ops: Sequence[Operation], values: Sequence[SSAValue]) -> set[Operation]:
@@ -117,6 +110,10 @@ class GradientTape:
     def __init__(self, b: GraphBuilder) -> None:
         self.b = b
         self.gradients: dict[SSAValue, SSAValue] = {}
+
+    def of(self, values: Iterable[SSAValue]) -> list[SSAValue]:
+        """The gradients of values; zeros where no result depends on one."""
+        return [self.gradients[x] if x in self.gradients else zeros(self.b, x) for x in values]
 
     def add(self, value: SSAValue, gradient: SSAValue) -> None:
         """Count a gradient towards a value's, summed back to its shape where the value was broadcast."""

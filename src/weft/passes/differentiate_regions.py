@@ -176,7 +176,7 @@ def _taken_back(b: GraphBuilder, inner: Gradients, sources: Sequence[SSAValue]) 
     """The gradients of these values, by all ops of the block so far."""
     for op in reversed(list(b.block.ops)):
         inner.propagate(op)
-    return [inner.gradients[value] if value in inner.gradients else zeros(b, value) for value in sources]
+    return inner.of(sources)
 
 
 def _captured_floats(op: ControlOp) -> list[int]:
