@@ -15,7 +15,7 @@ from weft.ir.types import Tensor, dtype_of_numpy
 from weft.ops import composites
 from weft.ops.base import REGISTRY
 from weft.ops.graph import FuncOp, GraphBuilder, ReturnOp
-from weft.ops.window import ceil_extension
+from weft.ops.windows.window import ceil_extension
 
 torch = pytest.importorskip("torch")
 functional: Any = torch.nn.functional

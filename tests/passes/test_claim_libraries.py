@@ -11,8 +11,8 @@ from xdsl.dialects.builtin import ModuleOp
 import weft.ops  # noqa: F401  (fills the registry)
 from weft.config import Config
 from weft.ir.types import DType, Tensor, bf16, f16, f32
-from weft.ops.dot import Dot
 from weft.ops.graph import FuncOp, GraphBuilder, ReturnOp
+from weft.ops.matmul.dot import Dot
 from weft.passes.claim_libraries import ClaimLibraries
 from weft.passes.grouping.build_groups import CLAIM
 from weft.pipelines import cpu_passes

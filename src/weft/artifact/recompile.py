@@ -20,8 +20,8 @@ from weft.ir.expr import product
 from weft.ir.types import Tensor, tensor_of
 from weft.ops.base import GraphOp
 from weft.ops.control import ControlOp
-from weft.ops.convolution import BY_WEIGHTS
 from weft.ops.graph import FuncOp, LaunchOp, OpaqueOp, ReturnOp, YieldOp
+from weft.ops.windows.convolution import BY_WEIGHTS
 from weft.runtime.array_function import ArrayFunction
 from weft.runtime.stored_programs import BAD_ENTRY
 

@@ -13,8 +13,8 @@ from xdsl.dialects.builtin import ModuleOp
 from weft.ir.types import DType, bf16, f32, f64, i8, i16, i32, tensor_of
 from weft.lower.lowered import anchor_of
 from weft.lower.packing import Packing, packable, weight_of
-from weft.ops.dot import Dot
 from weft.ops.graph import FuncOp, GroupOp
+from weft.ops.matmul.dot import Dot
 from weft.passes.grouping.build_groups import TWO_DIGITS
 
 PanelForm = Callable[[DType, DType], tuple[int, int]]

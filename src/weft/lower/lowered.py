@@ -14,9 +14,9 @@ from weft.lower.emit.kernel import Kernel
 from weft.lower.machine import Machine
 from weft.ops.base import GraphOp, Scan, Scatter, Structured
 from weft.ops.graph import GroupOp
+from weft.ops.indexing.scatter import UpdateSlice
 from weft.ops.layouts import StridedLayout
 from weft.ops.movement import Concat
-from weft.ops.scatter import UpdateSlice
 from weft.passes.tensor_slices import updated_slice
 from weft.passes.update_in_place import in_place_of
 

@@ -20,9 +20,9 @@ from weft.ir.types import DType, contiguous_strides, tensor_of
 from weft.lower.index_space.evaluate import AddressRecorder, Source
 from weft.lower.pack_panels import pack_matrices, pack_panels, panel_shape
 from weft.ops.base import viewed
-from weft.ops.dot import Dot, ScaledDot, TiledDot
 from weft.ops.graph import GroupOp
 from weft.ops.layouts import StridedLayout
+from weft.ops.matmul.dot import Dot, ScaledDot, TiledDot
 from weft.passes.grouping.build_groups import WIDENS
 
 

@@ -13,7 +13,7 @@ from weft.ir.expr import Size, floordiv, mod, product
 from weft.ir.types import DType, f32
 from weft.ops.graph import GraphBuilder
 from weft.ops.rules import size_value
-from weft.ops.window import Padding, ceil_extension
+from weft.ops.windows.window import Padding, ceil_extension
 
 
 def widened(b: GraphBuilder, x: SSAValue) -> SSAValue:

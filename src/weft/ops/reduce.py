@@ -13,9 +13,9 @@ from weft.ir.expr import Size
 from weft.ir.types import DType, Tensor, boolean, dtype_of_numpy, i64
 from weft.ops.base import Reduction, op
 from weft.ops.body import Body, Operand, Value
+from weft.ops.elementwise.pointwise import NUMBERS
 from weft.ops.graph import GraphBuilder
 from weft.ops.numerics import NARROW, rounded_once
-from weft.ops.pointwise import NUMBERS
 from weft.ops.rules import Gradients, Values
 from weft.ops.samples import Input, Sample
 

@@ -11,10 +11,10 @@ from xdsl.ir import SSAValue
 from weft.errors import DTypeError
 from weft.ir.types import DType, Tensor, i64
 from weft.ops.base import Scan, op
+from weft.ops.elementwise.pointwise import FLOATS, NUMBERS
 from weft.ops.graph import GraphBuilder
-from weft.ops.index import check_dim
+from weft.ops.indexing.index import check_dim
 from weft.ops.numerics import NARROW, rounded_once
-from weft.ops.pointwise import FLOATS, NUMBERS
 from weft.ops.rules import Gradients, Values, flip, zeros
 from weft.ops.samples import Input, Sample
 

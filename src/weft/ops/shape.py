@@ -18,7 +18,7 @@ from weft.ops.reshaping import reshape_index
 from weft.ops.rules import Gradients, Values, iota, zeros
 from weft.ops.samples import Input, Sample
 from weft.ops.sharding_rules import ShardingRule, blocks_of
-from weft.ops.window import window_counts
+from weft.ops.windows.window import window_counts
 
 _MOVED = (f32, i64, boolean)
 

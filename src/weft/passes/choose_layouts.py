@@ -22,12 +22,12 @@ from weft.ir.expr import Size
 from weft.ir.size_text import parse_size
 from weft.ir.types import tensor_of
 from weft.ops.base import Elementwise, View
-from weft.ops.convolution import Convolution
-from weft.ops.dot import Dot
 from weft.ops.graph import FuncOp, GroupOp, LaunchOp, OpaqueOp
 from weft.ops.layouts import StridedLayout, contiguous, is_dense, ordered, source_layout, view_layout
-from weft.ops.pool import Pool
+from weft.ops.matmul.dot import Dot
 from weft.ops.shape import Windows
+from weft.ops.windows.convolution import Convolution
+from weft.ops.windows.pool import Pool
 from weft.passes.grouping.build_groups import result_targets, strides_of
 from weft.passes.place_launches import wanted_layouts
 

@@ -14,9 +14,9 @@ from xdsl.passes import ModulePass
 from weft.ir.expr import Size
 from weft.ir.types import DType, bf16, f16, f32, f64, tensor_of
 from weft.ops.base import viewed
-from weft.ops.dot import Dot
 from weft.ops.graph import FuncOp
 from weft.ops.layouts import BLAS_LARGEST
+from weft.ops.matmul.dot import Dot
 from weft.passes.convolution.convolve_by_matmul import ROWS_OF_WINDOWS
 from weft.passes.grouping.build_groups import CLAIM, INLINED, WIDENS
 from weft.passes.simplify.constant_values import constant_arguments

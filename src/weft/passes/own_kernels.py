@@ -14,9 +14,9 @@ from typing import Any
 from xdsl.ir import Operation
 
 from weft.ir.types import DType, Tensor, bf16, f16
-from weft.ops.attention import WIDEST_HEAD
 from weft.ops.base import Scan, Scatter, Structured
-from weft.ops.convolution import Convolution
+from weft.ops.matmul.attention import WIDEST_HEAD
+from weft.ops.windows.convolution import Convolution
 from weft.passes.claim_libraries import fills_tensor_cores, worth_reading_once, worth_streaming, worth_tensor_cores
 from weft.passes.convolution.convolve_by_matmul import geometry_of
 from weft.passes.convolution.convolve_trained import is_product

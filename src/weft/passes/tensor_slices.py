@@ -11,7 +11,7 @@ from weft.ir.expr import Size, is_nonnegative
 from weft.ir.types import tensor_of
 from weft.ops.base import GraphOp, View
 from weft.ops.graph import GroupOp
-from weft.ops.scatter import UpdateSlice
+from weft.ops.indexing.scatter import UpdateSlice
 from weft.ops.shape import Slice
 
 

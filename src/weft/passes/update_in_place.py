@@ -18,8 +18,8 @@ from weft.ir.attributes import from_attribute, to_attribute
 from weft.ir.types import tensor_of
 from weft.ops.base import Elementwise, GraphOp, Movement, Scatter
 from weft.ops.graph import FuncOp, GroupOp, YieldOp
+from weft.ops.indexing.scatter import UpdateSlice
 from weft.ops.layouts import StridedLayout, contiguous, lies_apart, same_places, slice_layout, view_layout
-from weft.ops.scatter import UpdateSlice
 from weft.passes.check_first import check_first, verdict_of
 from weft.passes.grouping.build_groups import is_free, result_targets, strides_of
 from weft.passes.tensor_slices import TensorSlice, part_written, reads_of, updated_slice, views_from

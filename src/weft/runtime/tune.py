@@ -29,10 +29,10 @@ from weft.lower.constants import PanelForm
 from weft.lower.lowered import anchor_of
 from weft.lower.machine import CPU, Machine
 from weft.lower.plan import build_plan
-from weft.ops.attention import AnyAttention
 from weft.ops.base import View, viewed
-from weft.ops.dot import Dot
 from weft.ops.graph import FuncOp, GroupOp, ReturnOp
+from weft.ops.matmul.attention import AnyAttention
+from weft.ops.matmul.dot import Dot
 from weft.passes.grouping.build_groups import SCHEDULE
 from weft.passes.simplify.constant_values import constant_arguments
 from weft.passes.update_in_place import in_place_of

@@ -26,8 +26,8 @@ from weft.lower.plan import build_plan
 from weft.lower.schedule.dot_model import estimates, in_clusters, products_of
 from weft.lower.schedule.schedule import NOTE
 from weft.lower.steps import Plan
-from weft.ops.dot import Dot
 from weft.ops.graph import FuncOp, GroupOp
+from weft.ops.matmul.dot import Dot
 from weft.passes.grouping.build_groups import SCHEDULE
 from weft.runtime.cache import DiskCache, cache_key
 from weft.runtime.tune import Sides, Tuned, TunedKernel, tell, tunable_kernels

@@ -16,7 +16,7 @@ from weft.backends.cpu.target import CpuTarget, compile_assembly
 from weft.backends.llvm.builder import Module
 from weft.ir.expr import Size, symbol
 from weft.ir.types import DType, Tensor, bf16, boolean, dtype_of_numpy, f16, f32, f64
-from weft.ops.attention import Attention
+from weft.ops.matmul.attention import Attention
 from weft.testing.kernels import CpuModule, Trial, group_of, run_interpreted
 from weft.testing.op_cases import judge
 

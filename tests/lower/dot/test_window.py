@@ -10,8 +10,8 @@ import pytest
 import weft.ops  # noqa: F401  (fills the registry)
 from weft.ir.expr import Size, symbol
 from weft.ir.types import DType, Tensor, bf16, f32
-from weft.ops.convolution import Convolution, plain_params
-from weft.ops.pool import MaxPool
+from weft.ops.windows.convolution import Convolution, plain_params
+from weft.ops.windows.pool import MaxPool
 from weft.testing.kernels import CpuModule, Symbols, Trial, group_of, run_interpreted
 
 RNG = np.random.default_rng(7)

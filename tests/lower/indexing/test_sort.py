@@ -12,7 +12,7 @@ import weft.ops  # noqa: F401  (fills the registry)
 from weft.errors import LoweringError
 from weft.ir.expr import symbol
 from weft.ir.types import DType, Tensor, bf16, boolean, f16, f32, f64, i8, i32, i64, u8
-from weft.ops.sort import sorted_places
+from weft.ops.indexing.sort import sorted_places
 from weft.testing.kernels import CpuModule, Trial, group_of, run_interpreted
 
 DTYPES = (f32, f64, f16, bf16, i32, i64, i8, u8, boolean)

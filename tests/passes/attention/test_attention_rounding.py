@@ -12,7 +12,7 @@ from xdsl.context import Context
 from weft.backends.reference.graph import run
 from weft.ir.types import DType, Tensor, bf16, f8e4m3, f16, f32
 from weft.ops import composites
-from weft.ops.attention import Attention
+from weft.ops.matmul.attention import Attention
 from weft.passes.attention.recognize_attention import RecognizeAttention
 from weft.passes.simplify.eliminate_dead import EliminateDead
 

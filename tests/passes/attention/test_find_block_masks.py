@@ -10,8 +10,8 @@ from xdsl.context import Context
 
 from weft.backends.reference.graph import run
 from weft.ir.types import Tensor, bf16, boolean
-from weft.ops.attention import AnyAttention
 from weft.ops.graph import ReturnOp
+from weft.ops.matmul.attention import AnyAttention
 from weft.passes.attention.find_block_masks import FindBlockMasks
 
 LENGTH = 512

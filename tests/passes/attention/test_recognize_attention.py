@@ -14,7 +14,7 @@ from weft.backends.reference.graph import run
 from weft.ir.expr import symbol
 from weft.ir.types import DType, Tensor, bf16, boolean, f16, f32, i64, tensor_of
 from weft.ops import composites
-from weft.ops.attention import Attention
+from weft.ops.matmul.attention import Attention
 from weft.passes.attention.recognize_attention import RecognizeAttention
 from weft.passes.simplify.eliminate_common import EliminateCommon
 from weft.passes.simplify.eliminate_dead import EliminateDead

@@ -9,7 +9,7 @@ import pytest
 from weft.ir.attributes import to_attribute
 from weft.ir.expr import symbol
 from weft.ir.types import Tensor, f32, i32
-from weft.ops.convolution import plain_params
+from weft.ops.windows.convolution import plain_params
 from weft.passes.convolution.convolve_by_matmul import ROWS_OF_WINDOWS, ConvolveByMatmul, geometry_of
 from weft.passes.simplify.eliminate_dead import EliminateDead
 

@@ -8,7 +8,7 @@ import pytest
 
 from weft.ir.expr import symbol
 from weft.ir.types import Tensor, bf16, f32, i32
-from weft.ops.convolution import Convolution
+from weft.ops.windows.convolution import Convolution
 from weft.passes.convolution.convolve_trained import ConvolveTrained, is_product
 from weft.passes.grouping.build_groups import PARTIAL_SUMS
 

@@ -13,8 +13,8 @@ from weft.backends.reference.graph import run
 from weft.ir.attributes import to_attribute
 from weft.ir.types import Tensor, f32
 from weft.ops import composites
-from weft.ops.convolution import Convolution, plain_params
 from weft.ops.graph import OpaqueOp
+from weft.ops.windows.convolution import Convolution, plain_params
 from weft.passes.convolution.fold_batch_norm import FoldBatchNorm
 from weft.passes.simplify.eliminate_dead import EliminateDead
 from weft.passes.simplify.simplify import Simplify

@@ -13,8 +13,8 @@ from weft.backends.reference.graph import run
 from weft.ir.attributes import to_attribute
 from weft.ir.expr import symbol
 from weft.ir.types import Tensor, f32, f64, i8, i32, tensor_of
-from weft.ops.dot import Dot
 from weft.ops.graph import FuncOp
+from weft.ops.matmul.dot import Dot
 from weft.passes.claim_libraries import ClaimLibraries
 from weft.passes.convolution.convolve_by_matmul import ROWS_OF_WINDOWS
 from weft.passes.hoist_constants import HoistConstants

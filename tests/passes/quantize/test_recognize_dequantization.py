@@ -13,7 +13,7 @@ from xdsl.dialects.builtin import ModuleOp
 from weft.backends.reference.graph import run
 from weft.ir.types import DType, Tensor, bf16, f8e4m3, f16, f32, i8, u8
 from weft.ops.graph import FuncOp, GraphBuilder, ReturnOp
-from weft.ops.quantized import Dequantize
+from weft.ops.matmul.quantized import Dequantize
 from weft.passes.quantize.recognize_dequantization import RecognizeDequantization
 
 N, K, G = 48, 128, 32

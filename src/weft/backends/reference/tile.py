@@ -19,8 +19,8 @@ from weft.errors import WeftError
 from weft.ir.attributes import from_attribute
 from weft.ir.expr import Size, evaluate
 from weft.ir.types import DType, dtype_of_numpy
+from weft.ops.matmul.quantized import dequantized
 from weft.ops.numerics import NARROW
-from weft.ops.quantized import dequantized
 from weft.tile import dialect as tile
 from weft.tile.functions import COMBINERS, FUNCTIONS, greatest
 

@@ -34,10 +34,10 @@ from weft.lower.index_space.evaluate import AddressRecorder, Dummy, Source, broa
 from weft.lower.lowered import Lowered, whole
 from weft.lower.machine import Machine
 from weft.lower.schedule.schedule import choose_attention_blocks, given_blocks
-from weft.ops.attention import AnyAttention
 from weft.ops.body import Value
 from weft.ops.graph import GroupOp
 from weft.ops.layouts import StridedLayout
+from weft.ops.matmul.attention import AnyAttention
 from weft.passes.attention.read_pages import Pages, pages_of, pages_of_both
 from weft.tile import dialect as tile
 

@@ -38,10 +38,10 @@ from weft.lower.lowered import Argument, KernelCall, Lowered
 from weft.lower.machine import Machine
 from weft.lower.regroup import regroup
 from weft.lower.schedule.schedule import Blocks, choose_gradient_blocks, given_blocks
-from weft.ops.attention_gradients import AttentionGradients
 from weft.ops.body import Value
 from weft.ops.graph import GraphBuilder, GroupOp
 from weft.ops.layouts import StridedLayout, contiguous
+from weft.ops.matmul.attention_gradients import AttentionGradients
 from weft.tile import dialect as tile
 
 _LONGEST, _UNIT = 192, 64

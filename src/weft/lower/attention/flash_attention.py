@@ -36,10 +36,10 @@ from weft.lower.index_space.domain import Run
 from weft.lower.index_space.evaluate import Source
 from weft.lower.lowered import Argument, KernelCall, Lowered, whole
 from weft.lower.regroup import new_group
-from weft.ops.attention import AnyAttention, widest_head
 from weft.ops.body import Value
 from weft.ops.graph import GraphBuilder
 from weft.ops.layouts import StridedLayout, contiguous
+from weft.ops.matmul.attention import AnyAttention, widest_head
 from weft.tile import dialect as tile
 
 _COUNTED = Tensor(i32, (1,))

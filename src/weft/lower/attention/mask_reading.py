@@ -26,8 +26,8 @@ from weft.lower.attention.key_ranges import (
     whole_range,
 )
 from weft.lower.index_space.evaluate import Source
-from weft.ops.attention import SEEN, SEEN_ROWS
 from weft.ops.base import GraphOp
+from weft.ops.matmul.attention import SEEN, SEEN_ROWS
 from weft.tile import dialect as tile
 
 if TYPE_CHECKING:

@@ -26,10 +26,10 @@ from weft.lower.lowered import Argument, KernelCall, Lowered
 from weft.lower.machine import Machine
 from weft.lower.regroup import new_group
 from weft.lower.schedule.schedule import choose_attention_blocks, given_blocks
-from weft.ops.attention import AnyAttention
 from weft.ops.body import Value
 from weft.ops.graph import GraphBuilder, GroupOp
 from weft.ops.layouts import StridedLayout, contiguous
+from weft.ops.matmul.attention import AnyAttention
 
 _PART, _ROW = "part", "single_row"
 _PROGRAM_COST, _JOINING_COST = 1.0, 1.2

@@ -14,7 +14,7 @@ from weft.ir.types import tensor_of
 from weft.lower.emit.body import KernelEmitter, TileValue
 from weft.lower.index_space.evaluate import Source
 from weft.ops.body import Value
-from weft.ops.dot import SCALED_BLOCK, Dot, ScaledDot, TiledDot
+from weft.ops.matmul.dot import SCALED_BLOCK, Dot, ScaledDot, TiledDot
 from weft.tile.dialect import tile_type
 
 

@@ -27,10 +27,10 @@ from weft.lower.machine import Machine
 from weft.lower.regroup import regroup
 from weft.ops.base import Movement
 from weft.ops.body import Body, Operand, Value
-from weft.ops.convolution import Convolution, spread_place
 from weft.ops.graph import GraphBuilder, GroupOp
 from weft.ops.layouts import StridedLayout, contiguous
-from weft.ops.window import Padding, window_place
+from weft.ops.windows.convolution import Convolution, spread_place
+from weft.ops.windows.window import Padding, window_place
 
 _LEAST_OUTPUTS = 8
 """Output channels a group of a matmul that is worth its copy of windows."""

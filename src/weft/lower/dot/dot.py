@@ -41,9 +41,9 @@ from weft.lower.packing import PackedLayout, PackedPanels, weight_of
 from weft.lower.schedule.dot_model import Matmuls, estimates, is_in_parts, parts_of
 from weft.lower.schedule.schedule import Blocks, choose_blocks, given_blocks
 from weft.ops.body import Value
-from weft.ops.dot import SCALED_BLOCK, Dot, ScaledDot, TiledDot
 from weft.ops.graph import GroupOp
 from weft.ops.layouts import StridedLayout
+from weft.ops.matmul.dot import SCALED_BLOCK, Dot, ScaledDot, TiledDot
 from weft.passes.claim_libraries import FEW_ROWS
 from weft.passes.update_in_place import in_place_of
 from weft.tile import dialect as tile

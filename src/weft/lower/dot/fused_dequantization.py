@@ -19,9 +19,9 @@ from weft.ir.types import bf16, f16, tensor_of
 from weft.lower.emit.body import KernelEmitter, TileValue, register_dtype
 from weft.lower.index_space.domain import Domain, Run
 from weft.lower.index_space.evaluate import AddressRecorder, Source
-from weft.ops.dot import Dot, TiledDot
 from weft.ops.layouts import StridedLayout
-from weft.ops.quantized import FORMS, Dequantize, Form
+from weft.ops.matmul.dot import Dot, TiledDot
+from weft.ops.matmul.quantized import FORMS, Dequantize, Form
 from weft.passes.claim_libraries import FEW_ROWS
 from weft.passes.simplify.constant_values import made_by
 from weft.tile import dialect as tile

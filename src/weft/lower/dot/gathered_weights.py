@@ -17,8 +17,8 @@ from weft.ir.expr import Expr, Size, symbol
 from weft.ir.types import i64, tensor_of
 from weft.lower.emit.body import KernelEmitter, TileValue
 from weft.lower.index_space.evaluate import Source
-from weft.ops.dot import Dot
-from weft.ops.index import Take
+from weft.ops.indexing.index import Take
+from weft.ops.matmul.dot import Dot
 from weft.passes.dot.read_gathered_weights import chosen_by
 from weft.tile import pointer_ops
 

@@ -23,8 +23,8 @@ from weft.lower.emit.frame import KernelFrame
 from weft.lower.index_space.domain import Run
 from weft.lower.machine import Machine
 from weft.lower.schedule.dot_model import Matmuls, estimates
-from weft.ops.dot import TiledDot
 from weft.ops.layouts import StridedLayout
+from weft.ops.matmul.dot import TiledDot
 from weft.passes.claim_libraries import FEW_ROWS
 from weft.passes.dot.tile_grouped_gemm import expected_groups
 from weft.tile import dialect as tile

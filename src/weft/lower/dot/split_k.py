@@ -18,9 +18,9 @@ from weft.lower.dispatch import lower
 from weft.lower.lowered import Argument, KernelCall, Lowered
 from weft.lower.machine import Machine
 from weft.lower.regroup import regroup
-from weft.ops.dot import Dot
 from weft.ops.graph import GraphBuilder, GroupOp
 from weft.ops.layouts import StridedLayout, contiguous
+from weft.ops.matmul.dot import Dot
 
 
 def lower_split_k(

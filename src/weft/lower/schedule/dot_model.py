@@ -13,7 +13,7 @@ from math import ceil, sqrt
 from weft.ir.expr import product
 from weft.ir.types import tensor_of
 from weft.lower.machine import Machine
-from weft.ops.dot import Dot, ScaledDot, TiledDot
+from weft.ops.matmul.dot import Dot, ScaledDot, TiledDot
 from weft.passes.claim_libraries import FEW_ROWS, ROWS_OF_TILE
 
 _TILES = ((128, 256), (256, 128), (128, 192), (128, 128), (64, 256), (64, 128), (64, 64))

@@ -19,8 +19,8 @@ from weft.lower.index_space.domain import Domain, Run
 from weft.lower.index_space.evaluate import Address
 from weft.lower.machine import CPU, Machine
 from weft.lower.schedule.dot_blocks import even_blocks
-from weft.ops.attention import WIDEST_HEAD
 from weft.ops.graph import GroupOp
+from weft.ops.matmul.attention import WIDEST_HEAD
 from weft.passes.grouping.build_groups import SCHEDULE
 
 SHORT = 8

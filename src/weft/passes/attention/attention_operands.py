@@ -10,8 +10,8 @@ from xdsl.ir import SSAValue
 from weft.ir.expr import Size
 from weft.ir.types import DType, f16, tensor_of
 from weft.ops.base import GraphOp, View
-from weft.ops.dot import transposed
 from weft.ops.graph import GraphBuilder
+from weft.ops.matmul.dot import transposed
 from weft.passes.simplify.arithmetic_rules import holds
 from weft.passes.simplify.constant_values import made_by, number_of
 

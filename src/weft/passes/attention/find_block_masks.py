@@ -12,9 +12,9 @@ from xdsl.ir import OpResult, SSAValue
 from xdsl.passes import ModulePass
 
 from weft.ir.types import bf16, boolean, f16, i32, i64, tensor_of
-from weft.ops.attention import SEEN_ROWS, AnyAttention
 from weft.ops.base import viewed
 from weft.ops.graph import FuncOp, GraphBuilder, OpaqueOp
+from weft.ops.matmul.attention import SEEN_ROWS, AnyAttention
 
 _LEAST_ROWS, _KEYS = 512, 128
 """Of masks that are looked at, and of a block of keys."""

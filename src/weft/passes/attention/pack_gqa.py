@@ -12,8 +12,8 @@ from xdsl.passes import ModulePass
 
 from weft.ir.expr import Size
 from weft.ir.types import tensor_of
-from weft.ops.attention import Attention
 from weft.ops.graph import FuncOp, GraphBuilder
+from weft.ops.matmul.attention import Attention
 from weft.passes.simplify.constant_values import made_by
 
 

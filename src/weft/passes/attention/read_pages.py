@@ -13,11 +13,11 @@ from xdsl.passes import ModulePass
 
 from weft.ir.expr import Size, coefficient_of, simplify, split_multiple, symbol, symbols_of
 from weft.ir.types import bf16, f16, tensor_of
-from weft.ops.attention import WIDEST_HEAD, AnyAttention
 from weft.ops.base import Elementwise, GraphOp
 from weft.ops.graph import FuncOp
-from weft.ops.index import Take
+from weft.ops.indexing.index import Take
 from weft.ops.layouts import StridedLayout
+from weft.ops.matmul.attention import WIDEST_HEAD, AnyAttention
 from weft.ops.reshaping import reshape_index
 from weft.passes.grouping.build_groups import INLINED, ValueLayouts
 from weft.passes.simplify.constant_values import made_by

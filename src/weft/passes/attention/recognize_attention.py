@@ -17,10 +17,10 @@ from xdsl.passes import ModulePass
 
 from weft.ir.expr import Size
 from weft.ir.types import DType, bf16, f16, tensor_of
-from weft.ops.attention import WIDEST_HEAD, AnyAttention, widest_head
 from weft.ops.base import GraphOp, View
-from weft.ops.dot import Dot
 from weft.ops.graph import FuncOp, GraphBuilder
+from weft.ops.matmul.attention import WIDEST_HEAD, AnyAttention, widest_head
+from weft.ops.matmul.dot import Dot
 from weft.passes.attention.attention_masks import Masks, unbroadcast
 from weft.passes.attention.attention_operands import factor_of, reshaped, times_number, uncast, untransposed
 from weft.passes.simplify.arithmetic_rules import holds

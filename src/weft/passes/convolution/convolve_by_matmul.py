@@ -21,10 +21,10 @@ from weft.ir.attributes import to_attribute
 from weft.ir.expr import Size, product
 from weft.ir.types import Tensor, f32, f64, tensor_of, tensor_type
 from weft.ops.base import Elementwise, GraphOp
-from weft.ops.convolution import Convolution
-from weft.ops.dot import Dot
 from weft.ops.graph import FuncOp, GraphBuilder
-from weft.ops.window import Padding
+from weft.ops.matmul.dot import Dot
+from weft.ops.windows.convolution import Convolution
+from weft.ops.windows.window import Padding
 from weft.passes.simplify.constant_values import fixed_values, made_by
 
 ROWS_OF_WINDOWS = "weft.rows_of_windows"

@@ -19,8 +19,8 @@ from xdsl.passes import ModulePass
 from weft.ir.attributes import to_attribute
 from weft.ir.expr import Size, floordiv, product
 from weft.ir.types import Tensor, f32, f64, tensor_of
-from weft.ops.convolution import BY_WEIGHTS, Convolution
 from weft.ops.graph import FuncOp, GraphBuilder
+from weft.ops.windows.convolution import BY_WEIGHTS, Convolution
 from weft.passes.grouping.build_groups import PARTIAL_SUMS
 
 _LEAST_CHANNELS = 8

@@ -14,9 +14,9 @@ from xdsl.passes import ModulePass
 
 from weft.ir.types import tensor_of
 from weft.ops.base import GraphOp
-from weft.ops.convolution import Convolution
-from weft.ops.dot import Dot
 from weft.ops.graph import FuncOp, GraphBuilder, OpaqueOp
+from weft.ops.matmul.dot import Dot
+from weft.ops.windows.convolution import Convolution
 from weft.passes.simplify.constant_values import fixed_values, number_of
 
 CONVOLUTION = "aten::convolution"

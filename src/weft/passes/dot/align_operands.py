@@ -19,9 +19,9 @@ from xdsl.passes import ModulePass
 from weft.ir.expr import Size
 from weft.ir.types import bf16, f16, tensor_of
 from weft.ops.base import View
-from weft.ops.dot import Dot
 from weft.ops.graph import FuncOp, GraphBuilder
 from weft.ops.layouts import StridedLayout, contiguous, view_layout
+from weft.ops.matmul.dot import Dot
 from weft.passes.claim_libraries import FEW_ROWS, is_for_tensor_cores
 from weft.passes.grouping.build_groups import strides_of
 

@@ -11,9 +11,9 @@ from xdsl.ir import OpResult, SSAValue
 from xdsl.passes import ModulePass
 
 from weft.ir.types import tensor_of
-from weft.ops.dot import Dot
 from weft.ops.graph import FuncOp
-from weft.ops.index import Take
+from weft.ops.indexing.index import Take
+from weft.ops.matmul.dot import Dot
 from weft.passes.claim_libraries import worth_streaming
 from weft.passes.grouping.build_groups import INLINED
 from weft.passes.simplify.constant_values import made_by

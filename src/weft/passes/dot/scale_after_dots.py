@@ -19,8 +19,8 @@ from xdsl.passes import ModulePass
 from weft.ir.expr import Size, product
 from weft.ir.types import bf16, f32, tensor_of
 from weft.ops.base import Elementwise, GraphOp
-from weft.ops.dot import Dot
 from weft.ops.graph import FuncOp, GraphBuilder
+from weft.ops.matmul.dot import Dot
 from weft.ops.reduce import DimensionReduction
 from weft.passes.claim_libraries import worth_streaming
 from weft.passes.grouping.build_groups import CLAIM, INLINED, is_free

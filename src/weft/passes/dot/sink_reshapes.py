@@ -19,9 +19,9 @@ from weft.ir.expr import Size
 from weft.ir.types import Tensor, tensor_of, tensor_type
 from weft.ops.base import Elementwise, GraphOp
 from weft.ops.graph import FuncOp, GraphBuilder, OpaqueOp
-from weft.ops.pool import Pool
 from weft.ops.reduce import DimensionReduction
 from weft.ops.reshaping import matching_runs
+from weft.ops.windows.pool import Pool
 from weft.passes.grouping.build_groups import strides_of
 from weft.passes.simplify.constant_values import made_by
 

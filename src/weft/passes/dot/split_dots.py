@@ -18,9 +18,9 @@ from xdsl.passes import ModulePass
 from weft.ir.expr import Size
 from weft.ir.types import tensor_of
 from weft.ops.base import Elementwise, GraphOp
-from weft.ops.dot import Dot, TiledDot
 from weft.ops.graph import FuncOp, GraphBuilder
-from weft.ops.quantized import FORMS, Dequantize
+from weft.ops.matmul.dot import Dot, TiledDot
+from weft.ops.matmul.quantized import FORMS, Dequantize
 from weft.passes.claim_libraries import FEW_ROWS, is_for_tensor_cores, worth_streaming, worth_tensor_cores
 from weft.passes.grouping.build_groups import is_free
 from weft.passes.simplify.constant_values import made_by

@@ -15,8 +15,8 @@ from xdsl.passes import ModulePass
 
 from weft.ir.expr import Size
 from weft.ir.types import DType, bf16, f16, f32, tensor_of
-from weft.ops.dot import Dot
 from weft.ops.graph import FuncOp, GraphBuilder
+from weft.ops.matmul.dot import Dot
 from weft.passes.claim_libraries import FEW_ROWS, worth_streaming
 
 _MOST, _LEAST_DEPTH, _MOST_DEPTH = 2048, 128, 16384

@@ -16,9 +16,9 @@ from xdsl.ir import OpResult, SSAValue
 from xdsl.passes import ModulePass
 
 from weft.ir.types import i32, i64, tensor_of
-from weft.ops.dot import Dot
 from weft.ops.graph import FuncOp, GraphBuilder
-from weft.ops.quantized import Dequantize
+from weft.ops.matmul.dot import Dot
+from weft.ops.matmul.quantized import Dequantize
 from weft.passes.dot.read_gathered_weights import chosen_by
 from weft.passes.grouping.build_groups import INLINED
 from weft.passes.simplify.constant_values import made_by

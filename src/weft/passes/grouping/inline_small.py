@@ -12,9 +12,9 @@ from xdsl.passes import ModulePass
 
 from weft.ir.expr import Size, product
 from weft.ir.types import tensor_of
-from weft.ops.attention import AnyAttention
 from weft.ops.base import Elementwise, viewed
 from weft.ops.graph import FuncOp, OpaqueOp
+from weft.ops.matmul.attention import AnyAttention
 from weft.passes.grouping.build_groups import CLAIM, INLINED, is_free, readers
 
 _CHEAP = frozenset(

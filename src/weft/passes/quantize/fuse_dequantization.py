@@ -11,9 +11,9 @@ from xdsl.ir import Operation
 from xdsl.passes import ModulePass
 
 from weft.ir.types import tensor_of
-from weft.ops.dot import Dot, TiledDot
 from weft.ops.graph import FuncOp
-from weft.ops.quantized import Dequantize
+from weft.ops.matmul.dot import Dot, TiledDot
+from weft.ops.matmul.quantized import Dequantize
 from weft.passes.claim_libraries import FEW_ROWS, worth_streaming
 from weft.passes.dot.read_gathered_weights import chosen_by
 from weft.passes.grouping.build_groups import INLINED, readers

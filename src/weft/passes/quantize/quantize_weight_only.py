@@ -24,9 +24,9 @@ from xdsl.ir import BlockArgument, OpResult, SSAValue
 from xdsl.passes import ModulePass
 
 from weft.ir.types import bf16, f8e4m3, f16, f32, i8, i32, tensor_of, u8
-from weft.ops.dot import Dot
 from weft.ops.graph import FuncOp, GraphBuilder
-from weft.ops.index import Take
+from weft.ops.indexing.index import Take
+from weft.ops.matmul.dot import Dot
 from weft.passes.dot.read_gathered_weights import chosen_by, weights_of
 from weft.passes.quantize.fuse_dequantization import is_narrow
 from weft.passes.simplify.constant_values import fixed_values

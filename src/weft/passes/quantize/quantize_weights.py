@@ -19,8 +19,8 @@ from xdsl.passes import ModulePass
 
 from weft.ir.expr import product as product_of
 from weft.ir.types import DType, f32, i8, i16, i32, tensor_of
-from weft.ops.dot import Dot, transposed
 from weft.ops.graph import FuncOp, GraphBuilder
+from weft.ops.matmul.dot import Dot, transposed
 from weft.passes.convolution.convolve_by_matmul import ROWS_OF_WINDOWS
 from weft.passes.grouping.build_groups import TWO_DIGITS, WIDENS
 from weft.passes.simplify.constant_values import fixed_values, made_by

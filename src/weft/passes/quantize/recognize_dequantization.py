@@ -23,9 +23,9 @@ from weft.errors import WeftError
 from weft.ir.expr import product
 from weft.ir.types import DType, Tensor, bf16, f8e4m3, f16, f32, tensor_of, u8
 from weft.ops.base import Elementwise, GraphOp
-from weft.ops.dot import Dot
 from weft.ops.graph import FuncOp, GraphBuilder
-from weft.ops.quantized import FORMS, SCALES, dequantized
+from weft.ops.matmul.dot import Dot
+from weft.ops.matmul.quantized import FORMS, SCALES, dequantized
 from weft.passes.dot.read_gathered_weights import weights_of
 from weft.passes.probe import Probe
 from weft.passes.simplify.constant_values import made_by, number_of

@@ -16,10 +16,10 @@ from xdsl.ir import Operation, SSAValue
 
 from weft.errors import ShardingError
 from weft.ir.types import Tensor, tensor_of
-from weft.ops.attention import AnyAttention
 from weft.ops.base import GraphOp, View
 from weft.ops.collectives import AllGather, Collective, Recv, Send, Wait
 from weft.ops.graph import FuncOp, OpaqueOp
+from weft.ops.matmul.attention import AnyAttention
 
 
 @dataclass(frozen=True)

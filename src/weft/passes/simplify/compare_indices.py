@@ -16,9 +16,9 @@ from xdsl.passes import ModulePass
 
 from weft.ir.types import i32, i64, tensor_of
 from weft.ops.graph import FuncOp, GraphBuilder
+from weft.ops.indexing.scatter import ScatterElements
 from weft.ops.reduce import Sum
 from weft.ops.rules import size_value
-from weft.ops.scatter import ScatterElements
 from weft.passes.grouping.build_groups import is_free
 from weft.passes.simplify.constant_values import number_of
 

@@ -18,11 +18,11 @@ from xdsl.passes import ModulePass
 from weft.ir.expr import Size
 from weft.ir.types import DType, i32, i64, tensor_of
 from weft.ops.base import GraphOp
+from weft.ops.elementwise.select import holds
 from weft.ops.graph import FuncOp, GraphBuilder
+from weft.ops.indexing.scatter import IndexPut
+from weft.ops.indexing.sort import Sort, TopK
 from weft.ops.scan import CumSum
-from weft.ops.scatter import IndexPut
-from weft.ops.select import holds
-from weft.ops.sort import Sort, TopK
 from weft.passes.simplify.constant_values import made_by
 
 _MOST_OF_A_SORT, _MOST_OF_LINES = 1 << 24, 1 << 26

@@ -10,7 +10,7 @@ import pytest
 from weft.backends.nvidia.target import target_named
 from weft.ir.types import DType, Tensor, bf16, boolean, f16
 from weft.lower.machine import gpu_machine
-from weft.ops.attention import Attention
+from weft.ops.matmul.attention import Attention
 from weft.pipelines import compile_kernels
 from weft.testing.kernels import Trial, group_of, run_interpreted
 

@@ -24,7 +24,7 @@ from weft.ir.types import DType, Tensor, bf16, dtype_of_numpy, u8
 from weft.lower.machine import gpu_machine
 from weft.lower.steps import CallStep, KernelStep
 from weft.ops.graph import FuncOp, OpaqueOp
-from weft.ops.quantized import dequantized
+from weft.ops.matmul.quantized import dequantized
 from weft.pipelines import nvidia_passes
 from weft.testing.gpu.products import expert_layer
 from weft.testing.kernels import Trial, group_of, run_interpreted

@@ -24,9 +24,9 @@ from weft.frontends.torch.capture.decompositions import decompositions
 from weft.frontends.torch.importer.import_graph import import_graph
 from weft.ir.types import Tensor, bf16, dtype_of_numpy, i32, u8
 from weft.lower.machine import gpu_machine
-from weft.ops.dot import TiledDot
 from weft.ops.graph import FuncOp, GraphBuilder, ReturnOp, module_of
-from weft.ops.quantized import dequantized
+from weft.ops.matmul.dot import TiledDot
+from weft.ops.matmul.quantized import dequantized
 from weft.passes.dot.tile_grouped_gemm import IN_ORDER, TileGroupedGemm, expected_groups, rows_of_tile, tiles
 from weft.pipelines import annotate, compile_kernels, compile_nvidia
 from weft.testing.kernels import Trial, group_of, run_interpreted

@@ -18,7 +18,7 @@ from weft.ir.types import DType, Tensor, bf16, dtype_of_numpy, f8e4m3, f16, f32,
 from weft.lower.dot.skinny_gemm import choose_streaming_tiles
 from weft.lower.machine import gpu_machine
 from weft.lower.steps import KernelStep
-from weft.ops.quantized import FORMS, dequantized
+from weft.ops.matmul.quantized import FORMS, dequantized
 from weft.pipelines import annotate, compile_kernels
 from weft.testing.kernels import Trial, group_of, run_interpreted
 from weft.testing.simulated import run_simulated

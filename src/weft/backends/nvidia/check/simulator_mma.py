@@ -12,7 +12,7 @@ from weft.backends.nvidia.ir.layouts import WARP, Layout
 from weft.backends.nvidia.ir.mma import Fragments
 from weft.ir.attributes import from_attribute
 from weft.ir.types import DType
-from weft.ops.quantized import FORMS, dequantized
+from weft.ops.matmul.quantized import FORMS, dequantized
 from weft.tile import dialect as tile
 
 _LANES = np.arange(WARP)

@@ -34,7 +34,7 @@ from weft.ir.attributes import from_attribute, to_attribute
 from weft.ir.expr import product
 from weft.ir.types import DType, f32
 from weft.lower.dot.skinny_gemm import READ
-from weft.ops.quantized import FORMS
+from weft.ops.matmul.quantized import FORMS
 from weft.tile import collective_ops
 from weft.tile import dialect as tile
 

@@ -11,7 +11,7 @@ from xdsl.ir import OpResult, SSAValue
 from weft.frontends.torch.importer.builder import ImportBuilder
 from weft.ir.types import Tensor, i64
 from weft.ops.graph import OpaqueOp
-from weft.ops.sort import Sort
+from weft.ops.indexing.sort import Sort
 from weft.passes.simplify.constant_values import made_by, number_of
 
 _SORTS = ("aten::sort", "aten::sort.stable", "aten::argsort", "aten::argsort.stable")

@@ -10,7 +10,7 @@ from xdsl.ir import SSAValue
 from weft.frontends.torch.aten.table import aten
 from weft.frontends.torch.importer.builder import ImportBuilder
 from weft.ir.expr import Size
-from weft.ops.convolution import Convolution
+from weft.ops.windows.convolution import Convolution
 
 Sizes = Sequence[Size]
 

@@ -23,7 +23,7 @@ from weft.frontends.torch.aten.table import aten
 from weft.frontends.torch.importer.builder import ImportBuilder
 from weft.ir.expr import Size, ceildiv
 from weft.ir.types import i32
-from weft.ops.attention import SEEN_ROWS
+from weft.ops.matmul.attention import SEEN_ROWS
 
 
 @aten("_flash_attention_forward")

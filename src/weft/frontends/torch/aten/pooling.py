@@ -13,7 +13,7 @@ from weft.frontends.torch.aten.table import aten
 from weft.frontends.torch.importer.builder import ImportBuilder
 from weft.ir.expr import Size, as_int
 from weft.ir.types import DType, i64
-from weft.ops.pool import SumPool, max_unpool
+from weft.ops.windows.pool import SumPool, max_unpool
 
 Sizes = Sequence[int]
 

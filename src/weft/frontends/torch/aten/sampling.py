@@ -9,7 +9,7 @@ from xdsl.ir import SSAValue
 
 from weft.frontends.torch.aten.table import aten
 from weft.frontends.torch.importer.builder import ImportBuilder
-from weft.ops.grid_sample import GridSample
+from weft.ops.windows.grid_sample import GridSample
 
 _MODES = ("linear", "nearest", "cubic")
 _PADDINGS = ("zeros", "border", "reflection")

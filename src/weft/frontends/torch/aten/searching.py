@@ -14,7 +14,7 @@ from weft.frontends.torch.importer.builder import ImportBuilder
 from weft.frontends.torch.importer.checks import check_places, check_that
 from weft.ir.expr import product
 from weft.ir.types import DType, boolean, f32, i64
-from weft.ops.select import holds
+from weft.ops.elementwise.select import holds
 
 Number = bool | int | float
 _FEW_BINS, _FEW_INTEGERS = 256, 4096

@@ -22,7 +22,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from weft.errors import UnsupportedError
 from weft.frontends.torch.capture.decompositions import decompositions
-from weft.ops.attention import WIDEST_HEAD
+from weft.ops.matmul.attention import WIDEST_HEAD
 
 _aten: Any = torch.ops.aten
 

@@ -26,7 +26,7 @@ from weft.backends.nvidia.ir.dialect import layout_of
 from weft.backends.nvidia.target import NO_FP8
 from weft.ir.attributes import from_attribute
 from weft.ir.types import DType, bf16, f8e4m3, f16, u8
-from weft.ops.quantized import FORMS
+from weft.ops.matmul.quantized import FORMS
 from weft.tile import dialect as tile
 
 if TYPE_CHECKING:

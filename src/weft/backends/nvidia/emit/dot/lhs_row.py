@@ -32,7 +32,7 @@ from weft.backends.nvidia.ir.dialect import integer
 from weft.backends.nvidia.ir.layouts import WARP
 from weft.backends.nvidia.ir.mma import HELD, LANES, SPREAD, MmaOp
 from weft.ir.expr import coefficient_of, evaluate, symbols_of
-from weft.ops.quantized import FORMS
+from weft.ops.matmul.quantized import FORMS
 from weft.tile import dialect as tile
 
 if TYPE_CHECKING:

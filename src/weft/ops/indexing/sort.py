@@ -12,10 +12,10 @@ from weft.errors import ShapeError
 from weft.ir.expr import Size
 from weft.ir.types import Tensor, boolean, i64
 from weft.ops.base import Structured, op
+from weft.ops.elementwise.pointwise import NUMBERS
 from weft.ops.graph import GraphBuilder
-from weft.ops.index import check_dim
+from weft.ops.indexing.index import check_dim
 from weft.ops.numerics import NARROW
-from weft.ops.pointwise import NUMBERS
 from weft.ops.rules import Gradients, Values, zeros
 from weft.ops.samples import Input, Sample
 from weft.ops.sharding_rules import ShardingRule, along

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from weft.ops.base import op
+from weft.ops.elementwise.pointwise import FLOATS, FloatFunction
 from weft.ops.graph import GraphBuilder
 from weft.ops.numerics import rounded_once
-from weft.ops.pointwise import FLOATS, FloatFunction
 from weft.ops.rules import Gradients, Values
 from weft.ops.samples import binary, unary
 

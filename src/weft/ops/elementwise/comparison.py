@@ -9,7 +9,7 @@ import numpy as np
 from weft.ir.types import DType, boolean, i32, u8
 from weft.ops.base import op
 from weft.ops.body import Body, Value
-from weft.ops.pointwise import ANY_KIND, FLOATS, NUMBERS, Pointwise, Relation, check_kinds
+from weft.ops.elementwise.pointwise import ANY_KIND, FLOATS, NUMBERS, Pointwise, Relation, check_kinds
 from weft.ops.samples import Input, Sample, binary, unary
 
 ORDERED = (*NUMBERS, u8, boolean)

@@ -10,9 +10,18 @@ from weft.ir.types import u8
 from weft.ops import numerics
 from weft.ops.base import op
 from weft.ops.body import Body, Value
+from weft.ops.elementwise.pointwise import (
+    ANY_KIND,
+    FLOATS,
+    INTEGERS,
+    NUMBERS,
+    FloatFunction,
+    Pointwise,
+    Primitive,
+    in_f32,
+)
 from weft.ops.graph import GraphBuilder
 from weft.ops.numerics import rounded_once
-from weft.ops.pointwise import ANY_KIND, FLOATS, INTEGERS, NUMBERS, FloatFunction, Pointwise, Primitive, in_f32
 from weft.ops.rules import Gradients, Values
 from weft.ops.samples import Input, Sample, binary, unary
 

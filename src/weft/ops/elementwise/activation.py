@@ -12,9 +12,9 @@ from weft.errors import UnsupportedError
 from weft.ops import numerics
 from weft.ops.base import op
 from weft.ops.body import Body, Value
+from weft.ops.elementwise.pointwise import FLOATS, NUMBERS, FloatFunction, Pointwise, in_f32
 from weft.ops.graph import GraphBuilder
 from weft.ops.numerics import rounded_once
-from weft.ops.pointwise import FLOATS, NUMBERS, FloatFunction, Pointwise, in_f32
 from weft.ops.rules import Gradients, Values
 from weft.ops.samples import unary
 

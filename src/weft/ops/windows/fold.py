@@ -14,12 +14,12 @@ from weft.ir.expr import Size
 from weft.ir.types import DType, Tensor, bf16, f16, f32, f64
 from weft.ops.base import Reduction, op
 from weft.ops.body import Body, Operand, Value
-from weft.ops.convolution import in_f32, spread_place
 from weft.ops.graph import GraphBuilder
 from weft.ops.numerics import rounded_once
 from weft.ops.rules import Gradients, Values
 from weft.ops.samples import Input, Sample
-from weft.ops.window import Padding, window_counts, window_slices
+from weft.ops.windows.convolution import in_f32, spread_place
+from weft.ops.windows.window import Padding, window_counts, window_slices
 
 _DTYPES: tuple[DType, ...] = (f32, f64, bf16, f16)
 Sizes = tuple[Size, ...]

@@ -14,9 +14,9 @@ from weft.errors import DTypeError, ShapeError, UnsupportedError
 from weft.ir.expr import ceildiv
 from weft.ir.types import DType, Tensor, bf16, f8e4m3, f8e5m2, f16, f32, i8, i16, i32
 from weft.ops.base import Structured, op, same_dtype
+from weft.ops.elementwise.pointwise import NUMBERS
 from weft.ops.graph import GraphBuilder
 from weft.ops.numerics import rounded_once
-from weft.ops.pointwise import NUMBERS
 from weft.ops.rules import Gradients, Values, all_batched
 from weft.ops.samples import Input, Sample
 from weft.ops.sharding_rules import ShardingRule, einsum

@@ -11,8 +11,8 @@ from weft.ir.types import DType, bf16, boolean, f16, f32, f64, i8, i16, i32, i64
 from weft.ops import numerics
 from weft.ops.base import op
 from weft.ops.body import Body, Value
+from weft.ops.elementwise.pointwise import ANY_KIND, Pointwise, check_kinds
 from weft.ops.graph import GraphBuilder
-from weft.ops.pointwise import ANY_KIND, Pointwise, check_kinds
 from weft.ops.rules import Gradients, Values
 from weft.ops.samples import Input, Sample, unary
 

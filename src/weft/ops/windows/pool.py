@@ -13,14 +13,14 @@ from weft.ir.expr import Size, ceildiv, floordiv, maximum, mod, product
 from weft.ir.types import DType, Tensor, boolean, contiguous_strides, dtype_of_numpy, i64
 from weft.ops.base import Reduction, op
 from weft.ops.body import Body, Operand, Value
-from weft.ops.convolution import Convolution
+from weft.ops.elementwise.pointwise import NUMBERS
 from weft.ops.graph import GraphBuilder
 from weft.ops.numerics import NARROW, rounded_once
-from weft.ops.pointwise import NUMBERS
 from weft.ops.reduce import least
 from weft.ops.rules import Gradients, Values, zeros
 from weft.ops.samples import Input, Sample
-from weft.ops.window import Padding, window_counts, window_place, windows
+from weft.ops.windows.convolution import Convolution
+from weft.ops.windows.window import Padding, window_counts, window_place, windows
 
 Sizes = tuple[Size, ...]
 

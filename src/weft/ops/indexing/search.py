@@ -13,10 +13,10 @@ from weft.ir.expr import Size, product
 from weft.ir.types import Tensor, i64
 from weft.ops.base import Movement, op, same_dtype
 from weft.ops.body import Body, Operand, Value
+from weft.ops.elementwise.pointwise import NUMBERS
 from weft.ops.graph import GraphBuilder
-from weft.ops.index import check_index
+from weft.ops.indexing.index import check_index
 from weft.ops.numerics import NARROW
-from weft.ops.pointwise import NUMBERS
 from weft.ops.rules import Values, all_batched
 from weft.ops.samples import Input, Sample
 

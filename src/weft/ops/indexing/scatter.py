@@ -1,7 +1,7 @@
 """Writing elements at computed indices: scatter, index_put and update_slice give a changed copy of their first operand.
 
-Indices are read as in `weft.ops.index`: negative ones count from the end. Updates happen in row-major order, so of
-several assignments to one element the last one stays.
+Indices are read as in `weft.ops.indexing.index`: negative ones count from the end. Updates happen in row-major order,
+so of several assignments to one element the last one stays.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from weft.ir.expr import Size, floordiv, mod, product
 from weft.ir.types import Tensor, boolean, f32, i32, i64
 from weft.ops.base import Movement, Scatter, op, same_dtype
 from weft.ops.body import Body, Operand, Value
+from weft.ops.elementwise.pointwise import NUMBERS
 from weft.ops.graph import GraphBuilder
-from weft.ops.index import (
+from weft.ops.indexing.index import (
     batched_indices,
     check_dim,
     check_index,
@@ -31,7 +32,6 @@ from weft.ops.index import (
     wrapped_reference,
 )
 from weft.ops.numerics import rounded_once
-from weft.ops.pointwise import NUMBERS
 from weft.ops.rules import Gradients, Values, all_batched, batch_size, iota, move_dim, with_batch, zeros
 from weft.ops.samples import Input, Sample
 from weft.ops.shape import Slice

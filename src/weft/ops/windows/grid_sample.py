@@ -22,11 +22,11 @@ from weft.ops.base import Movement, op, same_dtype
 from weft.ops.body import Body, Operand, Value
 from weft.ops.composites import narrowed, widened
 from weft.ops.graph import GraphBuilder
-from weft.ops.interpolation import Arithmetic, cubic_slopes, cubic_weights
 from weft.ops.numerics import rounded_once
-from weft.ops.resize import compute_dtype, kept_inside
 from weft.ops.rules import Gradients, Values, all_batched, iota, move_dim, size_value, zeros
 from weft.ops.samples import Input, Sample
+from weft.ops.windows.interpolation import Arithmetic, cubic_slopes, cubic_weights
+from weft.ops.windows.resize import compute_dtype, kept_inside
 
 MODES = ("linear", "nearest", "cubic")
 PADDINGS = ("zeros", "border", "reflection")

@@ -21,10 +21,10 @@ from weft.ir.types import DType, Tensor, bf16, dtype_of_numpy, f32, f64, i64
 from weft.ops.base import Movement, op
 from weft.ops.body import Body, Operand, Value
 from weft.ops.graph import GraphBuilder
-from weft.ops.interpolation import Arithmetic, cubic_weights
 from weft.ops.numerics import rounded_once
 from weft.ops.rules import Gradients, Values, iota, move_dim
 from weft.ops.samples import Input, Sample
+from weft.ops.windows.interpolation import Arithmetic, cubic_weights
 
 COORDINATES = ("half_pixel", "asymmetric", "align_corners")
 ROUNDINGS = ("floor", "ceil", "round_prefer_floor", "round_prefer_ceil")

@@ -20,7 +20,7 @@ from weft.ops.numerics import rounded_once
 from weft.ops.rules import Gradients, Values, all_batched
 from weft.ops.samples import Input, Sample
 from weft.ops.sharding_rules import ShardingRule, einsum
-from weft.ops.window import Padding, window_counts, window_place, window_slices, windows
+from weft.ops.windows.window import Padding, window_counts, window_place, window_slices, windows
 
 BY_WEIGHTS = "weft.by_weights"
 """The annotation of a convolution that is the gradient of another by its weights."""

@@ -8,7 +8,7 @@ import numpy as np
 
 from weft.ir.types import boolean
 from weft.ops.base import op
-from weft.ops.pointwise import BIT_KINDS, INTEGERS, Primitive
+from weft.ops.elementwise.pointwise import BIT_KINDS, INTEGERS, Primitive
 from weft.ops.samples import binary, unary
 
 BITS = (*INTEGERS, boolean)

@@ -16,13 +16,13 @@ from weft.ir.expr import Size, ceildiv, floordiv, mod, product
 from weft.ir.types import DType, Tensor, boolean, contiguous_strides, i64
 from weft.ops.base import Reduction, op
 from weft.ops.body import Body, Operand, Value
+from weft.ops.elementwise.pointwise import NUMBERS
 from weft.ops.graph import GraphBuilder
 from weft.ops.numerics import NARROW, rounded_once
-from weft.ops.pointwise import NUMBERS
-from weft.ops.pool import max_unpool
 from weft.ops.reduce import least
 from weft.ops.rules import Gradients, Values
 from weft.ops.samples import Input, Sample
+from weft.ops.windows.pool import max_unpool
 
 Sizes = tuple[Size, ...]
 

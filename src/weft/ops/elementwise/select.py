@@ -10,9 +10,9 @@ from weft.errors import DTypeError
 from weft.ir.types import DType, boolean
 from weft.ops.base import op
 from weft.ops.body import Body, Value
+from weft.ops.elementwise.pointwise import ANY_KIND, NUMBERS, Pointwise
 from weft.ops.graph import GraphBuilder
 from weft.ops.numerics import rounded_once
-from weft.ops.pointwise import ANY_KIND, NUMBERS, Pointwise
 from weft.ops.rules import Gradients, Values
 from weft.ops.samples import SHAPES, Input, Sample
 

@@ -13,8 +13,8 @@ from weft.ir.expr import Size
 from weft.ir.types import Tensor, bf16, boolean, f16, f32, f64, i32, i64
 from weft.ops.base import Structured, broadcast_shapes, op, same_dtype
 from weft.ops.composites import narrowed, widened
-from weft.ops.dot import transposed
 from weft.ops.graph import GraphBuilder
+from weft.ops.matmul.dot import transposed
 from weft.ops.numerics import rounded_once
 from weft.ops.rules import Gradients, Values, align_batched, batch_size, with_batch
 from weft.ops.samples import Input, Sample

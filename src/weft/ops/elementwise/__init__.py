@@ -1,0 +1,1 @@
+"""Ops whose elements are functions of those at the same place: arithmetic, comparisons, casts, activations."""

@@ -1,0 +1,1 @@
+"""Ops that read or write at computed places: gather, scatter, search, sort."""

@@ -1,0 +1,1 @@
+"""Ops that multiply matrices: dot, attention, weights of few bits."""

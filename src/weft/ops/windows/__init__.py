@@ -1,0 +1,1 @@
+"""Ops over neighbourhoods along the last dimensions: convolution, pooling, resizing, sampling."""
