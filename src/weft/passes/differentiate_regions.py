@@ -9,7 +9,7 @@ A turn's gradient computes the turn again from the state that it began with; wha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
 from xdsl.ir import Block, Operation, Region, SSAValue
@@ -31,6 +31,8 @@ class Gradients(Protocol):
     def add(self, value: SSAValue, gradient: SSAValue) -> None: ...
 
     def propagate(self, op: Operation) -> None: ...
+
+    def of(self, values: Iterable[SSAValue]) -> list[SSAValue]: ...
 
 
 def keep_histories(block: Block) -> None:
