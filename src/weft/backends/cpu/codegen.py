@@ -321,7 +321,7 @@ class KernelCodegen:
             raw = store_convert(self.b, args[0], source)
             return load_convert(self.b, self.b.bitcast(raw, vector(memory_type(target), raw.lanes)), target)
         if args[0].element == "float" and meets_a_rounding(op):
-            return self.b.binary(f"f{function}", *args)
+            return self.b.binary(f"f{function}", args[0], args[1])
         return emit_function(self.b, function, args, operand)
 
     def _offset(self, strides: Sequence[V], here: Position) -> V:
