@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Generic, Protocol
 
+import numpy as np
+
 from weft.errors import DataError, GuardError, WeftError
 from weft.ir.types import DType
 from weft.runtime.array_adapter import ArrayAdapter, ArrayT
@@ -86,5 +88,14 @@ class ArrayFunction(Generic[ArrayT]):
         """A constant as it is now, whatever happens to the array later."""
         array, arrays = self._taken(name, value), self.executor.arrays
         strides = row_major(arrays.shape(array))
+        if array is value and _is_immutable(value) and tuple(arrays.strides(array)) == strides:
+            return array
         # A GPU clones by itself; other strides take the way by the processor.
         return arrays.cloned(array) if tuple(arrays.strides(array)) == strides else arrays.copied(array, strides)
+
+
+def _is_immutable(array: object) -> bool:
+    """Whether nobody can write to an array: it lies in an object of bytes, as weights do that were read from a file."""
+    while isinstance(array, np.ndarray):
+        array = array.base  # pyright: ignore[reportUnknownMemberType]
+    return isinstance(array, bytes)
