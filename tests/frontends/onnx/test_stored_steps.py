@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 pytest.importorskip("onnx", reason="onnx is not installed")
-from onnx import TensorProto, helper, numpy_helper  # noqa: E402
+from onnx import TensorProto, helper, numpy_helper
 
-import weft.onnx  # noqa: E402
-from weft.frontends.onnx.import_nodes import FOLDED, Importer  # noqa: E402
-from weft.runtime import stored_programs  # noqa: E402
+import weft.onnx
+from weft.frontends.onnx.import_nodes import FOLDED, Importer
+from weft.runtime import stored_programs
 
 
 @pytest.fixture(autouse=True)

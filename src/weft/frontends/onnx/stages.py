@@ -125,7 +125,7 @@ class StagedProgram:
                 operands = [_taken(each, slots, made, ()) for each in step.host.operands]
                 from_host = call_host(step.host.node, step.host.function, operands)
             if step.following is None:
-                return [_own(_taken(each, slots, made, from_host)) for each in step.results]
+                return _results(step.results, slots, made, from_host)
             slots = [_taken(each, slots, made, from_host) for each in step.carried]
             state = step.following
 
@@ -336,6 +336,20 @@ def _taken(source: Source, slots: Sequence[np.ndarray], made: Sequence[np.ndarra
             return host[place]
         case (_, several):
             return [_taken(each, slots, made, host) for each in several]
+
+
+def _results(
+    sources: Sequence[Source], slots: Sequence[np.ndarray], made: Sequence[np.ndarray], host: Sequence[np.ndarray]
+) -> list[Any]:
+    """Results that share no memory with anything else: what a compiled function made is new, unless it comes twice."""
+    taken = [_taken(each, slots, made, host) for each in sources]
+    new = {("made", place) for place in range(len(made))}
+    found: list[Any] = []
+    for source, result in zip(sources, taken, strict=True):
+        fresh = isinstance(source, tuple) and source in new
+        found.append(result if fresh else _own(result))
+        new.discard(source if fresh else ("", 0))
+    return found
 
 
 def _own(result: Any) -> Any:
