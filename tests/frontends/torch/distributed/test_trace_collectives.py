@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from xdsl.ir import Operation
 
+import weft
 from tests.frontends.torch.distributed.ranks import on_ranks
 from weft.errors import RankError, UnsupportedError
 from weft.frontends.torch.distributed.trace_collectives import trace_collectives
@@ -183,6 +184,20 @@ def test_collectives_of_ddp_start_early_and_end_late() -> None:
     assert len(reductions) == 8
     first_wait = next(place for place, op in enumerate(ops) if isinstance(op, Wait))
     assert first_wait > max(ops.index(op) for op in reductions)  # nobody reads a gradient before the end
+
+
+@pytest.mark.usefixtures("fake_ranks")
+def test_a_profile_says_how_long_collectives_are_under_way() -> None:
+    model = trace_collectives(DistributedDataParallel(Perceptron()))
+    call = torch.compile(model, backend="weft")
+    with weft.profile() as profile:
+        call(torch.ones(4, 16)).sum().backward()
+    flights = profile.collectives()
+    assert len(flights) == 8
+    assert all(begun.name == "all_reduce" and begun.end <= ended.start for begun, ended in flights)
+    assert {begun.work()["bytes"] for begun, _ in flights} == {16 * 16 * 4, 16 * 4}
+    events = profile.trace()["traceEvents"]
+    assert [sum(event["ph"] == phase for event in events) for phase in "be"] == [8, 8]
 
 
 @pytest.mark.usefixtures("fake_ranks")

@@ -10,7 +10,7 @@ captured graphs. They gather and scatter along the first dimension.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 from xdsl.ir import SSAValue
 
@@ -30,9 +30,10 @@ def _kind(name: str) -> str:
 
 def group_size(name: str) -> int:
     """How many ranks a process group has."""
-    from torch.distributed.distributed_c10d import _resolve_process_group
+    from torch.distributed import distributed_c10d as c10d
 
-    return _resolve_process_group(name).size()
+    resolved: Any = c10d._resolve_process_group(cast(Any, name))  # pyright: ignore[reportPrivateImportUsage]
+    return resolved.size()
 
 
 def _start(b: ImportBuilder, op: type[Collective], values: Sequence[SSAValue], **params: Any) -> tuple[SSAValue, ...]:

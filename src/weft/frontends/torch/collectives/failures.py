@@ -57,9 +57,10 @@ def naming_dead_ranks_of(call: Boxed, module: fx.GraphModule) -> Boxed:
     }
     if not groups:
         return call
-    from torch.distributed.distributed_c10d import _resolve_process_group
+    from torch.distributed import distributed_c10d as c10d
 
-    ranks = sorted({rank for group in groups for rank in dist.get_process_group_ranks(_resolve_process_group(group))})
+    resolve: Any = c10d._resolve_process_group  # pyright: ignore[reportPrivateImportUsage]
+    ranks = sorted({rank for group in groups for rank in dist.get_process_group_ranks(resolve(group))})
 
     def called(arguments: list[Any]) -> Sequence[Any]:
         with naming_dead_ranks(ranks):

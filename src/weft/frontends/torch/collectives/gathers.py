@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
@@ -12,6 +14,7 @@ GATHERS_AGAIN = "weft.gathers_again"
 def mark_gathers(joint: fx.GraphModule) -> None:
     """Tell the partitioner of a joint graph which calls to repeat."""
     for node in joint.graph.nodes:
-        if node.op == "call_function" and (node.meta.get("custom") or {}).get(GATHERS_AGAIN):
+        marks: Any = node.meta.get("custom")
+        if node.op == "call_function" and marks and GATHERS_AGAIN in marks:
             node.meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
             node.meta["ac_graph_id"] = 0

@@ -7,7 +7,7 @@ Those gather and scatter along the first dimension; what the program asks for al
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,9 +17,11 @@ from xdsl.ir import SSAValue
 from weft.errors import UnsupportedError
 from weft.frontends.torch.importer.encoding import TensorArgument
 from weft.frontends.torch.importer.opaque import make_opaque
+from weft.ir.attributes import to_attribute
 from weft.ir.types import Tensor, boolean, u8
+from weft.ops.base import GraphOp
 from weft.ops.collectives import AllGather, AllReduce, AllToAll, Collective, Recv, ReduceScatter, Send, Wait
-from weft.ops.graph import FuncOp, GraphBuilder
+from weft.ops.graph import FuncOp, GraphBuilder, OpaqueOp
 from weft.ops.rules import move_dim
 
 _REDUCTIONS = {"sum": "sum", "avg": "sum", "max": "max", "min": "min", "prod": "product", "any": "max", "all": "min"}
@@ -95,8 +97,7 @@ class CollectiveLowering:
             case _:
                 raise UnsupportedError(f"{op.name} has no form in torch.distributed")
         target, value, rest, result = call
-        made = make_opaque(target, (TensorArgument(value), *rest), {}, [result], self.objects, op.location)
-        b.insert(made)
+        made = self._call(b, "collective", target, (TensorArgument(value), *rest), [result], op)
         self.started[op.results[0]] = _Started(made.results[0], lambda b, value: restore(b, finish(b, value)))
 
     def _start_together(self, b: GraphBuilder, op: Collective, kind: str, group: str) -> None:
@@ -116,7 +117,7 @@ class CollectiveLowering:
             Tensor(b.tensor(value).dtype, b.tensor(result).shape)
             for (value, _), result in zip(given, op.results, strict=True)
         ]
-        made = b.insert(make_opaque(target, (arguments, *rest), {}, results, self.objects, op.location))
+        made = self._call(b, "collective", target, (arguments, *rest), results, op)
         for value, result, (_, finish) in zip(op.results, made.results, given, strict=True):
             self.started[value] = _Started(result, finish)
 
@@ -126,11 +127,18 @@ class CollectiveLowering:
             # What comes from elsewhere, an argument for example, may be under way, too.
             started = self.started.get(operand) or _Started(operand, _same)
             target = _ops.wait_tensor.default
-            argument = (TensorArgument(started.value),)
-            made = b.insert(make_opaque(target, argument, {}, [b.tensor(started.value)], self.objects, op.location))
+            made = self._call(b, "wait", target, (TensorArgument(started.value),), [b.tensor(started.value)], op)
             result.replace_all_uses_with(started.finish(b, made.results[0]))
         op.detach()
         op.erase()
+
+    def _call(
+        self, b: GraphBuilder, claim: str, target: Any, args: tuple[Any, ...], results: Sequence[Tensor], op: GraphOp
+    ) -> OpaqueOp:
+        made = make_opaque(target, args, {}, results, self.objects, op.location)
+        made.attributes["weft.claim"] = to_attribute(claim)
+        b.insert(made)
+        return made
 
 
 def _same(b: GraphBuilder, value: SSAValue) -> SSAValue:

@@ -127,11 +127,15 @@ def _traced_ddp(model: DistributedDataParallel) -> nn.Module:
             "DDP sends the statistics of batch normalization from rank 0 to all others, which is not traced",
             hint="use SyncBatchNorm or broadcast_buffers=False, or compile the DDP model as it is",
         )
-    group: str = model.process_group.group_name
+    group: str = cast(Any, model.process_group).group_name
+
+    def read(value: nn.Parameter) -> torch.Tensor:
+        return cast(torch.Tensor, _MeanGradient.apply(value, group))
+
     for module in inside.modules():
         for name, parameter in list(module._parameters.items()):
             if parameter is not None and parameter.requires_grad:
-                _read_through(module, name, lambda value: _MeanGradient.apply(value, group))
+                _read_through(module, name, read)
     return inside
 
 
