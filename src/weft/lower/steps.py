@@ -49,7 +49,8 @@ class KernelStep:
 class CallStep:
     """Let the framework carry out a call: one that Weft lacks, or one that is `claimed`.
 
-    A `library` claims what it does better, and the framework's `generator` the drawing of random numbers.
+    A `library` claims what it does better, the framework's `generator` the drawing of random numbers; a `collective`
+    is started, and a `wait` gives what it brought.
     """
 
     target: str
