@@ -10,9 +10,11 @@ import numpy as np
 from weft.ops.graph import FuncOp
 from weft.spatial.isa import CHAINED, EAST, NONE, Opcode
 from weft.spatial.machine import StreamingMachine
+from weft.spatial.mapping.jobs import make_jobs
 from weft.spatial.mapping.layers import Model
 from weft.spatial.mapping.read_graph import read_graph
 from weft.spatial.program import INSTRUCTION, Program
+from weft.spatial.scheduler.choose_packings import choose_packings
 from weft.spatial.scheduler.emit import groups_of, texts_of
 from weft.spatial.scheduler.initial import image_of, port_of
 from weft.spatial.scheduler.memory_map import MemoryMap
@@ -67,7 +69,10 @@ class Reservations:
 
 def compile_graph(function: FuncOp, machine: StreamingMachine, constants: Mapping[str, np.ndarray]) -> Program:
     """The schedule of a function; arguments that are constants are resident in memory."""
-    return schedule_model(read_graph(function, constants, machine.width), machine)
+    model = read_graph(function, constants, machine.width)
+    choose_packings(model, machine)
+    model.layers = [make_jobs(model, layer) for layer in model.layers]
+    return schedule_model(model, machine)
 
 
 def schedule_model(model: Model, machine: StreamingMachine) -> Program:

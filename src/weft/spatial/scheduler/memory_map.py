@@ -15,7 +15,8 @@ import numpy as np
 from weft.errors import UnsupportedError
 from weft.spatial.isa import Units
 from weft.spatial.machine import StreamingMachine
-from weft.spatial.mapping.layers import RESIDUES, Layer, Model, Node, Operand, Placed, Stream
+from weft.spatial.mapping.layers import RESIDUES, Layer, Model, Placed
+from weft.spatial.scheduler.expression import streams_of
 
 CONSTANTS = 3
 """Constants that an expression may have, each in four slices: its bytes."""
@@ -182,13 +183,6 @@ def _lifetimes(model: Model) -> tuple[dict[int, int], dict[int, int]]:
             last[tensor.number] = number  # type: ignore[union-attr]
     last |= {tensor.number: len(model.layers) for tensor in model.outputs}
     return made, last
-
-
-def streams_of(node: Operand) -> list[Stream]:
-    """The tensors that an expression reads."""
-    if isinstance(node, Stream):
-        return [node]
-    return [each for operand in node.operands for each in streams_of(operand)] if isinstance(node, Node) else []
 
 
 def _kept_apart(tensor: Placed, layers: list[Layer]) -> list[tuple[Placed, bool]]:

@@ -18,16 +18,23 @@ import numpy as np
 from weft.errors import UnsupportedError
 from weft.spatial.isa import ADDS, CHAINED, EAST, EMITS, NONE, WEST, Opcode
 from weft.spatial.machine import StreamingMachine
+from weft.spatial.mapping.jobs import aligned_lines
 from weft.spatial.mapping.layers import RESIDUES, Constant, Job, Layer, Node, Placed, Stream
 from weft.spatial.scheduler.emit import Emitter
-from weft.spatial.scheduler.memory_map import CONSTANTS, MemoryMap, streams_of
-from weft.spatial.scheduler.mesh import Chains, Stage, place_expression
+from weft.spatial.scheduler.expression import (
+    TENSOR_STREAMS,
+    chains_of,
+    constants_of,
+    padding_constants,
+    streams_of,
+)
+from weft.spatial.scheduler.memory_map import CONSTANTS, MemoryMap
+from weft.spatial.scheduler.mesh import Chains, Stage
 
 # Streams by what they carry. Outward, to the edge: weights, results to be written, activations. Inward, to the middle:
 # sums, constants, tensors of the expression. What the vector unit takes and what it makes have different numbers.
 _WEIGHTS, _OUTPUTS, _ACTIVATIONS = 0, 16, 30
-_SUMS, _CONSTANTS, _TENSORS = 0, (8, 12, 24), (28, 29)
-_OUTPUT_STREAMS = 8
+_SUMS, _CONSTANTS = 0, (8, 12, 24)
 
 
 @dataclass(frozen=True)
@@ -56,26 +63,16 @@ class LayerPipeline:
     loaded: int = 0
 
     def __post_init__(self) -> None:
-        wide = self.layer.output.dtype.itemsize
-        most = min(self.machine.matrix.planes, _OUTPUT_STREAMS // wide)
-        tensors = streams_of(self.layer.root)
-        if self.layer.source is not None:
-            if any(each.tensor is self.layer.source for each in tensors):
-                raise UnsupportedError(
-                    f"{self.layer.source.name} is multiplied and added in one layer, and its slices can be read once",
-                    hint="convert it in a layer of its own",
-                )
-            most = min(most, len(_TENSORS) // len(tensors)) if tensors else most
-        elif len(tensors) > 1 and len({each.tensor.number for each in tensors}) < len(tensors):
-            most = 1
-        if not most:
-            raise UnsupportedError(f"an expression reads {len(tensors)} tensors beside a product", hint="split it")
-        self.chains: Chains = place_expression(self.layer.root, self.machine.vector, most)
-        self.constants = list(_constants_of(self.layer.root))
+        self.chains: Chains = chains_of(self.machine, self.layer)
+        self.constants = list(constants_of(self.layer.root))
         if len(self.constants) > CONSTANTS:
             raise UnsupportedError(
                 f"an expression has {len(self.constants)} constants", hint=f"at most {CONSTANTS} fit"
             )
+        padded = [self.layer.output.padded_slots(line) for line in range(self.layer.output.lines)]
+        self.variants = list(dict.fromkeys(padded))
+        """The slots that are padding in some lines."""
+        self.variant_of = np.array([self.variants.index(each) for each in padded])
         self.taken: dict[tuple[int, int], list[np.ndarray]] = {}
         self.installed: dict[int, tuple[int, int]] = {}
         self.asked = np.zeros(0, np.int64)
@@ -111,7 +108,16 @@ class LayerPipeline:
                 ]
         else:
             for job in jobs:
-                yield [Worker(n, n // per_half, job, np.arange(n, len(job.positions), planes)) for n in range(planes)]
+                yield [Worker(n, n // per_half, job, rows) for n, rows in enumerate(self._turns(job))]
+
+    def _turns(self, job: Job) -> list[np.ndarray]:
+        """The rows of each plane: no two planes write to one slice."""
+        planes = self.machine.matrix.planes
+        if planes % RESIDUES:
+            return [np.arange(n, len(job.positions), planes) for n in range(planes)]
+        turn = self.layer.output.residue(job.block, job.positions)
+        own = [np.flatnonzero(turn == n) for n in range(RESIDUES)]
+        return [own[n % RESIDUES][n // RESIDUES :: planes // RESIDUES] for n in range(planes)]
 
     def _span(self, job: Job, workers: int) -> int:
         """Cycles of a job on so many planes."""
@@ -280,11 +286,11 @@ class LayerPipeline:
                 sources[at], wants[at] = CHAINED + maker, made
             elif isinstance(operand, Constant):
                 place = next(n for n, each in enumerate(self.constants) if each is operand)
-                self.taken.setdefault((worker.half, place), []).append(
-                    np.stack([times, np.full(len(times), worker.job.block)])
-                )
-                _, tag = self._constant(worker.half, place, worker.job.block)
-                sources[at], wants[at] = self._stream(_inward(worker.half), _CONSTANTS[place]), tag
+                kinds = self._kinds(worker, rows)
+                self.taken.setdefault((worker.half, place), []).append(np.stack([times, kinds]))
+                tags = {kind: self._constant(worker.half, place, kind)[1] for kind in np.unique(kinds).tolist()}
+                sources[at] = self._stream(_inward(worker.half), _CONSTANTS[place])
+                wants[at] = np.array([tags[kind] for kind in kinds.tolist()])
             elif isinstance(operand, Stream):
                 sources[at], wants[at] = self._read_stream(worker, rows, operand, times)
             else:
@@ -302,10 +308,10 @@ class LayerPipeline:
         if len(tensors) * len(self.chains.copies) > len(numbers):
             raise UnsupportedError(f"a window of {len(tensors)} pixels is too large", hint="pool in two steps")
         stream = self._stream(_inward(tensor.half), numbers[number * len(self.chains.copies) + copy])
-        row, column = np.divmod(worker.job.pixels[rows], output.width)
-        places = tensor.position(
-            row * operand.stride[0] + operand.offset[0], column * operand.stride[1] + operand.offset[1]
-        )
+        line, column = np.divmod(worker.job.pixels[rows], output.width)
+        aligned = aligned_lines(operand, output)
+        assert aligned is not None, "packings are chosen so that operands are aligned"
+        places = tensor.position(np.array(aligned)[line], column * operand.stride[1] + operand.offset[1])
         copies = self._free_copies(tensor, tensor.residue(worker.job.block, places), times)
         self._read_tensor(tensor, copies, worker.job.block, places, times, 0, stream)
         return stream, tensor.tags(worker.job.block, places)
@@ -329,8 +335,8 @@ class LayerPipeline:
     def _tensor_streams(self) -> tuple[int, ...]:
         """Streams that bring tensors to the vector unit."""
         if self.layer.source is not None:
-            return _TENSORS
-        free = (*_TENSORS, 30, 31, *range(8))
+            return TENSOR_STREAMS
+        free = (*TENSOR_STREAMS, 30, 31, *range(8))
         return free if self.constants else (*free, *range(8, 16), *range(24, 28))
 
     def _read_tensor(
@@ -353,9 +359,9 @@ class LayerPipeline:
     def _read_constants(self) -> None:
         """Constants are read once for all that take them in a cycle."""
         for (half, place), parts in self.taken.items():
-            times, blocks = np.unique(np.concatenate(parts, axis=1), axis=1)
-            pairs = [self._constant(half, place, int(block)) for block in blocks]
-            addresses, tags = (np.array(each) for each in zip(*pairs, strict=True))
+            times, kinds = np.unique(np.concatenate(parts, axis=1), axis=1)
+            pairs = {kind: self._constant(half, place, kind) for kind in np.unique(kinds).tolist()}
+            addresses, tags = (np.array([pairs[kind][part] for kind in kinds.tolist()]) for part in (0, 1))
             stream = self._stream(_inward(half), _CONSTANTS[place])
             for byte in range(4):
                 slice_ = self.memory.constant_slice(half, place, byte)
@@ -363,10 +369,24 @@ class LayerPipeline:
                 cycles = times - way - self.machine.latency.read
                 self._emit(Opcode.READ, slice_, cycles, result=stream + byte, address=addresses, tag=tags)
 
-    def _constant(self, half: int, place: int, block: int) -> tuple[int, int]:
-        lanes = self.machine.width
-        part = self.constants[place].values[block * lanes : (block + 1) * lanes]
-        return self.memory.constant(half, place, np.pad(part.astype(np.float32), (0, lanes - len(part))))
+    def _kinds(self, worker: Worker, rows: np.ndarray) -> np.ndarray:
+        """Which constants rows take: by their block, and by the slots of their line that are padding."""
+        lines = worker.job.pixels[rows] // self.layer.output.width
+        return self.variant_of[lines] * self.layer.output.blocks + worker.job.block
+
+    def _constant(self, half: int, place: int, kind: int) -> tuple[int, int]:
+        """The address and tag of a constant; in slots of padding it is what makes the result the padding's value."""
+        lanes, output, constant = self.machine.width, self.layer.output, self.constants[place]
+        variant, block = divmod(kind, output.blocks)
+        part = constant.values[block * lanes : (block + 1) * lanes].astype(np.float32)
+        slots = np.tile(part, (output.packing.slots, 1))
+        if output.border and self.variants[variant]:
+            forced = padding_constants(self.layer.root, output.fill)
+            assert forced is not None, "a tensor whose padding cannot be computed is not packed"
+            if id(constant) in forced:
+                slots[list(self.variants[variant])] = forced[id(constant)]
+        flat = slots.reshape(-1)
+        return self.memory.constant(half, place, np.pad(flat, (0, lanes - len(flat))))
 
     def _positions(self, slices: np.ndarray) -> np.ndarray:
         return self._place_of[slices]
@@ -391,10 +411,3 @@ def _outward(half: int) -> int:
 def _inward(half: int) -> int:
     return WEST if half else EAST
 
-
-def _constants_of(node: Node) -> Iterator[Constant]:
-    for operand in node.operands:
-        if isinstance(operand, Constant):
-            yield operand
-        elif isinstance(operand, Node):
-            yield from _constants_of(operand)
