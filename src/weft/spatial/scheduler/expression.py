@@ -65,15 +65,18 @@ def _forced(node: Operand, value: float) -> dict[int, float] | None:
         return None
     if node.function == Function.RELU_F32:
         return _forced(node.operands[0], value) if value >= 0 else None
-    one, other = (*node.operands, None)[:2]
+    if len(node.operands) != 2:
+        return None
+    one, other = node.operands
     if node.function == Function.MUL_F32 and isinstance(other, Constant):
         return {id(other): 0.0} if value == 0 else None
-    if node.function != Function.ADD_F32 or other is None:
+    if node.function != Function.ADD_F32:
         return None
     if isinstance(other, Constant):
         left = _forced(one, 0.0)
         return None if left is None else {**left, id(other): value}
-    for first, second in ((one, other), (other, one)):
+    both: tuple[tuple[Operand, Operand], ...] = ((one, other), (other, one))
+    for first, second in both:
         left, right = _forced(first, value), _forced(second, 0.0)
         if left is not None and right is not None:
             return {**left, **right}

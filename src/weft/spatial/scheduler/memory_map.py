@@ -1,9 +1,9 @@
 """Where everything lies: slices by what they are for, a bank for each tensor, an address for each tile of weights.
 
-In each half the slices next to the middle hold constants, those at the edge weights, and between them are sixteen for
-activations: four copies, one for each plane that may read, of four slices, in which the vectors of a tensor lie in
-turn. So no two units ever ask a slice for two words, whatever a window looks like. A tensor has one bank of all
-sixteen; what a layer reads and writes at the same time lies in different banks or halves.
+In each half the slices at the edge hold weights and those before them constants. Next to the middle, from where results
+come and which activations cross on their way to the other half, are sixteen for activations: four copies, one for each
+plane that may read, of four slices, in which the vectors of a tensor lie in turn. So no two units ever ask a slice for
+two words, whatever a window looks like. A tensor has one bank of all sixteen; what a layer reads and writes at the same time lies in different banks or halves.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ class MemoryMap:
         self.copies = self.machine.matrix.planes
         slices = self.machine.memory.slices_per_half
         self.first_weights = slices - self.machine.matrix.load_streams
-        self.first_tensors = self.first_weights - self.copies * RESIDUES
+        self.first_constants = self.copies * RESIDUES
         needed = 4 * CONSTANTS
-        if self.first_tensors < needed:
+        if self.first_weights - self.first_constants < needed:
             raise CapacityError(
                 f"a half has {slices} slices, and {needed} for constants, {self.copies * RESIDUES} for tensors and "
                 f"{self.machine.matrix.load_streams} for weights are needed",
@@ -63,11 +63,11 @@ class MemoryMap:
 
     def tensor_slices(self, tensor: Placed, copy: int, residues: np.ndarray) -> np.ndarray:
         """The slices of vectors in a copy; of wide integers, a copy holds a byte."""
-        first = self.units.memory(tensor.half, self.first_tensors)
+        first = self.units.memory(tensor.half, 0)
         return first + copy * RESIDUES + residues
 
     def constant_slice(self, half: int, place: int, byte: int) -> int:
-        return self.units.memory(half, 4 * place + byte)
+        return self.units.memory(half, self.first_constants + 4 * place + byte)
 
     def tile(self, half: int, tile: int) -> int:
         """The address of a tile, which is put in this half if it is not there."""

@@ -10,7 +10,6 @@ there, and the weights of the next pass are loaded while this one runs.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -19,7 +18,7 @@ from weft.errors import UnsupportedError
 from weft.spatial.isa import ADDS, CHAINED, EAST, EMITS, NONE, WEST, Opcode
 from weft.spatial.machine import StreamingMachine
 from weft.spatial.mapping.jobs import aligned_lines
-from weft.spatial.mapping.layers import RESIDUES, Constant, Job, Layer, Node, Placed, Stream
+from weft.spatial.mapping.layers import RESIDUES, Constant, Layer, Placed, Stream
 from weft.spatial.scheduler.emit import Emitter
 from weft.spatial.scheduler.expression import (
     TENSOR_STREAMS,
@@ -30,21 +29,12 @@ from weft.spatial.scheduler.expression import (
 )
 from weft.spatial.scheduler.memory_map import CONSTANTS, MemoryMap
 from weft.spatial.scheduler.mesh import Chains, Stage
+from weft.spatial.scheduler.turns import Turns, Worker
 
 # Streams by what they carry. Outward, to the edge: weights, results to be written, activations. Inward, to the middle:
 # sums, constants, tensors of the expression. What the vector unit takes and what it makes have different numbers.
 _WEIGHTS, _OUTPUTS, _ACTIVATIONS = 0, 16, 30
 _SUMS, _CONSTANTS = 0, (8, 12, 24)
-
-
-@dataclass(frozen=True)
-class Worker:
-    """A plane, or without a product a copy of the expression, and the rows of a job that it takes."""
-
-    number: int
-    half: int
-    job: Job
-    rows: np.ndarray
 
 
 @dataclass
@@ -69,10 +59,7 @@ class LayerPipeline:
             raise UnsupportedError(
                 f"an expression has {len(self.constants)} constants", hint=f"at most {CONSTANTS} fit"
             )
-        padded = [self.layer.output.padded_slots(line) for line in range(self.layer.output.lines)]
-        self.variants = list(dict.fromkeys(padded))
-        """The slots that are padding in some lines."""
-        self.variant_of = np.array([self.variants.index(each) for each in padded])
+        self.turns = Turns(self.machine, self.layer, len(self.chains.copies))
         self.taken: dict[tuple[int, int], list[np.ndarray]] = {}
         self.installed: dict[int, tuple[int, int]] = {}
         self.asked = np.zeros(0, np.int64)
@@ -83,65 +70,12 @@ class LayerPipeline:
     def run(self) -> None:
         """Emit everything."""
         cursor = 0
-        for workers in self._rounds():
+        for workers in self.turns.rounds():
             cursor = self._round(workers, cursor) if workers[0].job.passes else self._plain(workers, cursor)
         self._read_constants()
 
-    def _rounds(self) -> Iterator[list[Worker]]:
-        """What runs at the same time: one job on all planes, or one in each half."""
-        planes, jobs = self.machine.matrix.planes, self.layer.jobs
-        if not jobs[0].passes:
-            copies = len(self.chains.copies)
-            for job in jobs:
-                yield [Worker(n, 0, job, np.arange(n, len(job.positions), copies)) for n in range(copies)]
-            return
-        per_half = planes // 2
-        pairs = [jobs[at : at + 2] for at in range(0, len(jobs), 2)]
-        together = sum(self._span(job, planes) for job in jobs)
-        apart = sum(max(self._span(job, per_half) for job in pair) for pair in pairs)
-        if apart < together and all(self._distinct(pair) for pair in pairs):
-            for pair in pairs:
-                yield [
-                    Worker(half * per_half + n, half, job, np.arange(n, len(job.positions), per_half))
-                    for half, job in enumerate(pair)
-                    for n in range(per_half)
-                ]
-        else:
-            for job in jobs:
-                yield [Worker(n, n // per_half, job, rows) for n, rows in enumerate(self._turns(job))]
-
-    def _turns(self, job: Job) -> list[np.ndarray]:
-        """The rows of each plane: no two planes write to one slice."""
-        planes = self.machine.matrix.planes
-        if planes % RESIDUES:
-            return [np.arange(n, len(job.positions), planes) for n in range(planes)]
-        turn = self.layer.output.residue(job.block, job.positions)
-        own = [np.flatnonzero(turn == n) for n in range(RESIDUES)]
-        return [own[n % RESIDUES][n // RESIDUES :: planes // RESIDUES] for n in range(planes)]
-
-    def _span(self, job: Job, workers: int) -> int:
-        """Cycles of a job on so many planes."""
-        rows = -(-len(job.positions) // workers)
-        load = self.machine.load_cycles + self.machine.latency.load_weights
-        period = self.machine.matrix.planes // len(self.chains.copies)
-        tiles = [each.tile for each in job.passes]
-        fresh = [one != other for one, other in zip(tiles, [None, *tiles], strict=False)]
-        last = len(tiles) - 1
-        return sum(max(load if new else 0, rows * (period if n == last else 1)) for n, new in enumerate(fresh))
-
-    def _distinct(self, pair: tuple[Job, ...]) -> bool:
-        """Whether two jobs never write to one slice in one cycle."""
-        if len(pair) == 1:
-            return True
-        one, other = (self.layer.output.residue(job.block, job.positions) for job in pair)
-        count = min(len(one), len(other)) // 2 * 2
-        mixed = np.concatenate([one[:count].reshape(-1, 2), other[:count].reshape(-1, 2)], axis=1)
-        return len(pair[0].positions) == len(pair[1].positions) and bool(
-            np.all(np.diff(np.sort(mixed, axis=1), axis=1) > 0)
-        )
-
     def _round(self, workers: list[Worker], cursor: int) -> int:
-        longest = max(len(worker.rows) for worker in workers)
+        longest = max(int(worker.steps[-1]) + 1 for worker in workers if len(worker.rows))
         passes = max(len(worker.job.passes) for worker in workers)
         size = self.machine.matrix.accumulator_rows if passes > 1 else longest
         period = self.machine.matrix.planes // len(self.chains.copies)
@@ -152,20 +86,20 @@ class LayerPipeline:
                 start = self._install(halves, cursor)
                 last = number == passes - 1
                 for worker in workers:
-                    rows = worker.rows[begin : begin + count]
+                    own = (worker.steps >= begin) & (worker.steps < begin + count)
+                    rows, steps = worker.rows[own], worker.steps[own] - begin
                     if len(rows):
                         step = period if last else 1
                         phase = worker.number // len(self.chains.copies) if last else 0
-                        self._multiply(worker, rows, start + np.arange(len(rows)) * step + phase, number, last)
+                        self._multiply(worker, rows, steps, start + steps * step + phase, number, last)
                 cursor = start + count * (period if last else 1)
         return cursor
 
     def _plain(self, workers: list[Worker], cursor: int) -> int:
         for worker in workers:
-            self._express(
-                worker, worker.rows, cursor + np.arange(len(worker.rows)) + self._depth * self.machine.latency.alu
-            )
-        return cursor + max(len(worker.rows) for worker in workers)
+            if len(worker.rows):
+                self._express(worker, worker.rows, cursor + worker.steps + self._depth * self.machine.latency.alu)
+        return cursor + max(int(worker.steps[-1]) + 1 for worker in workers if len(worker.rows))
 
     @property
     def _depth(self) -> int:
@@ -214,7 +148,9 @@ class LayerPipeline:
             self._emit(Opcode.INSTALL_WEIGHTS, queue, install, tag=tag)
             self.loaded += 1
 
-    def _multiply(self, worker: Worker, rows: np.ndarray, times: np.ndarray, number: int, last: bool) -> None:
+    def _multiply(
+        self, worker: Worker, rows: np.ndarray, steps: np.ndarray, times: np.ndarray, number: int, last: bool
+    ) -> None:
         machine, memory, latency = self.machine, self.memory, self.machine.latency
         source, step, job = self.layer.source, worker.job.passes[number], worker.job
         assert source is not None, "a layer with passes has one"
@@ -230,7 +166,7 @@ class LayerPipeline:
             memory.units.plane(worker.number, 2),
             times + latency.multiply,
             result=self._stream(_inward(worker.half), _SUMS + 4 * lane) if last else NONE,
-            address=np.arange(len(rows)) % machine.matrix.accumulator_rows,
+            address=steps % machine.matrix.accumulator_rows,
             detail=(ADDS if number else 0) | (EMITS if last else 0),
             want0=tags,
             want1=wanted,
@@ -372,7 +308,7 @@ class LayerPipeline:
     def _kinds(self, worker: Worker, rows: np.ndarray) -> np.ndarray:
         """Which constants rows take: by their block, and by the slots of their line that are padding."""
         lines = worker.job.pixels[rows] // self.layer.output.width
-        return self.variant_of[lines] * self.layer.output.blocks + worker.job.block
+        return self.turns.variant_of[lines] * self.layer.output.blocks + worker.job.block
 
     def _constant(self, half: int, place: int, kind: int) -> tuple[int, int]:
         """The address and tag of a constant; in slots of padding it is what makes the result the padding's value."""
@@ -380,11 +316,11 @@ class LayerPipeline:
         variant, block = divmod(kind, output.blocks)
         part = constant.values[block * lanes : (block + 1) * lanes].astype(np.float32)
         slots = np.tile(part, (output.packing.slots, 1))
-        if output.border and self.variants[variant]:
+        if output.border and self.turns.variants[variant]:
             forced = padding_constants(self.layer.root, output.fill)
             assert forced is not None, "a tensor whose padding cannot be computed is not packed"
             if id(constant) in forced:
-                slots[list(self.variants[variant])] = forced[id(constant)]
+                slots[list(self.turns.variants[variant])] = forced[id(constant)]
         flat = slots.reshape(-1)
         return self.memory.constant(half, place, np.pad(flat, (0, lanes - len(flat))))
 
@@ -410,4 +346,3 @@ def _outward(half: int) -> int:
 
 def _inward(half: int) -> int:
     return WEST if half else EAST
-
