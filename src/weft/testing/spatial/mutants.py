@@ -15,7 +15,7 @@ import numpy as np
 
 from weft.errors import WeftError
 from weft.spatial.isa import NONE, Function, Opcode
-from weft.spatial.program import Image, Program
+from weft.spatial.program import Image, Program, port_of
 from weft.spatial.scheduler.emit import texts_of
 from weft.spatial.simulator.run import simulate
 from weft.spatial.verifier.verify import violations
@@ -83,7 +83,7 @@ def mutate(program: Program, rng: np.random.Generator) -> Mutant | None:
 
 def _with_rows(program: Program, rows: np.ndarray) -> Program | None:
     """The program with other instructions, and words that say so; None where words cannot say it."""
-    port = (rows["opcode"] == Opcode.WRITE).astype(int)
+    port = port_of(rows["opcode"]).astype(int)
     order = np.lexsort((rows["cycle"], port, rows["queue"]))
     key = rows["queue"][order] * 2 + port[order]
     ends = (rows["cycle"] + (rows["count"] - 1) * rows["period"])[order]
