@@ -1,7 +1,7 @@
 """Compiles a graph for many chips: stages of layers one after another, and each layer split inside its stage.
 
-Within a stage a layer's blocks of channels, or where they are too few its rows, are shared out (tensor parallel). What a
-chip computes is sent to all that read it. All chips have the same memory map, so a vector lies at the same place
+Within a stage a layer's blocks of channels, or where they are too few its rows, are shared out (tensor parallel). What
+a chip computes is sent to all that read it. All chips have the same memory map, so a vector lies at the same place
 everywhere, and a chip that only hands it on keeps it there meanwhile.
 
 Transfers are slots on links: in a round every wire starts at the same base, and vectors follow each other as fast as a

@@ -3,7 +3,8 @@
 In each half the slices at the edge hold weights and those before them constants. Next to the middle, from where results
 come and which activations cross on their way to the other half, are sixteen for activations: four copies, one for each
 plane that may read, of four slices, in which the vectors of a tensor lie in turn. So no two units ever ask a slice for
-two words, whatever a window looks like. A tensor has one bank of all sixteen; what a layer reads and writes at the same time lies in different banks or halves.
+two words, whatever a window looks like. A tensor has one bank of all sixteen; what a layer reads and writes at the same
+time lies in different banks or halves.
 """
 
 from __future__ import annotations

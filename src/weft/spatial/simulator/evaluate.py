@@ -37,7 +37,9 @@ class Evaluator:
 
     def __post_init__(self) -> None:
         machine, issues = self.program.machine, self.issues
-        computed = np.isin(issues["opcode"][self.sources.drives.issues], (Opcode.ALU, Opcode.ACCUMULATE, Opcode.RECEIVE))
+        computed = np.isin(
+            issues["opcode"][self.sources.drives.issues], (Opcode.ALU, Opcode.ACCUMULATE, Opcode.RECEIVE)
+        )
         self.slots = np.cumsum(computed) - 1
         self.streamed = np.zeros((int(computed.sum()), machine.width), np.uint8)
         self.accumulators = np.zeros((machine.matrix.planes, machine.matrix.accumulator_rows, machine.width), np.int32)

@@ -65,7 +65,9 @@ class ChipRun:
         given = [_argument(port, array) for port, array in zip(program.inputs, arrays, strict=True)]
         cells = Cells.of(program)
         sources = find_sources(program, issues, cells, check)
-        return ChipRun(program, issues, cells, sources, Evaluator(program, issues, sources, initial_bytes(program, given)))
+        return ChipRun(
+            program, issues, cells, sources, Evaluator(program, issues, sources, initial_bytes(program, given))
+        )
 
     def results(self) -> list[np.ndarray]:
         """What the memory holds at the end."""

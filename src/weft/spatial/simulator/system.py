@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from weft.spatial.isa import Opcode
 from weft.spatial.simulator.issues import SimulationError, run_queues
 from weft.spatial.simulator.run import ChipRun, finish_of
 from weft.spatial.system import System
@@ -34,8 +35,26 @@ def simulate_system(system: System, arrays: Sequence[np.ndarray] | None, *, chec
         ChipRun.of(program, [given[port.name] for port in program.inputs], check, each)
         for program, each in zip(system.programs, issues, strict=True)
     ]
+    _check_arrivals(system, chips)
     vectors = _run_all(system, chips)
     return SystemRun(last - first, [_gathered(system, chips, name) for name in system.outputs], vectors)
+
+
+def _check_arrivals(system: System, chips: list[ChipRun]) -> None:
+    """A vector that is received before it is certain to be there is not the one that was sent."""
+    units = chips[0].program.units
+    for wire in system.wires:
+        sent = _cycles(chips[wire.chip], Opcode.SEND, units.link(wire.link))
+        got = _cycles(chips[wire.to_chip], Opcode.RECEIVE, units.link(wire.to_link))
+        both = min(len(sent), len(got))
+        if np.any(got[:both] < sent[:both] + system.machine.link_latency):
+            raise SimulationError(f"chip {wire.to_chip} receives a vector of chip {wire.chip} before it has arrived")
+        if np.any(np.diff(sent) < system.machine.link_period):
+            raise SimulationError(f"chip {wire.chip} sends on a link that is still busy")
+
+
+def _cycles(chip: ChipRun, opcode: Opcode, queue: int) -> np.ndarray:
+    return np.sort(chip.issues["cycle"][(chip.issues["opcode"] == opcode) & (chip.issues["queue"] == queue)])
 
 
 def _run_all(system: System, chips: list[ChipRun]) -> int:

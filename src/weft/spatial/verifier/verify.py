@@ -57,7 +57,15 @@ def _checked(program: Program) -> Checks:
 
 def verify(program: Program) -> None:
     """Raise where a program breaks an invariant."""
-    found = violations(program)
+    _raise(violations(program))
+
+
+def verify_system(system: System) -> None:
+    """Raise where the programs of many chips break an invariant."""
+    _raise(system_violations(system))
+
+
+def _raise(found: list[Violation]) -> None:
     if found:
         more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
         raise ScheduleError(f"{found[0]}{more}", hint=f"the invariant: {INVARIANTS[found[0].invariant]}")
