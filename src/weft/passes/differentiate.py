@@ -6,10 +6,13 @@ The derivative is again a graph function, so that it is optimized and compiled l
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
-from xdsl.dialects.builtin import ArrayAttr, StringAttr
+from xdsl.context import Context
+from xdsl.dialects.builtin import ArrayAttr, ModuleOp, StringAttr
 from xdsl.ir import Operation, SSAValue
+from xdsl.passes import ModulePass
 
 from weft.errors import UnsupportedError
 from weft.ir.locations import sourced
@@ -19,6 +22,25 @@ from weft.ops.control import ControlOp
 from weft.ops.graph import FuncOp, GraphBuilder, ReturnOp
 from weft.ops.rules import zeros
 from weft.passes.differentiate_regions import keep_histories, propagate_control
+
+
+@dataclass(frozen=True)
+class Vjp(ModulePass):
+    """graph.func @f(%x) { … }   →   graph.func @f_vjp(%x, %g) { …, the gradient of %x where that of the result is %g }"""
+
+    name: ClassVar[str] = "vjp"
+
+    def apply(self, ctx: Context, op: ModuleOp) -> None:
+        transform_functions(op, vjp_function)
+
+
+def transform_functions(module: ModuleOp, transform: Callable[[FuncOp], FuncOp]) -> None:
+    """Put what a transformation makes of each function of a module in its place."""
+    for function in [each for each in module.body.block.ops if isinstance(each, FuncOp)]:
+        made = transform(function)
+        module.body.block.insert_op_before(made, function)
+        function.detach()
+        function.erase()
 
 
 def vjp_function(function: FuncOp) -> FuncOp:
@@ -38,7 +60,7 @@ def vjp_function(function: FuncOp) -> FuncOp:
         with sourced(op.location):
             tape.propagate(op)
     arguments = derivative.block.args[: len(function.block.args)]
-    _return(derivative, tape.of(value for value in arguments if is_float(value)))
+    return_values(derivative, tape.of(value for value in arguments if is_float(value)))
     return derivative
 
 
@@ -53,12 +75,12 @@ def value_and_vjp_function(function: FuncOp, wanted: Sequence[int]) -> FuncOp:
     """
     joint, tape, forward = _seeded(function, "joint")
     arguments = [joint.block.args[place] for place in wanted]
-    needed = _depending(forward, arguments)
+    needed = depending(forward, arguments)
     for op in reversed(forward):
         if op in needed:
             with sourced(op.location):
                 tape.propagate(op)
-    _return(joint, [*joint.returned.operands, *tape.of(arguments)])
+    return_values(joint, [*joint.returned.operands, *tape.of(arguments)])
     return joint
 
 
@@ -82,7 +104,7 @@ def _seeded(function: FuncOp, suffix: str) -> tuple[FuncOp, GradientTape, list[O
     return made, tape, forward
 
 
-def _return(function: FuncOp, values: Sequence[SSAValue]) -> None:
+def return_values(function: FuncOp, values: Sequence[SSAValue]) -> None:
     """Let a function give other values."""
     returned = function.returned
     function.block.insert_op_before(ReturnOp.make(values), returned)
@@ -90,7 +112,7 @@ def _return(function: FuncOp, values: Sequence[SSAValue]) -> None:
     returned.erase()
 
 
-def _depending(ops: Sequence[Operation], values: Sequence[SSAValue]) -> set[Operation]:
+def depending(ops: Sequence[Operation], values: Sequence[SSAValue]) -> set[Operation]:
     """The ops that some of the values reach."""
     reached, found = set(values), set[Operation]()
     for op in ops:
