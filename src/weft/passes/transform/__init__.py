@@ -1,1 +1,1 @@
-"""Transformations of graph functions, which compose: forward and reverse derivatives, batching, recomputation, types."""
+"""Transformations of graph functions, which compose: forward and reverse derivatives, batching, checkpoints, types."""

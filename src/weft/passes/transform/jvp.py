@@ -17,20 +17,20 @@ from xdsl.dialects.builtin import ArrayAttr, ModuleOp, StringAttr
 from xdsl.ir import Operation, SSAValue
 from xdsl.passes import ModulePass
 
-from weft.errors import ShapeError, UnsupportedError
+from weft.errors import ShapeError
 from weft.ir.locations import line_of, sourced
 from weft.ops.base import GraphOp
 from weft.ops.control import ControlOp
 from weft.ops.graph import FuncOp, GraphBuilder, module_of
 from weft.ops.rules import zeros
-from weft.passes.differentiate import GradientTape, depending, is_float, return_values, transform_functions
+from weft.passes.differentiate import GradientTape, depending, is_float, no_rule, return_values, transform_functions
 from weft.passes.simplify.eliminate_dead import EliminateDead
 from weft.passes.transform.jvp_regions import push_control
 
 
 @dataclass(frozen=True)
 class Jvp(ModulePass):
-    """graph.func @f(%x) { … }   →   graph.func @f_jvp(%x, %t) { …, results and their tangents where that of %x is %t }"""
+    """graph.func @f(%x) { … }   →   graph.func @f_jvp(%x, %t) { … results and their tangents, where that of %x is %t }"""
 
     name: ClassVar[str] = "jvp"
 
@@ -38,6 +38,7 @@ class Jvp(ModulePass):
         transform_functions(op, jvp_function)
 
 
+_HINT = "`detach` what is not to be differentiated, or give a rule of your own"
 Tangents = dict[SSAValue, SSAValue]
 
 
@@ -93,7 +94,7 @@ def push(b: GraphBuilder, op: Operation, tangents: Tangents) -> Sequence[SSAValu
     if isinstance(op, ControlOp):
         return push_control(b, op, tangents, push)
     if not isinstance(op, GraphOp):
-        raise _no_rule(op)
+        raise no_rule(op, "derivative", _HINT)
     own: Callable[..., Sequence[SSAValue | None]] | None = getattr(type(op), "jvp", None)
     if own is not None:
         given = tuple(tangents.get(operand) for operand in op.operands)
@@ -117,7 +118,7 @@ def _transposed(b: GraphBuilder, op: GraphOp, tangents: Mapping[SSAValue, SSAVal
     """The tangents of the results, by the gradient rule: it is linear in the gradients, and this is its transpose."""
     rule: Callable[..., tuple[SSAValue | None, ...]] | None = getattr(type(op), "vjp", None)
     if rule is None:
-        raise _no_rule(op)
+        raise no_rule(op, "derivative", _HINT)
     first = b.block.last_op if b.before is None else b.before.prev_op
     seeds: list[Any] = [zeros(b, result) for result in op.results]  # stand-ins: what is linear does not read them
     found = rule(b, tuple(seeds), tuple(op.operands), tuple(op.results), **op.params)
@@ -145,11 +146,3 @@ def _after(first: Operation | None, b: GraphBuilder) -> list[Operation]:
         found.append(op)
         op = op.prev_op
     return found[::-1]
-
-
-def _no_rule(op: Operation) -> UnsupportedError:
-    return UnsupportedError(
-        f"{op.name} has no derivative rule",
-        location=line_of(op.location),
-        hint="`torch.Tensor.detach` what is not to be differentiated, or give a rule by `weft.func.custom`",
-    )

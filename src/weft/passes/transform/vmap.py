@@ -25,7 +25,7 @@ from weft.ops.control import ControlOp
 from weft.ops.graph import FuncOp, GraphBuilder, ReturnOp
 from weft.ops.random import Uniform
 from weft.ops.rules import move_dim, with_batch
-from weft.passes.differentiate import transform_functions
+from weft.passes.differentiate import no_rule, transform_functions
 from weft.passes.transform.vmap_regions import batch_control
 
 Randomness = Literal["error", "same", "different"]
@@ -169,11 +169,7 @@ class Batch:
     def _batch(self, op: Operation) -> None:
         rule: Callable[..., Any] | None = getattr(type(op), "batch", None)
         if rule is None or not isinstance(op, GraphOp):
-            raise UnsupportedError(
-                f"{op.name} has no batching rule",
-                location=line_of(op.location),
-                hint="call it once for each of the batch, or give a rule by `weft.func.custom`",
-            )
+            raise no_rule(op, "batching", "call it once for each of the batch, or give a rule of your own")
         flags = tuple(operand in self.batched for operand in op.operands)
         found = rule(self.b, tuple(self.values[operand] for operand in op.operands), flags, **op.params)
         results: Sequence[SSAValue] = found if isinstance(found, tuple) else (found,)
