@@ -8,7 +8,7 @@ from __future__ import annotations
 import typing as _typing
 
 if _typing.TYPE_CHECKING:
-    import weft.func as func  # noqa: F401
+    from weft import func as func
     from weft.artifact.read import load as load
     from weft.config import Config as Config
     from weft.errors import ArtifactError as ArtifactError

@@ -26,7 +26,7 @@ from weft.passes.differentiate_regions import keep_histories, propagate_control
 
 @dataclass(frozen=True)
 class Vjp(ModulePass):
-    """graph.func @f(%x) { … }   →   graph.func @f_vjp(%x, %g) { … the gradient of %x, where that of the result is %g }"""
+    """graph.func @f(%x) { … }   →   graph.func @f_vjp(%x, %g) { … the gradient of %x where the result's is %g }"""
 
     name: ClassVar[str] = "vjp"
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any, cast
 
 import numpy as np
 from xdsl.ir import SSAValue
@@ -59,7 +60,7 @@ class OpSample:
             found = b.emit(self.spec.name, *function.block.args, **self.sample.params)
         except DTypeError:
             return None
-        results: Sequence[SSAValue] = found if isinstance(found, tuple) else (found,)
+        results = cast("tuple[SSAValue, ...]", found if isinstance(found, tuple) else (found,))
         b.insert(ReturnOp.make(results))
         return function, arrays
 
@@ -104,6 +105,11 @@ def _slope(function: FuncOp, arrays: Arrays, direction: dict[int, np.ndarray]) -
         ]
 
 
+def _normal(rng: np.random.Generator, shape: Any) -> np.ndarray:
+    drawn: np.ndarray = rng.standard_normal(shape)
+    return drawn
+
+
 def _close(actual: float, expected: float, scale: float, what: str) -> None:
     if not abs(actual - expected) <= 1e-6 * max(scale, 1e-2):
         raise DisagreementError(f"{what}: {actual} instead of {expected}, of terms that sum up to {scale}")
@@ -115,10 +121,10 @@ def check_vjp(function: FuncOp, arrays: Arrays) -> Drawn:
     made = vjp_function(function)
     made.verify()
     results = [tensor_of(function.returned.operands[n].type) for n in _floats(function.returned.operands)]
-    seeds = [rng.standard_normal(tensor.shape) for tensor in results]  # type: ignore[arg-type]
+    seeds = [_normal(rng, tensor.shape) for tensor in results]
     gradients = run(made, [*arrays, *seeds])
     places = _floats(function.block.args)
-    direction = {n: rng.standard_normal(arrays[n].shape) for n in places}
+    direction = {n: _normal(rng, arrays[n].shape) for n in places}
     slopes = _slope(function, arrays, direction)
     expected = sum(float(np.sum(slope * seed)) for slope, seed in zip(slopes, seeds, strict=True))
     parts = [direction[n] * gradient for n, gradient in zip(places, gradients, strict=True)]
@@ -132,14 +138,14 @@ def check_jvp(function: FuncOp, arrays: Arrays) -> Drawn:
     rng = np.random.default_rng(9)
     made = jvp_function(function)
     made.verify()
-    direction = {n: rng.standard_normal(arrays[n].shape) for n in _floats(function.block.args)}
+    direction = {n: _normal(rng, arrays[n].shape) for n in _floats(function.block.args)}
     given = [*arrays, *direction.values()]
     found = run(made, given)
     values, tangents = found[: len(function.returned.operands)], found[len(function.returned.operands) :]
     for value, expected in zip(values, run(function, arrays), strict=True):
         np.testing.assert_array_equal(value, expected)
     for tangent, slope in zip(tangents, _slope(function, arrays, direction), strict=True):
-        weights = rng.standard_normal(tangent.shape)
+        weights = _normal(rng, tangent.shape)
         scale = float(np.sum(np.abs(tangent * weights)))
         _close(float(np.sum(tangent * weights)), float(np.sum(slope * weights)), scale, "jvp")
     return made, given

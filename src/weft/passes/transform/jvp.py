@@ -30,7 +30,7 @@ from weft.passes.transform.jvp_regions import push_control
 
 @dataclass(frozen=True)
 class Jvp(ModulePass):
-    """graph.func @f(%x) { … }   →   graph.func @f_jvp(%x, %t) { … results and their tangents, where that of %x is %t }"""
+    """graph.func @f(%x) { … }   →   graph.func @f_jvp(%x, %t) { … results and tangents where that of %x is %t }"""
 
     name: ClassVar[str] = "jvp"
 

@@ -7,8 +7,8 @@ arguments and results may have them anywhere. The size of a batch may be symboli
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, cast
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal, Self, cast
 
 from xdsl.context import Context
 from xdsl.dialects.builtin import ArrayAttr, ModuleOp, StringAttr
@@ -110,9 +110,9 @@ class Batch:
         self.values: dict[SSAValue, SSAValue] = {}
         self.batched: set[SSAValue] = set()
 
-    def inside(self, b: GraphBuilder) -> Batch:
+    def inside(self, b: GraphBuilder) -> Self:
         """The same batch, in a region."""
-        return Batch(b, self.size, self.randomness)
+        return replace(self, b=b)
 
     def append(self, op: Operation) -> None:
         """Append an op for the batch; one that reads nothing batched as it is."""
@@ -172,7 +172,7 @@ class Batch:
             raise no_rule(op, "batching", "call it once for each of the batch, or give a rule of your own")
         flags = tuple(operand in self.batched for operand in op.operands)
         found = rule(self.b, tuple(self.values[operand] for operand in op.operands), flags, **op.params)
-        results: Sequence[SSAValue] = found if isinstance(found, tuple) else (found,)
+        results = cast("tuple[SSAValue, ...]", found if isinstance(found, tuple) else (found,))
         for old, new in zip(op.results, results, strict=True):
             tensor = tensor_of(old.type)
             if tensor_of(new.type) != Tensor(tensor.dtype, (self.size, *tensor.shape)):

@@ -1,7 +1,7 @@
 """`vmap`: a torch function of a batch, with axes given as trees, as torch and JAX take them."""
 
 # Torch's pytrees have no types that can be followed.
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false, reportPrivateUsage=false
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false, reportUnknownLambdaType=false, reportPrivateUsage=false
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ class Vmap(Transformed):
         self, function: Callable[..., Any], in_axes: Axes, out_axes: Axes, randomness: Randomness, size: int | None
     ) -> None:
         super().__init__(function)
-        self.in_axes, self.out_axes, self.randomness, self.size = in_axes, out_axes, randomness, size
+        self.in_axes, self.out_axes, self.size = in_axes, out_axes, size
+        self.randomness: Randomness = randomness
 
     def eager(self, *args: Any, **kwargs: Any) -> Any:
         in_axes = tuple(self.in_axes) if isinstance(self.in_axes, list) else self.in_axes

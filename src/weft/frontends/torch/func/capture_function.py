@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+import torch.fx.traceback as fx_traceback
 import torch.utils._pytree as pytree
 from torch import fx, nn
 from torch._subclasses.fake_tensor import (
@@ -112,7 +113,7 @@ class _UsersCalls(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         file, _, line = (calling_line() or "").rpartition(":")
         if file:
-            fx.traceback.current_meta["stack_trace"] = f'File "{file}", line {line}'
+            fx_traceback.current_meta["stack_trace"] = f'File "{file}", line {line}'
         found = func(*args, **(kwargs or {}))
         if torch.is_grad_enabled() and func not in _DETACHING:
             return found
@@ -121,7 +122,7 @@ class _UsersCalls(TorchFunctionMode):
 
 def _traced(flat: Callable[..., Any], inputs: Sequence[torch.Tensor], table: Mapping[Any, Any]) -> fx.GraphModule:
     try:
-        with torch.enable_grad(), fx.traceback.preserve_node_meta():
+        with torch.enable_grad(), fx_traceback.preserve_node_meta():
             return make_fx(flat, table, _allow_non_fake_inputs=True)(*inputs)
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
         raise UnsupportedError(

@@ -1,7 +1,7 @@
 """Gradients and derivatives of torch functions: `grad`, `value_and_grad`, `jvp`, Jacobians and Hessians."""
 
 # Torch's pytrees have no types that can be followed.
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false, reportPrivateUsage=false
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false, reportUnknownLambdaType=false, reportPrivateUsage=false
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Jacobians and Hessians: a batch of gradients, or of tangents, along the directions of a basis."""
 
 # Torch's pytrees have no types that can be followed.
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false, reportPrivateUsage=false
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false, reportUnknownLambdaType=false, reportPrivateUsage=false
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ The function that computes both is split: what needs the point alone runs once a
 """
 
 # Torch's pytrees have no types that can be followed.
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false, reportPrivateUsage=false
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false, reportUnknownLambdaType=false, reportPrivateUsage=false
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
 """Random numbers of captured functions: made from a seed that is an argument, so that the function is pure.
 
-The numbers are other ones than eager draws. `torch.manual_seed` decides on them, because it decides on the seed of a call.
+The numbers are other ones than eager draws. `torch.manual_seed` decides on them: it decides on the seed of a call.
 """
 
 # Torch's operators have no types that can be followed.
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false, reportUnknownLambdaType=false
 
 from __future__ import annotations
 

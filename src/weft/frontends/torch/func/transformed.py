@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 import torch.utils._pytree as pytree
+from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
 from weft.config import Config
@@ -80,7 +81,7 @@ def is_traced(leaves: Sequence[Any]) -> bool:
     """Whether torch traces, or transforms what these are part of."""
     if get_proxy_mode() is not None or torch.compiler.is_compiling():
         return True
-    wrapped: Any = torch._C._functorch.is_functorch_wrapped_tensor
+    wrapped: Any = is_functorch_wrapped_tensor
     return any(isinstance(leaf, torch.Tensor) and wrapped(leaf) for leaf in leaves)
 
 
