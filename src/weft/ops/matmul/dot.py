@@ -108,7 +108,10 @@ class Dot(Structured):
             size, rows, inner = b.tensor(x).shape
             tall = b.dot(b.reshape(x, shape=(size * rows, inner)), y, **params)
             return b.reshape(tall, shape=(size, rows, b.tensor(y).shape[1]))
-        return b.dot(*all_batched(b, operands, batched), **params)
+        spread = all_batched(b, operands, batched)
+        if b.tensor(x).shape[-1] == 1 and not params:
+            return b.mul(*spread)  # outer products: many small ones, in which nothing is summed up
+        return b.dot(*spread, **params)
 
 
 SCALED_BLOCK = 128

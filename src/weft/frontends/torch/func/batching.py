@@ -14,7 +14,7 @@ from xdsl.ir import SSAValue
 
 from weft.diagnostics import calling_line
 from weft.errors import ShapeError, WeftError
-from weft.frontends.torch.func.capture_function import fake_tensors
+from weft.frontends.torch.func.capture_function import fake_tensor
 from weft.frontends.torch.func.program import SLOT, Program
 from weft.frontends.torch.func.transformed import Transformed
 from weft.ir.types import tensor_of
@@ -106,12 +106,7 @@ def _without(leaf: Any, axis: int | None) -> Any:
         return leaf
     shape = list(leaf.shape)
     del shape[axis]
-    (found,) = fake_tensors([torch.empty(shape, dtype=leaf.dtype, device="meta")])
-    return _on(found, leaf.device)
-
-
-def _on(fake: torch.Tensor, device: torch.device) -> torch.Tensor:
-    return fake.to(device)
+    return fake_tensor(shape, leaf.dtype, leaf.device)
 
 
 def leaf_axes(axes: Axes, tree: Any, what: str) -> list[int | None]:

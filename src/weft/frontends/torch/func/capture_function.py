@@ -30,6 +30,7 @@ from weft.diagnostics import calling_line
 from weft.errors import DTypeError, UnsupportedError
 from weft.frontends.torch.capture.decompositions import decompositions
 from weft.frontends.torch.capture.stop_gradients import stop_gradients, stopped
+from weft.frontends.torch.func.normalized import SHIFTED
 from weft.frontends.torch.func.program import SLOT, Program
 from weft.frontends.torch.func.random_numbers import Seed, drawing_from
 from weft.frontends.torch.importer.import_graph import import_graph
@@ -42,8 +43,13 @@ _ROWS: Any = torch.contiguous_format
 
 def fake_tensors(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Tensors of the same types without contents, row by row."""
+    return [fake_tensor(each.shape, each.dtype, each.device) for each in tensors]
+
+
+def fake_tensor(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """A tensor without contents."""
     with FakeTensorMode(allow_non_fake_inputs=True):
-        return [torch.empty(each.shape, dtype=each.dtype, device=each.device) for each in tensors]
+        return torch.empty(tuple(shape), dtype=dtype, device=device)
 
 
 def capture(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Program:
@@ -76,7 +82,7 @@ def capture(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[s
         shape["leaves"] = tuple(SLOT if isinstance(leaf, torch.Tensor) else leaf for leaf in found)
         return [leaf.clone(memory_format=_ROWS) for leaf in found if isinstance(leaf, torch.Tensor)]
 
-    table = decompositions(device.type if device.type == "cuda" else "cpu") | drawing_from(seed)
+    table = decompositions(device.type if device.type == "cuda" else "cpu") | drawing_from(seed) | SHIFTED
     functional: Any = dispatch_functionalize(flat)
 
     def seeded(*tensors: torch.Tensor) -> Any:
@@ -84,6 +90,7 @@ def capture(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[s
         return functional(*tensors)
 
     module = _traced(seeded, fake_tensors([*given, *own.values(), first]), table)
+    module.graph.eliminate_dead_code()  # transformations of torch's own leave tensors without memory behind
     stop_gradients(module.graph)
     imported = _imported(module)
     if imported.calling.arguments != tuple(range(len(given) + len(own) + 1)) or imported.calling.mutated:
