@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import product
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from xdsl.ir import SSAValue
@@ -28,6 +28,7 @@ def transposed(b: GraphBuilder, x: SSAValue) -> SSAValue:
     return b.permute(x, dims=(*range(rank - 2), rank - 1, rank - 2))
 
 
+_MADE_LATE = "it is made by passes, after differentiation and batching"
 _FLOAT8 = (f8e4m3, f8e5m2)
 _WIDENED = {i32: {(i8, i8), (i16, i8)}, f32: {*product(_FLOAT8, _FLOAT8), (f16, f16), (bf16, bf16)}}
 """Types of operands that are summed in a wider one."""
@@ -128,6 +129,8 @@ class ScaledDot(Structured):
     [K / 128, N / 128]; the last block may be short.
     """
 
+    NO_RULE: ClassVar[Mapping[str, str]] = {"vjp": _MADE_LATE, "batch": _MADE_LATE}
+
     @classmethod
     def infer(cls, *tensors: Tensor, **params: Any) -> Tensor:
         x, y, s, t = tensors
@@ -162,6 +165,8 @@ class TiledDot(Structured):
     A tile has a matrix, its first row and the one behind its last: of [S] numbers each, and has at most `rows`. Of the
     tiles there are `count`, the first of [S] equal numbers, and at least one. What is in no tile is left as it is.
     """
+
+    NO_RULE: ClassVar[Mapping[str, str]] = {"vjp": _MADE_LATE, "batch": _MADE_LATE}
 
     @classmethod
     def infer(cls, *tensors: Tensor, **params: Any) -> Tensor:
