@@ -17,11 +17,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch._dispatch.python import enable_python_dispatcher
+from torch._functorch._aot_autograd.functional_utils import has_data_mutation, to_fun
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx import traceback as fx_traceback
+from torch._subclasses.functional_tensor import FunctionalTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from weft.frontends.torch.locations import first_line
+from weft.frontends.torch.transforms.evaluate_graph import evaluate
 from weft.frontends.torch.transforms.program import CompiledProgram, Program
 
 
@@ -76,12 +79,13 @@ class _Draws(TorchDispatchMode):
 
 def effects_of(module: fx.GraphModule, arguments: Sequence[Any]) -> Effects:
     """What a graph does to arguments like these, found by running it on their shapes."""
-    with torch._C._DisableFuncTorch(), FakeTensorMode(allow_non_fake_inputs=True), _Draws() as draws, torch.no_grad():
-        given = [_like(value) if isinstance(value, Tensor) else value for value in arguments]
-        versions = [value._version if isinstance(value, Tensor) else 0 for value in given]
-        results = module(*given)
-        after = [value._version if isinstance(value, Tensor) else 0 for value in given]
-    mutated = tuple(n for n, (one, other) in enumerate(zip(versions, after, strict=True)) if one != other)
+    with torch._C._DisableFuncTorch(), torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True), _Draws() as draws:
+        plain = [_like(value) if isinstance(value, Tensor) else value for value in arguments]
+        # Batch norm writes to its buffers without saying so, but for the dispatcher in Python.
+        with enable_python_dispatcher(), FunctionalTensorMode():
+            given = [to_fun(value) for value in plain]
+            results = module(*given)
+            mutated = tuple(n for n, x in enumerate(given) if isinstance(x, Tensor) and has_data_mutation(x))
     constants = tuple(None if isinstance(value, Tensor) else (value,) for value in results)
     return Effects(mutated, draws.found, constants)
 
@@ -105,8 +109,7 @@ def program_of(
         with ExitStack() as stack:
             for each in casting:
                 stack.enter_context(each.context())
-            stack.enter_context(fx_traceback.preserve_node_meta())
-            results = fx.Interpreter(module).run(*given)
+            results = evaluate(module, given)
         tensors = [value for value, constant in zip(results, effects.constants, strict=True) if constant is None]
         return (*tensors, *(given[place] for place in effects.mutated))
 

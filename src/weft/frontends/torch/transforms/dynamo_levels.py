@@ -42,7 +42,13 @@ def trace_under_transforms(backend: Callable[..., Any]) -> None:
 
     def described(self: Any, tensor: torch.Tensor, *arguments: Any, **options: Any) -> Any:
         found = describe(self, tensor, *arguments, **options)
-        # A wrapped view is traced as a tensor of its own: nothing that is compiled here writes through it.
-        return replace(found, is_view=False, base=None) if found.is_functorch_wrapped and found.is_view else found
+        return _of_its_own(found) if found.is_functorch_wrapped else found
 
     describer.describe_tensor = described
+
+
+def _of_its_own(described: Any) -> Any:
+    """What is wrapped, as if it were no view and no result, inside too: nothing here writes or differentiates by it."""
+    inner = described.unwrapped
+    inside = None if inner is None else _of_its_own(inner)
+    return replace(described, is_view=False, base=None, is_leaf=True, unwrapped=inside)

@@ -12,13 +12,16 @@ that function, and it is AOTAutograd that traces the whole: what torch can diffe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
+from torch._functorch import eager_transforms
+from torch.autograd import forward_ad
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from weft.frontends.torch.transforms.random_state import RandomState
 
@@ -44,8 +47,8 @@ class Program:
     """The user's line that it comes from."""
     is_random: bool = False
     """Whether it draws random numbers: then it is run again from the state that it drew them from."""
-    kept: tuple[int, ...] = ()
-    """Which arguments it takes as they are given, although it writes to them: those are clones of its own."""
+    order: int = 0
+    """How often it is differentiated."""
     _compiled: dict[Hashable, CompiledProgram] = field(default_factory=dict[Hashable, CompiledProgram])
     _derived: dict[Hashable, Program] = field(default_factory=dict[Hashable, "Program"])
 
@@ -54,17 +57,17 @@ class Program:
         key = _key(arguments)
         found = self._compiled.get(key)
         if found is None:
-            with _plain_state():
+            with _tracing(self.order + (torch.is_grad_enabled() and _require_gradients(arguments))):
                 found = self._compiled[key] = self.compile(self, arguments)
         return found
 
     def __call__(self, arguments: Sequence[Any], state: RandomState | None = None) -> tuple[Any, ...]:
         """The results for plain tensors; gradients are kept track of as torch's mode says."""
         compiled = self.compiled_for(arguments)
-        if state is None:
-            return tuple(compiled.call(*arguments))
-        with state.replayed():
-            return tuple(compiled.call(*arguments))
+        with nullcontext() if state is None else state.replayed():
+            results = compiled.call(*arguments)
+        # Torch takes no argument for the result of a function of its own: one that has to be is a view of it.
+        return tuple(value.view_as(value) if any(value is each for each in arguments) else value for value in results)
 
     def vjp(self, wanted: tuple[int, ...], seeded: tuple[int, ...]) -> Program:
         """Maps arguments, and gradients of the results at `seeded`, to gradients of the arguments at `wanted`."""
@@ -75,7 +78,7 @@ class Program:
             _, pull = torch.func.vjp(self._of(arguments, wanted, seeded), *primals)
             return pull(seeds)
 
-        return self._derive(("vjp", wanted, seeded), function)
+        return self._derive(("vjp", wanted, seeded), function, 1)
 
     def jvp(self, wanted: tuple[int, ...], given: tuple[int, ...]) -> Program:
         """Maps arguments, and tangents of those at `wanted`, to tangents of the results at `given`."""
@@ -91,7 +94,7 @@ class Program:
                     raise
             return _jvp_by_vjp(of, primals, tangents)
 
-        return self._derive(("jvp", wanted, given), function)
+        return self._derive(("jvp", wanted, given), function, 2)
 
     def vmap(self, dims: tuple[int | None, ...], randomness: str) -> Program:
         """Maps arguments with a batch along `dims` to results with a batch along their first dimension."""
@@ -113,10 +116,11 @@ class Program:
 
         return function
 
-    def _derive(self, key: Hashable, function: Function) -> Program:
+    def _derive(self, key: Hashable, function: Function, order: int = 0) -> Program:
         found = self._derived.get(key)
         if found is None:
-            found = self._derived[key] = Program(function, self.compile, self.location, self.is_random)
+            made = Program(function, self.compile, self.location, self.is_random, self.order + order)
+            found = self._derived[key] = made
         return found
 
 
@@ -141,22 +145,22 @@ def _key(arguments: Sequence[Any]) -> Hashable:
     return tuple(found)
 
 
-class _plain_state(ExitStack):  # noqa: N801  a context manager
-    """Tracing by AOTAutograd as from the top: without the levels of forward mode that may be entered."""
+def _require_gradients(arguments: Sequence[Any]) -> bool:
+    return any(isinstance(value, Tensor) and value.requires_grad for value in arguments)
 
-    def __enter__(self) -> _plain_state:
-        super().__enter__()
-        from torch._functorch import eager_transforms
 
-        if torch.autograd.forward_ad._current_level >= 0 and eager_transforms.JVP_NESTING == 0:
-            # torch.func.jvp enters a level of its own otherwise, and levels do not nest.
-            eager_transforms.JVP_NESTING += 1
-
-            def leave() -> None:
-                eager_transforms.JVP_NESTING -= 1
-
-            self.callback(leave)
-        return self
+@contextmanager
+def _tracing(order: int) -> Iterator[None]:
+    """Tracing of what is differentiated `order` times, as from the top."""
+    entered = int(forward_ad._current_level >= 0 and eager_transforms.JVP_NESTING == 0)
+    # torch.func.jvp would enter a level of its own, but levels of forward mode do not nest.
+    eager_transforms.JVP_NESTING += entered
+    try:
+        # Fused attention has a gradient, but neither tangents nor a gradient of its gradient.
+        with sdpa_kernel(SDPBackend.MATH) if order > 1 else nullcontext():
+            yield
+    finally:
+        eager_transforms.JVP_NESTING -= entered
 
 
 def floats(values: Sequence[Any]) -> tuple[int, ...]:
