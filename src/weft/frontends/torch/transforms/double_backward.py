@@ -93,7 +93,7 @@ def make_differentiable(function: Any, program: Callable[..., Program], *, leadi
 
     The function takes `leading` arguments before those of the program.
     """
-    forward, backward = function._fwd_fn, function._backward_impl
+    forward, whole, backward = function._fwd_fn, function._bwd_fn, function._backward_impl
 
     def noting(ctx: Any, arguments: Any, *rest: Any) -> Any:
         ctx.weft_kept = Kept.of(arguments, is_random)
@@ -104,26 +104,28 @@ def make_differentiable(function: Any, program: Callable[..., Program], *, leadi
             ctx.weft_kept = None
         return backward(ctx, arguments)
 
-    def differentiable(ctx: Any, impl: Any, arguments: list[Any]) -> tuple[Any, ...]:
-        return _gradients(function.metadata, program, ctx, arguments, leading)
+    def differentiable(grads: Any, ctx: Any, *rest: Any) -> Any:
+        if torch.is_grad_enabled():
+            return _gradients(function.metadata, program, ctx, grads[0], leading)
+        return whole(grads, ctx, *rest)
 
-    function._fwd_fn, function._backward_impl = noting, releasing
-    function._double_backward = staticmethod(differentiable)
+    function._fwd_fn, function._bwd_fn, function._backward_impl = noting, differentiable, releasing
 
 
-def _gradients(metadata: Any, of: Callable[..., Program], ctx: Any, values: list[Any], leading: int) -> tuple[Any, ...]:
-    """The gradients of a call's arguments, of which torch keeps track; `values` end with the results' gradients."""
+def _gradients(
+    metadata: Any, of: Callable[..., Program], ctx: Any, grads: Sequence[Any], leading: int
+) -> tuple[Any, ...]:
+    """The gradients of a call's arguments, of which torch keeps track, of the gradients of its results."""
     kept: Kept | None = ctx.weft_kept
     if kept is None:
         raise RuntimeError("Trying to backward through the graph a second time: retain_graph=True keeps what it needs")
     whole = kept.arguments()
     arguments = whole[leading:]
     program = of(*arguments)
-    seeded = _seeded(metadata, program)
-    grads = values[len(values) - len(seeded) :]
+    seeds = {result: grads[place] for result, place in _seeded(metadata, program) if grads[place] is not None}
     wanted = tuple(n for n in floats(arguments) if arguments[n].requires_grad)
-    derived = program.vjp(wanted, seeded)
-    taken = [*arguments, *grads]
+    derived = program.vjp(wanted, tuple(seeds))
+    taken = [*arguments, *seeds.values()]
     _check_versions(derived, kept, whole, leading, taken)
     found: list[Any] = [None] * len(whole)
     for place, gradient in zip(wanted, apply(derived, taken, kept.state), strict=True):
@@ -131,8 +133,8 @@ def _gradients(metadata: Any, of: Callable[..., Program], ctx: Any, values: list
     return tuple(found)
 
 
-def _seeded(metadata: Any, program: Program) -> tuple[int, ...]:
-    """Which results of the program AOTAutograd has gradients of."""
+def _seeded(metadata: Any, program: Program) -> list[tuple[int, int]]:
+    """Which results of the program AOTAutograd has gradients of, and at which places."""
     refused = "a function that gives views of what it computed, or writes to arguments that have gradients,"
     hint = "give clones, or call the function without torch.compile where gradients of gradients are needed"
     written = [metadata.input_info[n] for n in metadata.mutated_inp_runtime_indices]
@@ -140,7 +142,11 @@ def _seeded(metadata: Any, program: Program) -> tuple[int, ...]:
         raise UnsupportedError(f"{refused} has no second derivative compiled", location=program.location, hint=hint)
     tensors = [n for n, info in enumerate(metadata.output_info) if issubclass(info.raw_type, Tensor)]
     infos = [metadata.output_info[n] for n in tensors]
-    return tuple(n for n, info in enumerate(infos) if info.output_type in _OWN and info.requires_grad_for_backward)
+    return [
+        (result, len(written) + place)
+        for result, (place, info) in enumerate(zip(tensors, infos, strict=True))
+        if info.output_type in _OWN and info.requires_grad_for_backward
+    ]
 
 
 def _check_versions(derived: Program, kept: Kept, whole: Sequence[Any], leading: int, taken: Sequence[Any]) -> None:
