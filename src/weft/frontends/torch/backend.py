@@ -106,7 +106,8 @@ def weft_backend(
     captured = Captured(with_recurrent_layers(with_traced_gradients(module)), config, compile_program)
     if transforms_active():
         return torch._dynamo.disable(captured)
-    compiled, _ = _by_aot_autograd(captured.module, example_inputs, config, lambda *given: captured.program(given)[1])
+    traced = captured.differentiable(example_inputs)
+    compiled, _ = _by_aot_autograd(traced, example_inputs, config, lambda *given: captured.program(given)[1])
     written = mutated_arguments(len(example_inputs))
     return compiled if written == () else overlaps_checked(compiled, module, example_inputs, written, config)
 

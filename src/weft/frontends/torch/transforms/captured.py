@@ -71,9 +71,10 @@ class _Draws(TorchDispatchMode):
     """Watches for operators that draw random numbers."""
 
     found = False
+    supports_higher_order_operators = True
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.found |= torch.Tag.nondeterministic_seeded in func.tags
+        self.found |= torch.Tag.nondeterministic_seeded in getattr(func, "tags", ())
         return func(*args, **(kwargs or {}))
 
 

@@ -1,7 +1,8 @@
 """Runs graphs that Dynamo captured, so that torch can transform what it runs: what wraps code is taken apart.
 
 Checkpoints and regions that are compiled once are run as what they hold: `torch.func` takes no hooks for saved tensors.
-A custom `autograd.Function` is made anew, so that its gradient has the gradients that it has in eager.
+A custom `autograd.Function` is made anew, so that its gradient has the gradients that it has in eager. Control flow
+becomes that of `control_functions`.
 """
 
 # torch leaves some of its functions without types.
@@ -17,11 +18,19 @@ import torch
 from torch import Tensor, fx
 from torch.fx import traceback as fx_traceback
 
+from weft.frontends.torch.transforms import control_functions
+
 
 def evaluate(module: fx.GraphModule, arguments: Sequence[Any]) -> Any:
     """The results of a graph; operators remember the lines of its nodes where they are traced."""
     with fx_traceback.preserve_node_meta():
         return _Evaluator(module).run(*arguments)
+
+
+def has_scan(module: fx.GraphModule) -> bool:
+    """Whether a graph, or one inside of it, has a loop of turns: AOTAutograd fails to differentiate those."""
+    graphs = (each for each in module.modules() if isinstance(each, fx.GraphModule))
+    return any(getattr(node.target, "_name", "") == "scan" for graph in graphs for node in graph.graph.nodes)
 
 
 class _Evaluator(fx.Interpreter):
@@ -62,7 +71,42 @@ def _custom_function(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
     return whole[: len(results)] if isinstance(results, tuple | list) else whole[0]
 
 
+def _body(graph: Any) -> Callable[..., Any]:
+    """The function of a graph."""
+    return (lambda *values: _Evaluator(graph).run(*values)) if isinstance(graph, fx.GraphModule) else graph
+
+
+def _scan(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    combine, init, xs, captured = args
+    return control_functions.scan(_body(combine), init, xs, captured)
+
+
+def _cond(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    predicate, then, otherwise, operands = args
+    return control_functions.cond(predicate, _body(then), _body(otherwise), operands)
+
+
+def _map(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    body, xs, captured = args
+    return control_functions.map_rows(_body(body), xs, captured)
+
+
+def _associative_scan(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    combine, xs, captured = args
+    return control_functions.associative_scan(_body(combine), xs, captured)
+
+
+def _while_loop(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    condition, body, carried, captured = args
+    return control_functions.while_loop(_body(condition), _body(body), carried, captured)
+
+
 _WRAPPERS: dict[str, Callable[..., Any]] = {
+    "scan": _scan,
+    "cond": _cond,
+    "map_impl": _map,
+    "associative_scan": _associative_scan,
+    "while_loop": _while_loop,
     "tag_activation_checkpoint": _inside,
     "invoke_subgraph": _region,
     "autograd_function_apply": _custom_function,
