@@ -56,9 +56,8 @@ from weft.frontends.torch.report import (
 from weft.frontends.torch.report import record_targets as record_targets
 from weft.frontends.torch.settings import settings, watch
 from weft.frontends.torch.splitting import split_graph
-from weft.frontends.torch.transforms.apply_program import transforms_active
 from weft.frontends.torch.transforms.double_backward import functions_made, make_differentiable
-from weft.frontends.torch.transforms.dynamo_levels import trace_under_transforms
+from weft.frontends.torch.transforms.dynamo_levels import trace_under_transforms, traced_under_transforms
 from weft.frontends.torch.transforms.program import CompiledProgram, Program
 from weft.frontends.torch.transforms.traced_graph import TracedGraph
 from weft.frontends.torch.transforms.transformed_call import Captured
@@ -104,7 +103,7 @@ def weft_backend(
     """Compile a graph that Dynamo captured; `options` are fields of `weft.config.Config`, `mode` stands for some."""
     config = settings(options, mode)
     captured = Captured(with_recurrent_layers(with_traced_gradients(module)), config, compile_program)
-    if transforms_active():
+    if traced_under_transforms():
         return torch._dynamo.disable(captured)
     traced = captured.differentiable(example_inputs)
     compiled, _ = _by_aot_autograd(traced, example_inputs, config, lambda *given: captured.program(given)[1])

@@ -84,7 +84,7 @@ def _gradgrad(call: Call, arguments: Any, process: Process) -> Any:
     if again:
         second = torch.autograd.grad(again, [*wanted, *seeds], _random_like(again, 21), allow_unused=True)
     zeros = [torch.zeros_like(x) if g is None else g for g, x in zip(second, [*wanted, *seeds], strict=bool(again))]
-    return [None if each is None else each.detach() for each in first], zeros
+    return [torch.zeros_like(x) if g is None else g.detach() for g, x in zip(first, wanted, strict=True)], zeros
 
 
 def _dual(arguments: Any) -> Any:

@@ -60,7 +60,7 @@ class _Applied(torch.autograd.Function):
         places = floats(arguments)
         wanted = tuple(n for n in places if ctx.needs_input_grad[2 + n])
         found: list[Any] = [None] * (2 + len(arguments))
-        if wanted:
+        if wanted and ctx.seeded:
             derived = ctx.program.vjp(wanted, ctx.seeded)
             results = apply(derived, [*arguments, *(grads[n] for n in ctx.seeded)], ctx.state)
             for place, gradient in zip(wanted, results, strict=True):
@@ -71,6 +71,8 @@ class _Applied(torch.autograd.Function):
     def jvp(ctx: Any, *tangents: Any) -> tuple[Any, ...]:
         arguments = _arguments(ctx)
         wanted = tuple(n for n in floats(arguments) if tangents[2 + n] is not None)
+        if not ctx.seeded:
+            return (None,) * ctx.count
         derived = ctx.program.jvp(wanted, ctx.seeded)
         results = apply(derived, [*arguments, *(tangents[2 + n] for n in wanted)], ctx.state)
         found: list[Any] = [None] * ctx.count

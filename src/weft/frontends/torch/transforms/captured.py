@@ -21,6 +21,7 @@ from torch._dispatch.python import enable_python_dispatcher
 from torch._functorch._aot_autograd.functional_utils import has_data_mutation, to_fun
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch._subclasses.functional_tensor import FunctionalTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from weft.frontends.torch.locations import first_line
@@ -80,10 +81,11 @@ class _Draws(TorchDispatchMode):
 
 def effects_of(module: fx.GraphModule, arguments: Sequence[Any]) -> Effects:
     """What a graph does to arguments like these, found by running it on their shapes."""
-    with torch._C._DisableFuncTorch(), torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True), _Draws() as draws:
+    fake = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())
+    with torch._C._DisableFuncTorch(), torch.no_grad(), fake, _Draws() as draws:
         plain = [_like(value) if isinstance(value, Tensor) else value for value in arguments]
         # Batch norm writes to its buffers without saying so, but for the dispatcher in Python.
-        with enable_python_dispatcher(), FunctionalTensorMode():
+        with enable_python_dispatcher(), FunctionalTensorMode(_allow_token_discovery=True):
             given = [to_fun(value) for value in plain]
             results = module(*given)
             mutated = tuple(n for n, x in enumerate(given) if isinstance(x, Tensor) and has_data_mutation(x))

@@ -98,7 +98,7 @@ class _Scan(torch.autograd.Function):
 
         history = scan(noting, init, xs, captured)[len(init) :]
         seeds = [*history, *xs, *(grads[n] for n in stacks)]
-        first = [*(grads[n] for n in states), *(torch.zeros_like(captured[n]) for n in whole)]
+        first = [*(grads[n].clone() for n in states), *(torch.zeros_like(captured[n]) for n in whole)]
         found = scan(back, first, [each.flip(0) for each in seeds], captured)
         gradients: list[Any] = [None] * (3 + len(values))
         for place, gradient in zip(states, found, strict=False):
@@ -171,7 +171,7 @@ class _Cond(torch.autograd.Function):
 
             return pulled
 
-        seeds = [grads[n] for n in ctx.floats]
+        seeds = [grads[n].clone() for n in ctx.floats]
         found = cond(predicate, branch(ctx.then), branch(ctx.otherwise), [*operands, *seeds])
         gradients: list[Any] = [None] * (3 + len(operands))
         for place, gradient in zip(places, found, strict=True):
@@ -308,7 +308,8 @@ def _floats(values: Sequence[Any]) -> list[int]:
 
 
 def _tangent(value: Tensor, tangent: Tensor | None) -> Tensor:
-    return torch.zeros_like(value) if tangent is None else tangent
+    """A tangent of its own memory, which torch asks of what a loop is given."""
+    return torch.zeros_like(value) if tangent is None else tangent.clone()
 
 
 def _batched(value: Tensor, dim: int | None, size: int) -> Tensor:

@@ -1,6 +1,7 @@
 """Lets Dynamo trace functions while `torch.func` transforms them: it leaves those to eager, unless Weft compiles them.
 
-Dynamo guards on the levels, and its tensors keep their wrappers; what a backend makes of such a graph is its own part.
+Dynamo guards on the levels that are entered. It traces outside of them, on plain tensors of the shapes that the function
+sees: what is transformed is the graph that it captures, by `transformed_call`.
 """
 
 # Dynamo has no public interface to it.
@@ -11,13 +12,22 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import replace
+from contextvars import ContextVar
 from functools import cache
 from typing import Any
 
 import torch
 from torch._dynamo import symbolic_convert
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch._subclasses import meta_utils
+from torch.autograd import forward_ad
+
+_under_levels: ContextVar[bool] = ContextVar("_under_levels", default=False)
+
+
+def traced_under_transforms() -> bool:
+    """Whether what Dynamo traces at the moment is called while torch transforms."""
+    return _under_levels.get() or forward_ad._current_level >= 0
 
 
 @cache
@@ -27,28 +37,40 @@ def trace_under_transforms(backend: Callable[..., Any]) -> None:
     refuse = getattr(translator, "_throw_if_in_functorch", None)
     if refuse is None:
         return  # then such functions run in eager
+    run, describer = translator.run, meta_utils.MetaTensorDescriber
+    describe: Any = describer.describe_tensor
+
+    def is_own(traced: Any) -> bool:
+        asked = inspect.getattr_static(traced.output.compiler_fn, "compiler_fn", traced.output.compiler_fn)
+        asked = getattr(asked, "_torchdynamo_orig_backend", asked)
+        return (asked.compiler_fn if isinstance(asked, torch._TorchCompileWrapper) else asked) is backend
 
     def checked(self: Any) -> None:
-        asked = inspect.getattr_static(self.output.compiler_fn, "compiler_fn", self.output.compiler_fn)
-        asked = getattr(asked, "_torchdynamo_orig_backend", asked)
-        if isinstance(asked, torch._TorchCompileWrapper):
-            asked = asked.compiler_fn
-        if asked is not backend:
+        if not is_own(self):
             refuse(self)
 
-    translator._throw_if_in_functorch = checked
-    describer: Any = meta_utils.MetaTensorDescriber
-    describe = describer.describe_tensor
+    def outside(self: Any) -> Any:
+        if torch._C._functorch.peek_interpreter_stack() is None or not is_own(self):
+            return run(self)
+        token = _under_levels.set(True)
+        try:
+            with temporarily_clear_interpreter_stack():
+                return run(self)
+        finally:
+            _under_levels.reset(token)
 
     def described(self: Any, tensor: torch.Tensor, *arguments: Any, **options: Any) -> Any:
-        found = describe(self, tensor, *arguments, **options)
-        return _of_its_own(found) if found.is_functorch_wrapped else found
+        wrapped = _under_levels.get() and torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+        return describe(self, _plain(tensor) if wrapped else tensor, *arguments, **options)
 
+    translator._throw_if_in_functorch, translator.run = checked, outside
     describer.describe_tensor = described
 
 
-def _of_its_own(described: Any) -> Any:
-    """What is wrapped, as if it were no view and no result, inside too: nothing here writes or differentiates by it."""
-    inner = described.unwrapped
-    inside = None if inner is None else _of_its_own(inner)
-    return replace(described, is_view=False, base=None, is_leaf=True, unwrapped=inside)
+def _plain(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor like one that is wrapped, as the function sees that."""
+    made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+    if not tensor.requires_grad:
+        return made
+    with torch.enable_grad():
+        return made.requires_grad_() if tensor.is_leaf else made.requires_grad_().clone()

@@ -70,9 +70,15 @@ class Captured:
 
     def __call__(self, *arguments: Any) -> tuple[Any, ...]:
         """What the graph gives, for arguments that torch has wrapped."""
-        effects, program = self.program(arguments)
+        try:
+            effects, program = self.program(arguments)
+        except Exception as error:  # whatever cannot be looked at, torch may run
+            self._leave_to_eager(first_line(self.module.graph.nodes), error)
+            return self.module(*arguments)
         state = RandomState.drawn(arguments) if effects.is_random else None
-        results = apply(program, arguments, state)
+        # What is written to is given as a clone: torch keeps what is given for gradients.
+        given = [x.clone() if place in effects.mutated else x for place, x in enumerate(arguments)]
+        results = apply(program, given, state)
         effects.write_back(arguments, results)
         return effects.outputs(results)
 
@@ -80,17 +86,21 @@ class Captured:
         try:
             return self.compile_function(Body(program.function), arguments, self.config, program)
         except Exception as error:  # whatever cannot be traced, torch may run
-            if self.config.forbids_fallbacks:
-                if isinstance(error, WeftError):
-                    raise
-                raise UnsupportedError(
-                    f"a derivative or batch of a compiled function cannot be compiled: {error}",
-                    location=program.location,
-                    hint=HOW_TO_DECIDE,
-                ) from error
-            if self.config.fallback == "warn":
-                what = "a derivative or batch of a compiled function runs in eager"
-                warn("fallback", what, str(error), HOW_TO_DECIDE, location=program.location)
-            why = str(error).partition("\n")[0]
-            note_whole_graph(Fallback("the whole graph", program.location or first_line(self.module.graph.nodes), why))
+            self._leave_to_eager(program.location, error)
             return CompiledProgram(program.function, frozenset(range(len(arguments))))
+
+    def _leave_to_eager(self, location: str | None, error: Exception) -> None:
+        """Tell that something runs in eager for a reason, or raise that where it may not."""
+        if self.config.forbids_fallbacks:
+            if isinstance(error, WeftError):
+                raise error
+            raise UnsupportedError(
+                f"a derivative or batch of a compiled function cannot be compiled: {error}",
+                location=location,
+                hint=HOW_TO_DECIDE,
+            ) from error
+        why = str(error).partition("\n")[0]
+        if self.config.fallback == "warn":
+            what = "a derivative or batch of a compiled function runs in eager"
+            warn("fallback", what, why, HOW_TO_DECIDE, location=location)
+        note_whole_graph(Fallback("the whole graph", location, why))
