@@ -294,6 +294,7 @@ def conform_opinfo(
     device: Device = "cpu",
     resume: Resume = False,
     budget: Annotated[float | None, typer.Option(help="Seconds after which no operator is begun.", min=0)] = None,
+    transform: Annotated[str, typer.Option(help="gradgrad, forward, forward-over-reverse or vmap, instead.")] = "",
     json: Json = False,
 ) -> None:
     """PyTorch's operator database, OpInfo, judged against eager and float64."""
@@ -302,7 +303,7 @@ def conform_opinfo(
     terminal = Terminal(json=json)
     with terminal.reporting_errors():
         chosen = backend, tuple(dtype or ["float32"]), tuple(ops or ())
-        limits = shard, jobs, timeout, log, device, resume, budget
+        limits = shard, jobs, timeout, log, device, resume, budget, transform
         opinfo(terminal, Choice(*chosen, samples, gradients, strict, *limits))
 
 

@@ -10,6 +10,7 @@ from rich.text import Text
 
 from weft.testing.conformance.conformance import ChoiceError, OpinfoReport, run_opinfo
 from weft.testing.conformance.opinfo_cases import CaseResult, Status
+from weft.testing.conformance.transform_cases import TRANSFORMS
 from weft.tools.terminal import Terminal, UsageError, check_file, parse_shard
 
 
@@ -30,12 +31,15 @@ class Choice:
     device: str = "cpu"
     resume: bool = False
     budget: float | None = None
+    transform: str = ""
 
 
 def opinfo(terminal: Terminal, choice: Choice) -> None:
     """Run the database, print what did not pass, and exit with 1 if a result was wrong or failed."""
     if choice.resume and choice.log is None:
         raise UsageError("there is nothing to resume without a log", hint="name the file of the run before with --log")
+    if choice.transform and choice.transform not in TRANSFORMS:
+        raise UsageError(f"there is no transformation {choice.transform}", hint=f"there are {', '.join(TRANSFORMS)}")
     if choice.log is not None:
         check_file(choice.log, "--log")
     if choice.device != "cpu":
@@ -66,6 +70,7 @@ def opinfo(terminal: Terminal, choice: Choice) -> None:
                 device=choice.device,
                 budget=choice.budget,
                 resume=choice.resume,
+                transform=choice.transform,
             )
         except ChoiceError as error:
             raise UsageError(error.message, hint=error.hint) from error

@@ -14,7 +14,6 @@ import torch
 from functorch.compile import make_boxed_func  # pyright: ignore[reportMissingTypeStubs, reportPrivateImportUsage]
 from torch import fx
 from torch._dynamo.backends.common import aot_autograd
-from torch._functorch.partitioners import min_cut_rematerialization_partition
 
 from weft.backends.nvidia.code import DeviceCode
 from weft.backends.target import Target, require_capabilities
@@ -60,6 +59,11 @@ from weft.frontends.torch.report import (
 from weft.frontends.torch.report import record_targets as record_targets
 from weft.frontends.torch.settings import settings, watch
 from weft.frontends.torch.splitting import split_graph
+from weft.frontends.torch.transforms.double_backward import functions_made, make_differentiable
+from weft.frontends.torch.transforms.dynamo_levels import trace_under_transforms, traced_under_transforms
+from weft.frontends.torch.transforms.program import CompiledProgram, Program
+from weft.frontends.torch.transforms.traced_graph import TracedGraph
+from weft.frontends.torch.transforms.transformed_call import Captured
 from weft.lower.steps import Plan
 from weft.ops.graph import FuncOp
 from weft.pipelines import Compiled
@@ -101,32 +105,55 @@ def weft_backend(
 ) -> Callable[..., Any]:
     """Compile a graph that Dynamo captured; `options` are fields of `weft.config.Config`, `mode` stands for some."""
     config = settings(options, mode)
-    shortcut = Shortcut()
+    captured = Captured(with_recurrent_layers(with_traced_gradients(module)), config, compile_program)
+    if traced_under_transforms():
+        return torch._dynamo.disable(captured)
+    traced = captured.differentiable(example_inputs)
+    compiled, _ = _by_aot_autograd(traced, example_inputs, config, lambda *given: captured.program(given)[1])
+    written = mutated_arguments(len(example_inputs))
+    return compiled if written == () else overlaps_checked(compiled, module, example_inputs, written, config)
+
+
+def compile_program(
+    body: torch.nn.Module, arguments: Sequence[Any], config: Config, program: Program
+) -> CompiledProgram:
+    """A program for arguments like these, whose gradients are those of the program's vjp."""
+    compiled, traced = _by_aot_autograd(body, arguments, config, lambda *_: program)
+    return CompiledProgram(compiled, traced.reads)
+
+
+def _by_aot_autograd(
+    module: torch.nn.Module, example_inputs: Sequence[Any], config: Config, program: Callable[..., Program]
+) -> tuple[Callable[..., Any], TracedGraph]:
+    """A module as AOTAutograd captures it, and what it traced; `program` gives what second derivatives are made of."""
+    shortcut, traced = Shortcut(), TracedGraph()
     compilers = {
         name: partial(compile_graph, name=name, config=config, traced_inputs=example_inputs)
         for name in ("forward", "backward", "inference")
     }
 
     def compile_inference(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[[list[Any]], Sequence[Any]]:
+        traced.note(graph.graph)
         return shortcut.watched(compilers["inference"](graph, inputs))
+
+    def partition(joint: fx.GraphModule, *args: Any, **kwargs: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
+        mark_gathers(joint)
+        return traced.partition(joint, *args, **kwargs)
 
     backend: Any = aot_autograd(
         fw_compiler=compilers["forward"],
         bw_compiler=compilers["backward"],
         inference_compiler=compile_inference,
         decompositions=decompositions(kind_of(example_inputs)),
-        partition_fn=_partition,
+        partition_fn=partition,
         keep_inference_input_mutations=True,
     )
-    compiled = shortcut.shortened(backend(with_recurrent_layers(with_traced_gradients(module)), example_inputs))
-    written = mutated_arguments(len(example_inputs))
-    return compiled if written == () else overlaps_checked(compiled, module, example_inputs, written, config)
-
-
-def _partition(joint: fx.GraphModule, *args: Any, **kwargs: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
-    """The forward and the backward of a graph of both."""
-    mark_gathers(joint)
-    return min_cut_rematerialization_partition(joint, *args, **kwargs)
+    with functions_made() as functions:
+        compiled = shortcut.shortened(backend(module, example_inputs))
+    leading = len([*module.parameters(), *module.buffers()])
+    for function in functions:
+        make_differentiable(function, program, leading=leading, is_random=traced.is_random)
+    return compiled, traced
 
 
 def compile_graph(
@@ -453,3 +480,4 @@ class CompiledGraph:
 
 
 watch(weft_backend)
+trace_under_transforms(weft_backend)

@@ -135,6 +135,7 @@ def run_opinfo(
     device: str = "cpu",
     budget: float | None = None,
     resume: bool = False,
+    transform: str = "",
 ) -> OpinfoReport:
     """Run `samples` samples of every operator in each dtype through the backend: forward, then gradients if any.
 
@@ -143,13 +144,14 @@ def run_opinfo(
     (i, n) takes every n-th from the i-th. A sample that takes longer than `time_limit` seconds is ended. `recorder`
     ("module:attribute") is the backend's `TargetRecorder`. `on_progress` gets each result and at which operator of how
     many the run is; `log` gets each result as a JSON line, and with `resume` operators that have their verdicts there
-    are left out. After `budget` seconds no operator is begun.
+    are left out. After `budget` seconds no operator is begun. With a `transform` (`transform_cases.TRANSFORMS`) it is
+    second derivatives, tangents or batches that are judged, and what runs in eager is an error.
     """
     if callable(backend) and jobs > 0:
         raise WeftError("a callable cannot be sent to another process", hint="pass the backend's name, or jobs=0")
     start = time.perf_counter()
     name = backend if isinstance(backend, str) else getattr(backend, "__name__", repr(backend))
-    settings = CaseSettings(backend, recorder or RECORDERS.get(name), strict, gradients, samples, device)
+    settings = CaseSettings(backend, recorder or RECORDERS.get(name), strict, gradients, samples, device, transform)
     earlier = _logged(log, samples) if resume and log is not None and log.exists() else []
     done = frozenset((result.op, result.dtype) for result in earlier)
     until = start + (math.inf if budget is None else budget)

@@ -35,6 +35,7 @@ from weft.testing.conformance.identity import (
     record_identity_targets,
     resolve,
 )
+from weft.testing.conformance.transform_cases import is_supported, run_oracle, run_transformed
 from weft.testing.conformance.ties import SORTING, eager_in_the_order_of
 
 Status = Literal["passed", "wrong", "error", "refused", "skipped"]
@@ -97,6 +98,8 @@ class CaseSettings:
     gradients: bool = True
     samples: int = 2
     device: str = "cpu"
+    transform: str = ""
+    """One of `transform_cases.TRANSFORMS`, or none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +143,8 @@ def judge_unit(unit: Unit, settings: CaseSettings, first: int = 0) -> Iterator[C
     op, dtype = operators()[unit.index], getattr(torch, unit.dtype)
     place = settings.device
     differentiable = settings.gradients and op.supports_autograd and dtype in op.supported_backward_dtypes(place)
+    if settings.transform and not is_supported(op, dtype, settings.transform, place):
+        return
     try:
         samples = list(itertools.islice(op.sample_inputs(place, dtype, requires_grad=differentiable), settings.samples))
     except Exception as error:
@@ -147,7 +152,8 @@ def judge_unit(unit: Unit, settings: CaseSettings, first: int = 0) -> Iterator[C
         return
     for number, sample in enumerate(samples[first:], first):
         start = time.perf_counter()
-        result = _judge_case(_Case(op, sample, differentiable), settings)
+        judge = _judge_transformed if settings.transform else _judge_case
+        result = judge(_Case(op, sample, differentiable), settings)
         yield replace(result, op=unit.op, dtype=unit.dtype, sample=number, seconds=time.perf_counter() - start)
 
 
@@ -188,6 +194,39 @@ def _judge_case(case: _Case, settings: CaseSettings) -> CaseResult:
         core=tuple(sorted(filter(is_core, record.seen))),
         opaque=tuple(sorted(opaque)),
     )
+
+
+def _judge_transformed(case: _Case, settings: CaseSettings) -> CaseResult:
+    """The verdict on a sample under a transformation, which may not run in eager."""
+
+    def run(runner: Callable[..., Any], call: Callable[..., Any]) -> Any:
+        copies = pytree.tree_map_only(Tensor, lambda tensor: _copied(tensor, case.differentiable), case.arguments)
+        return runner(call, copies, case.sample.output_process_fn_grad, settings.transform)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return case.op.op(*args, **kwargs)
+
+    try:
+        eager = run(run_oracle, call)
+    except Exception as error:
+        return replace(_PASSED, status="skipped", reason=f"eager: {_first_line(error)}")
+    torch.compiler.reset()
+    with _recorder(settings)() as record:
+        try:
+            actual = run(run_transformed, torch.compile(call, backend=_backend(settings), dynamic=False))
+        except Exception as error:
+            mine = replace(_PASSED, status="error", reason=_first_line(error))
+        else:
+            if _draws_random_numbers(case):  # other numbers than those that eager's kernels draw
+                actual, eager = _without_values(actual), _without_values(eager)
+            comparison = compare_close(actual, eager)
+            mine = _PASSED if comparison.ok else replace(_PASSED, status="wrong", reason=str(comparison))
+    if mine.status == "passed" and WHOLE_GRAPH in record.opaque:
+        mine = replace(mine, status="error", reason="it ran in eager")
+    if mine.status == "passed" and not record.seen:
+        mine = replace(mine, status="skipped", reason="Dynamo hands no operator to a backend")
+    seen, opaque = tuple(sorted(record.seen)), tuple(sorted(record.opaque))
+    return replace(mine, seen=seen, core=tuple(filter(is_core, seen)), opaque=opaque)
 
 
 def _attempt(case: _Case, eager: Sequence[Any], backend: Backend, options: dict[str, Any]) -> CaseResult:

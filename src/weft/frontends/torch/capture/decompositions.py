@@ -69,6 +69,7 @@ def _table(device: str) -> dict[Any, Callable[..., Any]]:
     table[_ops._transformer_encoder_layer_fwd.default] = encoder_layer
     table[_ops._native_multi_head_attention.default] = multi_head_attention
     table[_ops._trilinear.default] = trilinear
+    table[_ops._new_zeros_with_same_feature_meta.default] = zero_tangent
     if device == "cpu":
         table[_ops.native_dropout.default] = native_dropout
         table[_ops.log_sigmoid_forward.default] = log_sigmoid_forward
@@ -90,6 +91,11 @@ def native_dropout(x: torch.Tensor, p: float, train: bool | None) -> tuple[torch
         return torch.zeros_like(x), torch.zeros_like(x, dtype=torch.bool)
     mask = _ops.bernoulli.p(torch.empty_like(x, dtype=torch.bool), 1.0 - p)
     return x * mask * (1.0 / (1.0 - p)), mask
+
+
+def zero_tangent(x: torch.Tensor, like: torch.Tensor, *, self_num_batch_dims: int = 0) -> torch.Tensor:
+    """Zeros for a tangent that is not there, with the batch dimensions of another."""
+    return x.new_zeros([*x.shape[:self_num_batch_dims], *like.shape])
 
 
 def log_sigmoid_forward(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

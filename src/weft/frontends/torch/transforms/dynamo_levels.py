@@ -1,0 +1,76 @@
+"""Lets Dynamo trace functions while `torch.func` transforms them: it leaves those to eager, unless Weft compiles them.
+
+Dynamo guards on the levels that are entered. It traces outside of them, on plain tensors of the shapes that the function
+sees: what is transformed is the graph that it captures, by `transformed_call`.
+"""
+
+# Dynamo has no public interface to it.
+# pyright: reportPrivateUsage=false, reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from contextvars import ContextVar
+from functools import cache
+from typing import Any
+
+import torch
+from torch._dynamo import symbolic_convert
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+from torch._subclasses import meta_utils
+from torch.autograd import forward_ad
+
+_under_levels: ContextVar[bool] = ContextVar("_under_levels", default=False)
+
+
+def traced_under_transforms() -> bool:
+    """Whether what Dynamo traces at the moment is called while torch transforms."""
+    return _under_levels.get() or forward_ad._current_level >= 0
+
+
+@cache
+def trace_under_transforms(backend: Callable[..., Any]) -> None:
+    """Let Dynamo trace what this backend compiles while functions of `torch.func` are entered."""
+    translator: Any = symbolic_convert.InstructionTranslator
+    refuse = getattr(translator, "_throw_if_in_functorch", None)
+    if refuse is None:
+        return  # then such functions run in eager
+    run, describer = translator.run, meta_utils.MetaTensorDescriber
+    describe: Any = describer.describe_tensor
+
+    def is_own(traced: Any) -> bool:
+        asked = inspect.getattr_static(traced.output.compiler_fn, "compiler_fn", traced.output.compiler_fn)
+        asked = getattr(asked, "_torchdynamo_orig_backend", asked)
+        return (asked.compiler_fn if isinstance(asked, torch._TorchCompileWrapper) else asked) is backend
+
+    def checked(self: Any) -> None:
+        if not is_own(self):
+            refuse(self)
+
+    def outside(self: Any) -> Any:
+        if torch._C._functorch.peek_interpreter_stack() is None or not is_own(self):
+            return run(self)
+        token = _under_levels.set(True)
+        try:
+            with temporarily_clear_interpreter_stack():
+                return run(self)
+        finally:
+            _under_levels.reset(token)
+
+    def described(self: Any, tensor: torch.Tensor, *arguments: Any, **options: Any) -> Any:
+        wrapped = _under_levels.get() and torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+        return describe(self, _plain(tensor) if wrapped else tensor, *arguments, **options)
+
+    translator._throw_if_in_functorch, translator.run = checked, outside
+    describer.describe_tensor = described
+
+
+def _plain(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor like one that is wrapped, as the function sees that."""
+    made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+    if not tensor.requires_grad:
+        return made
+    with torch.enable_grad():
+        return made.requires_grad_() if tensor.is_leaf else made.requires_grad_().clone()

@@ -1,0 +1,175 @@
+"""OpInfo samples under torch's transformations: second derivatives, tangents and batches, compiled against eager.
+
+`opinfo_cases` calls this where a transformation is asked for. Where torch has no tangents for an operator, the oracle
+takes them from reverse mode, twice.
+"""
+
+# torch's testing package has no types, and some of torch's own arguments have none.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+from torch import Tensor
+from torch.autograd import forward_ad
+
+TRANSFORMS = ("gradgrad", "forward", "forward-over-reverse", "vmap")
+_SEED = 20
+_BATCH = 3
+
+Call = Callable[..., Any]
+Process = Callable[[Any], Any]
+"""Takes out of results what the mathematics leaves open, such as the signs of singular vectors."""
+
+
+def is_supported(op: Any, dtype: torch.dtype, transform: str, device: str) -> bool:
+    """Whether torch's database asks for a transformation of an operator."""
+    differentiable = op.supports_autograd and dtype in op.supported_backward_dtypes(device)
+    return {
+        "gradgrad": differentiable and op.supports_gradgrad,
+        "forward": differentiable,
+        "forward-over-reverse": differentiable and op.supports_gradgrad,
+        "vmap": True,
+    }[transform]
+
+
+def run_transformed(call: Call, arguments: Any, process: Process, transform: str) -> Any:
+    """What a function gives for arguments (the first, the rest, those by name) under a transformation."""
+    torch.manual_seed(_SEED)
+    rule = {"gradgrad": _gradgrad, "forward": _forward, "forward-over-reverse": _forward_over_reverse, "vmap": _vmap}
+    return rule[transform](call, arguments, process)
+
+
+def run_oracle(call: Call, arguments: Any, process: Process, transform: str) -> Any:
+    """What eager gives; tangents that it has not are made of gradients."""
+    try:
+        return run_transformed(call, arguments, process, transform)
+    except (NotImplementedError, RuntimeError):
+        if transform == "vmap":
+            return _looped(call, arguments, process)
+        if transform != "forward":
+            raise
+        torch.manual_seed(_SEED)
+        return _tangents_by_gradients(call, arguments, process)
+
+
+def _results(call: Call, arguments: Any, process: Process) -> list[Tensor]:
+    first, rest, named = arguments
+    found = pytree.tree_leaves(process(call(first, *rest, **named)))
+    return [leaf for leaf in found if isinstance(leaf, Tensor)]
+
+
+def _leaves(arguments: Any) -> list[Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(arguments) if isinstance(leaf, Tensor) and leaf.requires_grad]
+
+
+def _random_like(tensors: Sequence[Tensor], seed: int = _SEED) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(x.shape, generator=generator, dtype=torch.float64).to(x.device, x.dtype) for x in tensors]
+
+
+def _gradgrad(call: Call, arguments: Any, process: Process) -> Any:
+    wanted = _leaves(arguments)
+    results = [each for each in _results(call, arguments, process) if each.requires_grad]
+    if not results or not wanted:
+        return ()
+    seeds = [seed.requires_grad_() for seed in _random_like(results)]
+    first = torch.autograd.grad(results, wanted, seeds, create_graph=True, allow_unused=True)
+    again = [each for each in first if each is not None and each.requires_grad]
+    second: Any = ()
+    if again:
+        second = torch.autograd.grad(again, [*wanted, *seeds], _random_like(again, 21), allow_unused=True)
+    zeros = [torch.zeros_like(x) if g is None else g for g, x in zip(second, [*wanted, *seeds], strict=bool(again))]
+    return [torch.zeros_like(x) if g is None else g.detach() for g, x in zip(first, wanted, strict=True)], zeros
+
+
+def _dual(arguments: Any) -> Any:
+    """The arguments with random tangents."""
+    tangents = iter(_random_like(_leaves(arguments)))
+
+    def dual(leaf: Tensor) -> Tensor:
+        return forward_ad.make_dual(leaf, next(tangents)) if leaf.requires_grad else leaf
+
+    return pytree.tree_map_only(Tensor, dual, arguments)
+
+
+def _forward(call: Call, arguments: Any, process: Process) -> Any:
+    with forward_ad.dual_level(), torch.no_grad():
+        found = [forward_ad.unpack_dual(each) for each in _results(call, _dual(arguments), process)]
+        return [_tangent(primal, tangent) for primal, tangent in found]
+
+
+def _tangent(primal: Tensor, tangent: Tensor | None) -> Tensor:
+    """A tangent that is not there is 0."""
+    return torch.zeros_like(primal).detach() if tangent is None else tangent.detach().clone()
+
+
+def _forward_over_reverse(call: Call, arguments: Any, process: Process) -> Any:
+    with forward_ad.dual_level():
+        given = _dual(arguments)
+        wanted = _leaves(given)
+        results = [each for each in _results(call, given, process) if each.requires_grad]
+        if not results or not wanted:
+            return ()
+        found = torch.autograd.grad(results, wanted, _random_like(results, 21), allow_unused=True)
+        pairs = [forward_ad.unpack_dual(each) for each in found if each is not None]
+        return [_tangent(primal, tangent) for primal, tangent in pairs]
+
+
+def _tangents_by_gradients(call: Call, arguments: Any, process: Process) -> Any:
+    wanted = _leaves(arguments)
+    results = _results(call, arguments, process)
+    kept = [each for each in results if each.requires_grad]
+    seeds = [torch.zeros_like(each, requires_grad=True) for each in kept]
+    grads = torch.autograd.grad(kept, wanted, seeds, create_graph=True, allow_unused=True)
+    pairs = [(g, t) for g, t in zip(grads, _random_like(wanted), strict=True) if g is not None and g.requires_grad]
+    found = torch.autograd.grad([g for g, _ in pairs], seeds, [t for _, t in pairs], allow_unused=True)
+    tangents = dict(zip(map(id, kept), found, strict=True))
+    return [_tangent(each, tangents.get(id(each))) for each in results]
+
+
+def _batched(arguments: Any) -> tuple[Any, Any]:
+    """The arguments, the floats among them with samples of different scale along a new dimension; and which those are."""
+
+    def stack(leaf: Tensor) -> Tensor:
+        scales = [1.0 - 0.125 * n for n in range(_BATCH)]
+        return torch.stack([leaf.detach() * scale for scale in scales]) if _is_batched(leaf) else leaf.detach()
+
+    dims = pytree.tree_map(lambda leaf: 0 if isinstance(leaf, Tensor) and _is_batched(leaf) else None, arguments)
+    return pytree.tree_map_only(Tensor, stack, arguments), dims
+
+
+def _is_batched(leaf: Tensor) -> bool:
+    return leaf.is_floating_point() and leaf.layout == torch.strided
+
+
+def _vmap(call: Call, arguments: Any, process: Process) -> Any:
+    given, dims = _batched(arguments)
+    flat, spec = pytree.tree_flatten(given)
+    places, _ = pytree.tree_flatten(dims, is_leaf=lambda leaf: leaf is None)
+    taken = [n for n, dim in enumerate(places) if dim is not None]
+
+    def function(*tensors: Tensor) -> Any:
+        leaves = list(flat)
+        for place, tensor in zip(taken, tensors, strict=True):
+            leaves[place] = tensor
+        return tuple(_results(call, pytree.tree_unflatten(leaves, spec), lambda found: found))
+
+    if not taken:
+        return ()
+    return torch.func.vmap(function, randomness="different")(*(flat[place] for place in taken))
+
+
+def _looped(call: Call, arguments: Any, process: Process) -> Any:
+    given, dims = _batched(arguments)
+    flat, spec = pytree.tree_flatten(given)
+    places, _ = pytree.tree_flatten(dims, is_leaf=lambda leaf: leaf is None)
+    rows: list[list[Tensor]] = []
+    for number in range(_BATCH):
+        leaves = [leaf if dim is None else leaf[number] for leaf, dim in zip(flat, places, strict=True)]
+        rows.append(_results(call, pytree.tree_unflatten(leaves, spec), lambda found: found))
+    return tuple(torch.stack(list(column)) for column in zip(*rows, strict=True))
