@@ -202,7 +202,7 @@ def nvidia_passes(config: Config, capabilities: Capabilities = PROCESSOR) -> lis
         EliminateDead(),
         ClaimLibraries(enabled=not config.strict, all_floats=True, fast_matmuls=fast),
         InlineSmall(),
-        GroupIntoKernels(products=2 if fast else 1, updates=True),
+        GroupIntoKernels(products=2 if fast else 1, updates=True, column_sums=True),
         ChooseLayouts(),
         UpdateInPlace(),
     ]

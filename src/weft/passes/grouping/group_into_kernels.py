@@ -35,7 +35,7 @@ from weft.passes.grouping.build_groups import (
     result_targets,
     strides_of,
 )
-from weft.passes.grouping.kernel_groups import Group
+from weft.passes.grouping.kernel_groups import Group, is_column_sum
 from weft.passes.grouping.sink_epilogue import sink_epilogue
 
 _MOST_OPS = 48
@@ -60,20 +60,23 @@ class GroupIntoKernels(ModulePass):
     """How many matmuls of the same rows a kernel may compute: a GPU's tensor cores have registers for two."""
     updates: bool = False
     """Whether a kernel that puts updates into a tensor computes them, too: on a GPU each of them is read once."""
+    column_sums: bool = False
+    """Whether a kernel that works row by row sums up columns, too: gradients of weights and biases beside those of
+    rows. Programs have many rows each then, and a second kernel adds up their sums."""
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         for function in op.body.block.ops:
             # What prepares another function runs once, op by op.
             if isinstance(function, FuncOp) and "prepares" not in function.attributes:
-                _Grouping(function, self.products, self.updates).run()
+                _Grouping(function, self.products, self.updates, self.column_sums).run()
 
 
 class _Grouping:
     """The grouping of one function."""
 
-    def __init__(self, function: FuncOp, products: int, updates: bool) -> None:
+    def __init__(self, function: FuncOp, products: int, updates: bool, column_sums: bool) -> None:
         self.function = function
-        self.products, self.updates = products, updates
+        self.products, self.updates, self.column_sums = products, updates, column_sums
         self.groups: dict[int, Group] = {}
         self.seen_through: dict[SSAValue, tuple[SSAValue, ...]] = {}
         self.group_of: dict[Operation, Group] = {}
@@ -137,6 +140,8 @@ class _Grouping:
         """Whether the op can be computed in the group's kernel."""
         if CLAIM in op.attributes or len(group.ops) >= _MOST_OPS:
             return False
+        if group.finished and any(value in group.finished for value in self._sources(op.operands)):
+            return self._follows_sums(op, group)
         if isinstance(op, Elementwise | Movement):
             shape = tensor_of(op.results[0].type).shape
             if group.kind in ("pointwise", "rows", "dot", "window"):
@@ -149,12 +154,42 @@ class _Grouping:
             dims = op.params["dims"]
             if not dims:
                 return False
+            if self._sums_columns(op):
+                if group.sums_columns(dims) and shape == group.shape and self._reads_in_place(op, group):
+                    return True
+                return group.kind == "pointwise" and self._moves_domain(op, group, shape)
+            if group.summed and dims != group.rows_beside(group.summed):
+                return False
             if group.kind == "rows":
                 return shape == group.shape and dims == group.dims and self._reads_in_place(op, group)
             if shape == group.shape and self._reads_in_place(op, group):
                 return True
             return self._moves_domain(op, group, shape)
         return isinstance(op, Scatter) and self.updates and self._makes_updates(op, group)
+
+    def _sums_columns(self, op: GraphOp) -> bool:
+        """Whether an op sums up columns of many rows, and nothing of a row needs the sums."""
+        if not self.column_sums or not is_column_sum(op):
+            return False
+        columns = tensor_of(op.results[0].type).shape
+        waiting = list(op.results)
+        while waiting:
+            for user in self.consumers.get(waiting.pop(), []):
+                if not isinstance(user, Elementwise | Movement):
+                    continue
+                if product(tensor_of(user.results[0].type).shape) != product(columns):
+                    return False
+                waiting += user.results
+        return True
+
+    def _follows_sums(self, op: GraphOp, group: Group) -> bool:
+        """Whether an op can be computed with the last kernel's sums of columns, and needs nothing else of the group."""
+        if not isinstance(op, Elementwise):
+            return False
+        own = [value for value in self._sources(op.operands) if value in group.made]
+        columns = group.of_columns
+        takes = tensor_of(op.results[0].type).shape in columns.row_shapes
+        return takes and all(value in group.finished for value in own) and self._reads_in_place(op, columns)
 
     def _makes_updates(self, op: Scatter, group: Group) -> bool:
         """Whether a group makes what is put into a tensor, and nothing else: not the tensor, nor the places."""
@@ -194,6 +229,8 @@ class _Grouping:
         once = op.name in ("graph.concat", "graph.pad")
         if isinstance(op, Movement) and not isinstance(op, View) and not once:
             return False
+        if group.summed:
+            return False
         members = set(group.ops)
         for value in group.made:
             users = self.consumers.get(value, [])
@@ -205,7 +242,14 @@ class _Grouping:
         return all(group.number not in other.before for other in producers if other is not group)
 
     def _join(self, op: GraphOp, group: Group) -> None:
-        if isinstance(op, DimensionReduction):
+        if group.finished and any(value in group.finished for value in self._sources(op.operands)):
+            group.finished.update(op.results)
+        elif self._sums_columns(op):
+            assert isinstance(op, DimensionReduction)
+            group.shape = tensor_of(op.operands[0].type).shape
+            group.summed = op.params["dims"]
+            group.finished.update(op.results)
+        elif isinstance(op, DimensionReduction):
             group.shape = tensor_of(op.operands[0].type).shape
             group.dims = op.params["dims"]
             group.kind = "rows"
@@ -219,6 +263,8 @@ class _Grouping:
 
     def _try_merge(self, group: Group, other: Group, op: GraphOp) -> None:
         """Take in another producer of the op, if it walks the same elements and no cycle arises."""
+        if not self._sums_alike(group, other, op):
+            return
         if other.shape != group.shape or len(group.ops) + len(other.ops) > _MOST_OPS:
             return
         kinds = {group.kind, other.kind}
@@ -240,6 +286,7 @@ class _Grouping:
         for member in other.ops:
             self.group_of[member] = group
         group.made |= other.made
+        group.summed, group.finished = group.summed or other.summed, group.finished | other.finished
         del self.groups[other.number]
         group.before |= other.before
         group.before.discard(other.number)
@@ -248,6 +295,15 @@ class _Grouping:
                 g.before.discard(other.number)
                 g.before |= {group.number} | group.before
         group.before.discard(group.number)
+
+    def _sums_alike(self, group: Group, other: Group, op: GraphOp) -> bool:
+        """Whether the sums of columns of two kernels can be made in one: nothing in it waits for the other's."""
+        if not group.summed and not other.summed:
+            return True
+        summed = group.summed or other.summed
+        if any(value in other.finished for each in (op, *group.ops) for value in self._sources(each.operands)):
+            return False
+        return all(each.sums_columns(summed) for each in (group, other))
 
     def _start(self, op: Operation, producers: Iterable[Group]) -> None:
         kind, shape, dims = "alone", (), ()
