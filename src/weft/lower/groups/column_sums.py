@@ -70,10 +70,14 @@ def lower_column_sums(
     parts = [Argument("scratch", n) for n in range(len(sums))]
     first = KernelCall(work.kernel(), (*given, *written, *parts))
     scratch = [Tensor(accumulator(op), (work.schedule.parts, *work.columns)) for op in sums]
-    last = KernelCall(
-        _sums_of(group, name, sums, late, work.schedule.parts, inputs, [outputs[n] for n in late], machine),
-        (*given, *parts, *(Argument("output", n) for n in late)),
-    )
+    finishing, layouts = _sums_of(group, sums, late, work.schedule.parts)
+    used = [n for n in range(len(inputs)) if finishing.block.args[n].uses]
+    for n in reversed(range(len(inputs))):
+        if n not in used:
+            finishing.block.erase_arg(finishing.block.args[n])
+    layouts = [*(inputs[n] for n in used), *layouts]
+    total = lower_group(finishing, f"{name}_sums", layouts, [outputs[n] for n in late], machine=machine)
+    last = KernelCall(total, (*(given[n] for n in used), *parts, *(Argument("output", n) for n in late)))
     return Lowered((first, last), tuple(scratch))
 
 
@@ -99,16 +103,9 @@ def _rows_of(group: GroupOp, sums: Sequence[Reduction], early: Sequence[int]) ->
 
 
 def _sums_of(
-    group: GroupOp,
-    name: str,
-    sums: Sequence[DimensionReduction],
-    late: Sequence[int],
-    parts: int,
-    inputs: Sequence[StridedLayout],
-    outputs: Sequence[StridedLayout],
-    machine: Machine,
-) -> Kernel:
-    """The kernel that adds up what programs have summed, all of it at once, and computes what follows."""
+    group: GroupOp, sums: Sequence[DimensionReduction], late: Sequence[int], parts: int
+) -> tuple[GroupOp, list[StridedLayout]]:
+    """What adds up the programs' sums, all of them at once, and computes what follows; and how these lie in memory."""
     places = {op: number for number, op in enumerate(group.block.ops)}
     layouts: list[StridedLayout] = []
 
@@ -128,8 +125,7 @@ def _sums_of(
             values = [total if value is old.results[0] else value for value in values]
         return [values[n] for n in late]
 
-    finishing = regroup(group, made)
-    return lower_group(finishing, f"{name}_sums", [*inputs, *layouts], outputs, machine=machine)
+    return regroup(group, made), layouts
 
 
 @dataclass

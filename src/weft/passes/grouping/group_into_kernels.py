@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from xdsl.context import Context
-from xdsl.dialects.builtin import ModuleOp
+from xdsl.dialects.builtin import ModuleOp, StringAttr
 from xdsl.ir import Operation, OpResult, SSAValue
 from xdsl.passes import ModulePass
 
@@ -28,6 +28,7 @@ from weft.ops.reduce import DimensionReduction
 from weft.passes.dot.split_dots import share_rows
 from weft.passes.grouping.build_groups import (
     CLAIM,
+    EPILOGUE,
     ValueLayouts,
     emit_group,
     fitting_calls,
@@ -35,6 +36,7 @@ from weft.passes.grouping.build_groups import (
     result_targets,
     strides_of,
 )
+from weft.passes.grouping.epilogue_costs import epilogue_cost
 from weft.passes.grouping.kernel_groups import Group, is_column_sum
 from weft.passes.grouping.sink_epilogue import sink_epilogue
 
@@ -83,6 +85,8 @@ class _Grouping:
         self.consumers: dict[SSAValue, list[Operation]] = {}
         self.order = {op: position for position, op in enumerate(function.block.ops)}
         self.last_alone: Group | None = None
+        self.apart: set[Operation] = set()
+        self.notes: dict[Operation, str] = {}
         self.targets = result_targets(function)
         self.layouts = ValueLayouts(function)
 
@@ -92,14 +96,29 @@ class _Grouping:
             if not is_free(op):
                 for value in self._sources(op.operands):
                     self.consumers.setdefault(value, []).append(op)
-        for op in operations:
-            if isinstance(op, ReturnOp) or is_free(op):
-                continue
-            self._place(op)
+        self._place_all(operations)
+        if self.products > 1 and self._close_epilogues():
+            self.groups, self.group_of, self.last_alone = {}, {}, None
+            self._place_all(operations)
         for group in self.groups.values():
             if group.kind == "dot":
                 sink_epilogue(group, self.group_of, self.consumers, self._reads_in_place)
         self._rebuild(operations)
+
+    def _place_all(self, operations: Sequence[Operation]) -> None:
+        for op in operations:
+            if not isinstance(op, ReturnOp) and not is_free(op):
+                self._place(op)
+
+    def _close_epilogues(self) -> bool:
+        """Find out what of epilogues is better computed behind their matmuls; returns whether there is something."""
+        for group in self.groups.values():
+            cost = epilogue_cost(group, self.group_of, self.consumers) if group.kind == "dot" else None
+            if cost is not None:
+                ops = [op for op in group.ops if isinstance(op, Elementwise)]
+                self.apart.update(ops[cost.kept :])
+                self.notes.update((op, str(cost)) for op in group.ops if not isinstance(op, Elementwise))
+        return bool(self.apart)
 
     def _sources(self, values: Iterable[SSAValue]) -> Iterable[SSAValue]:
         """What values are computed from, seen through views and cheap constants."""
@@ -138,7 +157,7 @@ class _Grouping:
 
     def _fits(self, op: GraphOp, group: Group) -> bool:
         """Whether the op can be computed in the group's kernel."""
-        if CLAIM in op.attributes or len(group.ops) >= _MOST_OPS:
+        if CLAIM in op.attributes or len(group.ops) >= _MOST_OPS or (group.kind == "dot" and op in self.apart):
             return False
         if group.finished and any(value in group.finished for value in self._sources(op.operands)):
             return self._follows_sums(op, group)
@@ -366,7 +385,10 @@ class _Grouping:
                 continue
             made = [shown.get(r, r) for member in self._in_order(group.ops) for r in member.results if r in needed]
             if made:
-                emit_group(block, group.ops, made, values, returned)
+                emitted = emit_group(block, group.ops, made, values, returned)
+                said = next((self.notes[op] for op in group.ops if op in self.notes), None)
+                if said is not None:
+                    emitted.attributes[EPILOGUE] = StringAttr(said)
         written = {target.result for target in self.targets.values()}
         called = fitting_calls(self.function)
         given: set[SSAValue] = set()
