@@ -43,6 +43,9 @@ class HoistReshapes(ModulePass):
 
 
 def _hoist(function: FuncOp) -> None:
+    for op in list(function.block.ops):
+        if _is_reshape(op):
+            _reshape_before_broadcast(function, op)
     shapes = _shapes(function)
     made: dict[SSAValue, SSAValue] = {}
     hoisted = [op for op in function.block.ops if op in shapes]
@@ -65,6 +68,20 @@ def _hoist(function: FuncOp) -> None:
             use.operation.erase()
         op.detach()
         op.erase()
+
+
+def _reshape_before_broadcast(function: FuncOp, op: Operation) -> None:
+    """Broadcast in the shape that a broadcast is reshaped to: what a row has, in a kernel of rows."""
+    value = op.operands[0]
+    if not isinstance(value, OpResult) or value.op.name != "graph.broadcast":
+        return
+    (x,), whole, wanted = value.op.operands, tensor_of(value.type).shape, tensor_of(op.results[0].type).shape
+    if _target(tensor_of(x.type).shape, whole, wanted) is None:
+        return
+    b = GraphBuilder(function.block, op.location, before=op)
+    op.results[0].replace_all_uses_with(b.broadcast(_reshaped(b, x, whole, wanted), shape=wanted))
+    op.detach()
+    op.erase()
 
 
 def _shapes(function: FuncOp) -> dict[Operation, Shape]:

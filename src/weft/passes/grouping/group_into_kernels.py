@@ -148,12 +148,35 @@ class _Grouping:
                     if other is not group:
                         self._try_merge(group, other, op)
                 return
+        if isinstance(op, GraphOp) and (sibling := self._sibling(op, producers)) is not None:
+            self._join(op, sibling)
+            self._depend(sibling, producers)
+            for other in producers:
+                self._try_merge(sibling, other, op)
+            return
         if not isinstance(op, GraphOp) and self.last_alone is not None:
             producers[self.last_alone] = None
         self._start(op, producers)
         if not isinstance(op, GraphOp):
             # Calls that Weft does not look into keep their order: they may draw random numbers.
             self.last_alone = self.group_of[op]
+
+    def _sibling(self, op: GraphOp, producers: Iterable[Group]) -> Group | None:
+        """A kernel that reads the same result of a matmul or a call as the op does, and can compute it, too."""
+        if not self.column_sums or not isinstance(op, Elementwise | DimensionReduction):
+            return None
+        for value in self._sources(op.operands):
+            maker = self.group_of.get(value.op) if isinstance(value, OpResult) else None
+            if maker is None or maker.kind not in ("dot", "alone"):
+                continue
+            for user in self.consumers.get(value, ()):
+                group = self.group_of.get(user)
+                if group is None or group.kind not in ("pointwise", "rows") or not self._acyclic(group, producers):
+                    continue
+                shape = tensor_of(op.operands[0].type if isinstance(op, DimensionReduction) else op.results[0].type).shape
+                if shape == group.shape == tensor_of(value.type).shape and self._fits(op, group):
+                    return group
+        return None
 
     def _fits(self, op: GraphOp, group: Group) -> bool:
         """Whether the op can be computed in the group's kernel."""
@@ -284,7 +307,9 @@ class _Grouping:
         """Take in another producer of the op, if it walks the same elements and no cycle arises."""
         if not self._sums_alike(group, other, op):
             return
-        if other.shape != group.shape or len(group.ops) + len(other.ops) > _MOST_OPS:
+        if len(group.ops) + len(other.ops) > _MOST_OPS:
+            return
+        if other.shape != group.shape and not self._makes_rows(other, group):
             return
         kinds = {group.kind, other.kind}
         if kinds == {"dot"}:
@@ -314,6 +339,14 @@ class _Grouping:
                 g.before.discard(other.number)
                 g.before |= {group.number} | group.before
         group.before.discard(group.number)
+
+    def _makes_rows(self, other: Group, group: Group) -> bool:
+        """Whether a kernel makes a number for each row of another, which alone reads it."""
+        if not self.column_sums or group.kind != "rows" or other.kind != "pointwise":
+            return False
+        users = [user for value in other.made for user in self.consumers.get(value, ())]
+        members = {*group.ops, *other.ops}
+        return other.shape in group.row_shapes and all(user in members for user in users)
 
     def _sums_alike(self, group: Group, other: Group, op: GraphOp) -> bool:
         """Whether the sums of columns of two kernels can be made in one: nothing in it waits for the other's."""
