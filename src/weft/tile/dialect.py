@@ -50,8 +50,8 @@ class KernelOp(WeftOp):
     `limit`, the first number of that argument's memory says how many programs there are along the last axis of the
     grid, of which it is the most that there may be. With a `counter`, programs are of different lengths, and that
     argument's memory is there to count those that were begun: one number, 0 before. With a `cluster`, so many
-    neighbours are to bring operands of products for each other, on a device that has such. `persistent` ones have as many
-    programs as a device should run at once, which carry what they sum up from row to row.
+    neighbours are to bring operands of products for each other, on a device that has such. `persistent` ones have as
+    many programs as a device should run at once, which carry what they sum up from row to row.
     """
 
     name = "tile.kernel"

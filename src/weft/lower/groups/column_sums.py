@@ -8,8 +8,8 @@ graph.group(%x, %dy) {                        tile.kernel @.._rows grid [264] { 
   %b = graph.sum %dy dims=[0]                   tile.store %parts[%program], tile.reduce sum %s axis 0 }
   graph.yield %d, %w, %b }                    tile.kernel @.._sums     w, b = sums of the parts
 
-What is read of a row is read once: a norm's gradient with those of its weight and bias, an activation's with that of the
-bias before it. There are no atomic sums, so that every run gives the same bits.
+What is read of a row is read once: a norm's gradient with those of its weight and bias, an activation's with that of
+the bias before it. There are no atomic sums, so that every run gives the same bits.
 """
 
 from __future__ import annotations
@@ -260,13 +260,17 @@ class _RowsOfColumns:
 
     def _do_rows(self, state: list[TileValue], targets: Sequence[SSAValue]) -> None:
         emit, count = self.emit, len(self.outputs)
-        values = [emit.at(Source(v, tensor_of(v.type)), i) for v, i in zip(self.group.yielded, self.indices, strict=True)]
+        values = [
+            emit.at(Source(v, tensor_of(v.type)), i) for v, i in zip(self.group.yielded, self.indices, strict=True)
+        ]
         # All are computed before the first is written, which may be over what others are computed from.
         for number in range(count):
             emit.store(values[number], targets[number], self.outputs[number].address(self.indices[number]))
         for place, value in enumerate(values[count:]):
             assert isinstance(value, TileValue)
-            whole = emit.repeated(value, [axis.capacity for axis in sorted(emit.axes.values(), key=lambda a: a.position)])
+            whole = emit.repeated(
+                value, [axis.capacity for axis in sorted(emit.axes.values(), key=lambda a: a.position)]
+            )
             added = emit.math("add", state[place], self._folded(whole) if self.schedule.folds else whole)
             assert isinstance(added, TileValue)
             state[place] = replace(added, dtype=state[place].dtype)

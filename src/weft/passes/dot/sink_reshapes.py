@@ -237,7 +237,7 @@ def _is_written(x: SSAValue) -> bool:
 
 
 def target_shape(own: Shape, shape: Shape, target: Shape) -> Shape | None:
-    """What an operand of shape `own` becomes where an op of a shape is computed in another; None if no view makes it."""
+    """What an operand of shape `own` becomes where an op is computed in another shape; None if no view makes it."""
     result: list[Size] = [1] * len(target)
     for here, there in matching_runs(shape, target):
         if all(own[d] == shape[d] for d in here):

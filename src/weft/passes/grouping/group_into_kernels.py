@@ -173,7 +173,9 @@ class _Grouping:
                 group = self.group_of.get(user)
                 if group is None or group.kind not in ("pointwise", "rows") or not self._acyclic(group, producers):
                     continue
-                shape = tensor_of(op.operands[0].type if isinstance(op, DimensionReduction) else op.results[0].type).shape
+                shape = tensor_of(
+                    op.operands[0].type if isinstance(op, DimensionReduction) else op.results[0].type
+                ).shape
                 if shape == group.shape == tensor_of(value.type).shape and self._fits(op, group):
                     return group
         return None

@@ -14,7 +14,7 @@ from weft.tile import dialect as tile
 
 @dataclass(frozen=True)
 class LimitRegisters(KernelPass):
-    """Say how many blocks a multiprocessor should have registers for, where many threads hold a row of 16 bits, or carry sums.
+    """Say how many blocks a multiprocessor should have registers for, where many threads hold a row, or carry sums.
 
     tile.kernel @softmax {nvidia.warps = 16}     →     tile.kernel @softmax {nvidia.warps = 16, nvidia.resident = 2}
     """
