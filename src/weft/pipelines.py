@@ -84,6 +84,7 @@ from weft.passes.convolution.convolve_trained import ConvolveTrained
 from weft.passes.convolution.fold_batch_norm import FoldBatchNorm
 from weft.passes.convolution.lay_out_convolutions import LayOutConvolutions
 from weft.passes.dot.align_operands import AlignOperands
+from weft.passes.dot.hoist_reshapes import HoistReshapes
 from weft.passes.dot.read_gathered_weights import ReadGatheredWeights
 from weft.passes.dot.scale_after_dots import ScaleAfterDots
 from weft.passes.dot.sink_reshapes import SinkReshapes
@@ -184,6 +185,7 @@ def nvidia_passes(config: Config, capabilities: Capabilities = PROCESSOR) -> lis
         *([SplitDots(few_rows=config.quantize not in CODES)] if fast else []),
         LayOutConvolutions(),
         SinkReshapes(whole=True),
+        HoistReshapes(),
         *([QuantizeWeightOnly(config.quantize, streamed=fast)] if config.quantize in CODES else []),
         *([SplitDots(), SinkReshapes(whole=True)] if fast and config.quantize in CODES else []),
         *(
@@ -202,7 +204,7 @@ def nvidia_passes(config: Config, capabilities: Capabilities = PROCESSOR) -> lis
         EliminateDead(),
         ClaimLibraries(enabled=not config.strict, all_floats=True, fast_matmuls=fast),
         InlineSmall(),
-        GroupIntoKernels(products=2 if fast else 1, updates=True),
+        GroupIntoKernels(products=2 if fast else 1, updates=True, column_sums=True),
         ChooseLayouts(),
         UpdateInPlace(),
     ]

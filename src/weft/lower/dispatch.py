@@ -13,7 +13,7 @@ from xdsl.dialects.builtin import LocationAttr
 from weft.errors import LoweringError
 from weft.ir.locations import file_line, made_of
 from weft.lower.groups.kernels import prepare_group
-from weft.lower.lowered import Lowered, Lowering, anchor_of, concat_of, slice_written_by, whole
+from weft.lower.lowered import Lowered, Lowering, anchor_of, concat_of, slice_written_by, sums_columns, whole
 from weft.lower.machine import CPU, Machine
 from weft.ops.base import GraphOp, Scan, Scatter, Structured
 from weft.ops.graph import GroupOp
@@ -37,6 +37,8 @@ def lower(
         return _lowering_of(anchor)(group, name, inputs, outputs, machine)
     if any(op.name == "graph.convolution" for op in group.block.ops):
         return _lowering_named("convolution")(group, name, inputs, outputs, machine)
+    if machine.capabilities.thread_blocks and sums_columns(group):
+        return _lowering_named("column_sums")(group, name, inputs, outputs, machine)
     if concat_of(group) is not None:
         return _lowering_named("concat")(group, name, inputs, outputs, machine)
     if slice_written_by(group) is not None:
@@ -74,6 +76,7 @@ def _lowering_named(name: str) -> Lowering:
 _HOMES = {
     "attention": "attention.attention",
     "attention_gradients": "attention.attention_gradients",
+    "column_sums": "groups.column_sums",
     "concat": "groups.concat",
     "convolution": "dot.convolution",
     "dot": "dot.dot",

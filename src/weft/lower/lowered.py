@@ -6,17 +6,20 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from xdsl.ir import OpResult
+from xdsl.ir import OpResult, SSAValue
 
 from weft.errors import LoweringError
-from weft.ir.types import Tensor
+from weft.ir.expr import product
+from weft.ir.types import Tensor, tensor_of
 from weft.lower.emit.kernel import Kernel
 from weft.lower.machine import Machine
-from weft.ops.base import GraphOp, Scan, Scatter, Structured
+from weft.ops.base import GraphOp, Reduction, Scan, Scatter, Structured
 from weft.ops.graph import GroupOp
 from weft.ops.indexing.scatter import UpdateSlice
 from weft.ops.layouts import StridedLayout
 from weft.ops.movement import Concat
+from weft.ops.reduce import DimensionReduction
+from weft.passes.grouping.kernel_groups import is_column_sum
 from weft.passes.tensor_slices import updated_slice
 from weft.passes.update_in_place import in_place_of
 
@@ -64,6 +67,32 @@ def concat_of(group: GroupOp) -> Concat | None:
         return None
     (value,) = group.yielded
     return value.op if isinstance(value, OpResult) and isinstance(value.op, Concat) else None
+
+
+def sums_columns(group: GroupOp) -> bool:
+    """Whether a group sums up columns of many rows beside what it does for each row, which needs none of the sums."""
+    reductions = [op for op in group.block.ops if isinstance(op, Reduction)]
+    sums = [op for op in reductions if isinstance(op, DimensionReduction) and is_column_sum(op)]
+    if not sums:
+        return False
+    shape, dims = tensor_of(sums[0].operands[0].type).shape, sums[0].params["dims"]
+    rest = tuple(range(len(dims), len(shape)))
+    for op in reductions:
+        if not isinstance(op, DimensionReduction) or tensor_of(op.operands[0].type).shape != shape:
+            return False
+        if op.params["dims"] != (dims if op in sums else rest):
+            return False
+    columns = product(shape[len(dims) :])
+    return all(product(tensor_of(value.type).shape) == columns for value in made_of_sums(group))
+
+
+def made_of_sums(group: GroupOp) -> set[SSAValue]:
+    """The sums of columns of a group, and what is computed of them."""
+    found: set[SSAValue] = set()
+    for op in group.block.ops:
+        if is_column_sum(op) or any(operand in found for operand in op.operands):
+            found.update(op.results)
+    return found
 
 
 def slice_written_by(group: GroupOp) -> UpdateSlice | None:

@@ -47,6 +47,7 @@ from weft.ops.graph import FuncOp, GraphBuilder, GroupOp, LaunchOp, OpaqueOp, Re
 from weft.ops.layouts import StridedLayout, contiguous, same_places, slice_layout, view_layout
 from weft.passes.check_first import verdict_of
 from weft.passes.grouping.build_groups import (
+    EPILOGUE,
     PARTIAL_SUMS,
     Target,
     group_key,
@@ -367,7 +368,9 @@ class Planner:
                 lowered = lower(op, name, inputs, outputs, self.machine)
             for call in lowered.calls:
                 self.kernels[call.kernel.op.sym_name.data] = call.kernel.op
-                self.schedules[call.kernel.op.sym_name.data] = str(call.kernel.schedule)
+                said = op.attributes.get(EPILOGUE)
+                note = f"; {said.data}" if isinstance(said, StringAttr) else ""
+                self.schedules[call.kernel.op.sym_name.data] = f"{call.kernel.schedule}{note}"
             self.lowered[key] = lowered
         for call in self.lowered[key].calls:
             self.sources.setdefault(call.kernel.op.sym_name.data, set()).update(_sources(op))

@@ -18,9 +18,9 @@ Capacities are powers of two, or all of a run.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from weft.ir.expr import Size, coefficient_of, product, split_multiple, symbols_of
+from weft.ir.expr import Size, ceildiv, coefficient_of, product, split_multiple, symbols_of
 from weft.lower.index_space.domain import Domain, Run
 from weft.lower.index_space.evaluate import Address
 from weft.lower.machine import Machine
@@ -50,6 +50,13 @@ _FEW = 16
 _TURNS = 4
 """Turns of a loop that are worth a program of their own."""
 _MOST_PARTS = 1024
+_SUMMED_ELEMENTS, _SUMMED_WIDTH, _SUMMED_WARPS = 4096, 1024, 4
+"""Of a tile whose columns are summed up, and its columns where rows need not be whole: so many are neighbours of all
+warps, each thread has its columns of every row, and sums that take few registers."""
+_FEW_READS = 2
+"""Tensors of which a thread holds 32 elements beside the sums."""
+_SUMMED_BESIDE = 16
+"""Warps of a multiprocessor that stay, and carry sums: registers hold so many, and each block has sums to write."""
 
 
 def choose_gpu_schedule(
@@ -262,6 +269,62 @@ def _split(domain: Domain, schedule: Schedule, machine: Machine) -> Schedule:
     worth = turns if others >= turns * _TURNS else turns // _TURNS
     parts = min(wanted, worth, _MOST_PARTS)
     return schedule if parts < 2 else replace(schedule, split=longest.name, parts=parts)
+
+
+# -- sums of columns -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class PersistentRows:
+    """How programs walk rows, and carry sums of their columns: a schedule, and what each of its programs has."""
+
+    schedule: Schedule
+    along: str | None
+    """The run of rows that programs share, so many `rows` at a time, in `turns`; None if there is one row."""
+    rows: int
+    turns: Size
+    folds: bool
+    """Whether rows beside each other are added up in every turn: where each thread has all of them."""
+
+    @property
+    def parts(self) -> int:
+        return self.schedule.parts
+
+    def capacity_of(self, run: Run) -> int | None:
+        """How many columns of a run a tile holds; None where a program has one of them."""
+        if self.schedule.mode == "rows":
+            return run.size if isinstance(run.size, int) else None
+        return self.schedule.capacity if run.name == self.schedule.vector else None
+
+
+def choose_persistent_rows(
+    domain: Domain, addresses: Sequence[Address], machine: Machine, *, whole: bool
+) -> PersistentRows:
+    """Rows for programs that stay, and sum up columns as they go: `whole` ones where rows are reduced, too."""
+    columns = [run for run in domain.column_runs if isinstance(run.size, int)]
+    vector = max(reversed(columns), key=lambda run: contiguous_bytes(run, addresses))
+    along = max(domain.row_runs, key=lambda run: _estimate(run.size), default=None)
+    total = _known(run.size for run in columns) or 1
+    width = total if whole else _fitting(vector.size, _SUMMED_WIDTH)
+    elements = _SUMMED_ELEMENTS if width <= _SUMMED_ELEMENTS // 2 else 2 * _SUMMED_ELEMENTS
+    size = 1 if along is None else along.size
+    reads = {a.expr for a in addresses if a.purpose == "load" and along and along.name in symbols_of(a.expr)}
+    side = _power_below(max(1, elements // width // (1 if len(reads) <= _FEW_READS else 2)))
+    side = min(side, _power_below(_estimate(size)))
+    warps = _SUMMED_WARPS * elements // _SUMMED_ELEMENTS
+    most = machine.multiprocessors * _SUMMED_BESIDE // warps
+    most = max(1, most // (1 if whole else max(1, -(-total // width))))
+    turns: Size
+    if isinstance(size, int):
+        blocks = -(-size // side)
+        turns = -(-blocks // most)
+        parts = -(-blocks // turns)
+    else:
+        turns, parts = ceildiv(ceildiv(size, side), most), most
+    name = None if along is None else along.name
+    capacity = int(vector.size) if whole else width  # type: ignore[arg-type]
+    schedule = Schedule("rows" if whole else "lanes", vector.name, capacity, name, side, split=name, parts=parts)
+    return PersistentRows(schedule, name, side, turns, folds=2 * width > _SUMMED_WIDTH)
 
 
 # -- sizes -----------------------------------------------------------------------------------------------------------

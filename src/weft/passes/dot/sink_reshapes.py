@@ -193,7 +193,7 @@ class _Sinking:
             return x
         wanted: Shape | None = ()
         if any(size != 1 for size in own):
-            wanted = _target_shape((*(1,) * (len(view.shape) - len(own)), *own), view.shape, target)
+            wanted = target_shape((*(1,) * (len(view.shape) - len(own)), *own), view.shape, target)
         if wanted is None:
             return None
         if len(own) <= len(wanted) and wanted == (*(1,) * (len(wanted) - len(own)), *own):
@@ -236,7 +236,8 @@ def _is_written(x: SSAValue) -> bool:
     return isinstance(x.op, Elementwise | Pool)
 
 
-def _target_shape(own: Shape, shape: Shape, target: Shape) -> Shape | None:
+def target_shape(own: Shape, shape: Shape, target: Shape) -> Shape | None:
+    """What an operand of shape `own` becomes where an op is computed in another shape; None if no view makes it."""
     result: list[Size] = [1] * len(target)
     for here, there in matching_runs(shape, target):
         if all(own[d] == shape[d] for d in here):

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from xdsl.context import Context
-from xdsl.dialects.builtin import ModuleOp
+from xdsl.dialects.builtin import ModuleOp, StringAttr
 from xdsl.ir import Operation, OpResult, SSAValue
 from xdsl.passes import ModulePass
 
@@ -28,6 +28,7 @@ from weft.ops.reduce import DimensionReduction
 from weft.passes.dot.split_dots import share_rows
 from weft.passes.grouping.build_groups import (
     CLAIM,
+    EPILOGUE,
     ValueLayouts,
     emit_group,
     fitting_calls,
@@ -35,7 +36,8 @@ from weft.passes.grouping.build_groups import (
     result_targets,
     strides_of,
 )
-from weft.passes.grouping.kernel_groups import Group
+from weft.passes.grouping.epilogue_costs import epilogue_cost
+from weft.passes.grouping.kernel_groups import Group, is_column_sum
 from weft.passes.grouping.sink_epilogue import sink_epilogue
 
 _MOST_OPS = 48
@@ -60,26 +62,31 @@ class GroupIntoKernels(ModulePass):
     """How many matmuls of the same rows a kernel may compute: a GPU's tensor cores have registers for two."""
     updates: bool = False
     """Whether a kernel that puts updates into a tensor computes them, too: on a GPU each of them is read once."""
+    column_sums: bool = False
+    """Whether a kernel that works row by row sums up columns, too: gradients of weights and biases beside those of
+    rows. Programs have many rows each then, and a second kernel adds up their sums."""
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         for function in op.body.block.ops:
             # What prepares another function runs once, op by op.
             if isinstance(function, FuncOp) and "prepares" not in function.attributes:
-                _Grouping(function, self.products, self.updates).run()
+                _Grouping(function, self.products, self.updates, self.column_sums).run()
 
 
 class _Grouping:
     """The grouping of one function."""
 
-    def __init__(self, function: FuncOp, products: int, updates: bool) -> None:
+    def __init__(self, function: FuncOp, products: int, updates: bool, column_sums: bool) -> None:
         self.function = function
-        self.products, self.updates = products, updates
+        self.products, self.updates, self.column_sums = products, updates, column_sums
         self.groups: dict[int, Group] = {}
         self.seen_through: dict[SSAValue, tuple[SSAValue, ...]] = {}
         self.group_of: dict[Operation, Group] = {}
         self.consumers: dict[SSAValue, list[Operation]] = {}
         self.order = {op: position for position, op in enumerate(function.block.ops)}
         self.last_alone: Group | None = None
+        self.apart: set[Operation] = set()
+        self.notes: dict[Operation, str] = {}
         self.targets = result_targets(function)
         self.layouts = ValueLayouts(function)
 
@@ -89,14 +96,29 @@ class _Grouping:
             if not is_free(op):
                 for value in self._sources(op.operands):
                     self.consumers.setdefault(value, []).append(op)
-        for op in operations:
-            if isinstance(op, ReturnOp) or is_free(op):
-                continue
-            self._place(op)
+        self._place_all(operations)
+        if self.products > 1 and self._close_epilogues():
+            self.groups, self.group_of, self.last_alone = {}, {}, None
+            self._place_all(operations)
         for group in self.groups.values():
             if group.kind == "dot":
                 sink_epilogue(group, self.group_of, self.consumers, self._reads_in_place)
         self._rebuild(operations)
+
+    def _place_all(self, operations: Sequence[Operation]) -> None:
+        for op in operations:
+            if not isinstance(op, ReturnOp) and not is_free(op):
+                self._place(op)
+
+    def _close_epilogues(self) -> bool:
+        """Find out what of epilogues is better computed behind their matmuls; returns whether there is something."""
+        for group in self.groups.values():
+            cost = epilogue_cost(group, self.group_of, self.consumers) if group.kind == "dot" else None
+            if cost is not None:
+                ops = [op for op in group.ops if isinstance(op, Elementwise)]
+                self.apart.update(ops[cost.kept :])
+                self.notes.update((op, str(cost)) for op in group.ops if not isinstance(op, Elementwise))
+        return bool(self.apart)
 
     def _sources(self, values: Iterable[SSAValue]) -> Iterable[SSAValue]:
         """What values are computed from, seen through views and cheap constants."""
@@ -126,6 +148,12 @@ class _Grouping:
                     if other is not group:
                         self._try_merge(group, other, op)
                 return
+        if isinstance(op, GraphOp) and (sibling := self._sibling(op, producers)) is not None:
+            self._join(op, sibling)
+            self._depend(sibling, producers)
+            for other in producers:
+                self._try_merge(sibling, other, op)
+            return
         if not isinstance(op, GraphOp) and self.last_alone is not None:
             producers[self.last_alone] = None
         self._start(op, producers)
@@ -133,10 +161,31 @@ class _Grouping:
             # Calls that Weft does not look into keep their order: they may draw random numbers.
             self.last_alone = self.group_of[op]
 
+    def _sibling(self, op: GraphOp, producers: Iterable[Group]) -> Group | None:
+        """A kernel that reads the same result of a matmul or a call as the op does, and can compute it, too."""
+        if not self.column_sums or not isinstance(op, Elementwise | DimensionReduction):
+            return None
+        for value in self._sources(op.operands):
+            maker = self.group_of.get(value.op) if isinstance(value, OpResult) else None
+            if maker is None or maker.kind not in ("dot", "alone"):
+                continue
+            for user in self.consumers.get(value, ()):
+                group = self.group_of.get(user)
+                if group is None or group.kind not in ("pointwise", "rows") or not self._acyclic(group, producers):
+                    continue
+                shape = tensor_of(
+                    op.operands[0].type if isinstance(op, DimensionReduction) else op.results[0].type
+                ).shape
+                if shape == group.shape == tensor_of(value.type).shape and self._fits(op, group):
+                    return group
+        return None
+
     def _fits(self, op: GraphOp, group: Group) -> bool:
         """Whether the op can be computed in the group's kernel."""
-        if CLAIM in op.attributes or len(group.ops) >= _MOST_OPS:
+        if CLAIM in op.attributes or len(group.ops) >= _MOST_OPS or (group.kind == "dot" and op in self.apart):
             return False
+        if group.finished and any(value in group.finished for value in self._sources(op.operands)):
+            return self._follows_sums(op, group)
         if isinstance(op, Elementwise | Movement):
             shape = tensor_of(op.results[0].type).shape
             if group.kind in ("pointwise", "rows", "dot", "window"):
@@ -149,12 +198,42 @@ class _Grouping:
             dims = op.params["dims"]
             if not dims:
                 return False
+            if self._sums_columns(op):
+                if group.sums_columns(dims) and shape == group.shape and self._reads_in_place(op, group):
+                    return True
+                return group.kind == "pointwise" and self._moves_domain(op, group, shape)
+            if group.summed and dims != group.rows_beside(group.summed):
+                return False
             if group.kind == "rows":
                 return shape == group.shape and dims == group.dims and self._reads_in_place(op, group)
             if shape == group.shape and self._reads_in_place(op, group):
                 return True
             return self._moves_domain(op, group, shape)
         return isinstance(op, Scatter) and self.updates and self._makes_updates(op, group)
+
+    def _sums_columns(self, op: GraphOp) -> bool:
+        """Whether an op sums up columns of many rows, and nothing of a row needs the sums."""
+        if not self.column_sums or not is_column_sum(op):
+            return False
+        columns = tensor_of(op.results[0].type).shape
+        waiting = list(op.results)
+        while waiting:
+            for user in self.consumers.get(waiting.pop(), []):
+                if not isinstance(user, Elementwise | Movement):
+                    continue
+                if product(tensor_of(user.results[0].type).shape) != product(columns):
+                    return False
+                waiting += user.results
+        return True
+
+    def _follows_sums(self, op: GraphOp, group: Group) -> bool:
+        """Whether an op can be computed with the last kernel's sums of columns, and needs nothing else of the group."""
+        if not isinstance(op, Elementwise):
+            return False
+        own = [value for value in self._sources(op.operands) if value in group.made]
+        columns = group.of_columns
+        takes = tensor_of(op.results[0].type).shape in columns.row_shapes
+        return takes and all(value in group.finished for value in own) and self._reads_in_place(op, columns)
 
     def _makes_updates(self, op: Scatter, group: Group) -> bool:
         """Whether a group makes what is put into a tensor, and nothing else: not the tensor, nor the places."""
@@ -194,6 +273,8 @@ class _Grouping:
         once = op.name in ("graph.concat", "graph.pad")
         if isinstance(op, Movement) and not isinstance(op, View) and not once:
             return False
+        if group.summed:
+            return False
         members = set(group.ops)
         for value in group.made:
             users = self.consumers.get(value, [])
@@ -205,7 +286,14 @@ class _Grouping:
         return all(group.number not in other.before for other in producers if other is not group)
 
     def _join(self, op: GraphOp, group: Group) -> None:
-        if isinstance(op, DimensionReduction):
+        if group.finished and any(value in group.finished for value in self._sources(op.operands)):
+            group.finished.update(op.results)
+        elif self._sums_columns(op):
+            assert isinstance(op, DimensionReduction)
+            group.shape = tensor_of(op.operands[0].type).shape
+            group.summed = op.params["dims"]
+            group.finished.update(op.results)
+        elif isinstance(op, DimensionReduction):
             group.shape = tensor_of(op.operands[0].type).shape
             group.dims = op.params["dims"]
             group.kind = "rows"
@@ -219,7 +307,11 @@ class _Grouping:
 
     def _try_merge(self, group: Group, other: Group, op: GraphOp) -> None:
         """Take in another producer of the op, if it walks the same elements and no cycle arises."""
-        if other.shape != group.shape or len(group.ops) + len(other.ops) > _MOST_OPS:
+        if not self._sums_alike(group, other, op):
+            return
+        if len(group.ops) + len(other.ops) > _MOST_OPS:
+            return
+        if other.shape != group.shape and not self._makes_rows(other, group):
             return
         kinds = {group.kind, other.kind}
         if kinds == {"dot"}:
@@ -240,6 +332,7 @@ class _Grouping:
         for member in other.ops:
             self.group_of[member] = group
         group.made |= other.made
+        group.summed, group.finished = group.summed or other.summed, group.finished | other.finished
         del self.groups[other.number]
         group.before |= other.before
         group.before.discard(other.number)
@@ -248,6 +341,23 @@ class _Grouping:
                 g.before.discard(other.number)
                 g.before |= {group.number} | group.before
         group.before.discard(group.number)
+
+    def _makes_rows(self, other: Group, group: Group) -> bool:
+        """Whether a kernel makes a number for each row of another, which alone reads it."""
+        if not self.column_sums or group.kind != "rows" or other.kind != "pointwise":
+            return False
+        users = [user for value in other.made for user in self.consumers.get(value, ())]
+        members = {*group.ops, *other.ops}
+        return other.shape in group.row_shapes and all(user in members for user in users)
+
+    def _sums_alike(self, group: Group, other: Group, op: GraphOp) -> bool:
+        """Whether the sums of columns of two kernels can be made in one: nothing in it waits for the other's."""
+        if not group.summed and not other.summed:
+            return True
+        summed = group.summed or other.summed
+        if any(value in other.finished for each in (op, *group.ops) for value in self._sources(each.operands)):
+            return False
+        return all(each.sums_columns(summed) for each in (group, other))
 
     def _start(self, op: Operation, producers: Iterable[Group]) -> None:
         kind, shape, dims = "alone", (), ()
@@ -310,7 +420,10 @@ class _Grouping:
                 continue
             made = [shown.get(r, r) for member in self._in_order(group.ops) for r in member.results if r in needed]
             if made:
-                emit_group(block, group.ops, made, values, returned)
+                emitted = emit_group(block, group.ops, made, values, returned)
+                said = next((self.notes[op] for op in group.ops if op in self.notes), None)
+                if said is not None:
+                    emitted.attributes[EPILOGUE] = StringAttr(said)
         written = {target.result for target in self.targets.values()}
         called = fitting_calls(self.function)
         given: set[SSAValue] = set()

@@ -6,9 +6,27 @@ from dataclasses import dataclass, field
 
 from xdsl.ir import Operation, SSAValue
 
-from weft.ir.expr import Size
+from weft.ir.expr import Size, product
 from weft.ir.types import tensor_of
 from weft.ops.base import GraphOp
+from weft.ops.reduce import DimensionReduction
+
+_LEAST_ROWS, _LEAST_COLUMNS = 256, 64
+"""Of sums of columns that many programs share: fewer fill no machine."""
+_MOST_HELD = 8192
+"""Columns whose sums a program holds beside a whole row."""
+
+
+def is_column_sum(op: Operation) -> bool:
+    """Whether an op sums up columns along leading dimensions, which many programs can share."""
+    if not isinstance(op, DimensionReduction) or op.name != "graph.sum":
+        return False
+    tensor, dims = tensor_of(op.operands[0].type), op.params["dims"]
+    if not tensor.dtype.is_float or not dims or dims != tuple(range(len(dims))):
+        return False
+    rows, columns = product(tensor.shape[: len(dims)]), product(tensor.shape[len(dims) :])
+    many = not isinstance(rows, int) or rows >= _LEAST_ROWS
+    return many and isinstance(columns, int) and columns >= _LEAST_COLUMNS
 
 
 @dataclass(eq=False)
@@ -22,6 +40,26 @@ class Group:
     dims: tuple[int, ...] = ()
     before: set[int] = field(default_factory=set[int])
     made: set[SSAValue] = field(default_factory=set[SSAValue])
+    summed: tuple[int, ...] = ()
+    """The leading dimensions along which the kernel sums up columns, beside what it does for each row."""
+    finished: set[SSAValue] = field(default_factory=set[SSAValue])
+    """What is made of these sums: it is known when all rows are done, and nothing of a row may need it."""
+
+    @property
+    def of_columns(self) -> Group:
+        """What is made of the sums of columns, as a kernel that reduces to them."""
+        return Group(self.number, "rows", self.shape, self.ops, self.summed, made=self.finished)
+
+    def sums_columns(self, dims: tuple[int, ...]) -> bool:
+        """Whether sums along leading dimensions can be made with what the kernel does for each row."""
+        alone = self.kind == "pointwise"
+        return self.summed in ((), dims) and (alone or (self.kind == "rows" and self.rows_beside(dims) == self.dims))
+
+    def rows_beside(self, summed: tuple[int, ...]) -> tuple[int, ...]:
+        """The dimensions along which rows may be reduced in a kernel that sums up columns; none if rows are long."""
+        columns = product(self.shape[len(summed) :])
+        held = isinstance(columns, int) and columns <= _MOST_HELD
+        return tuple(range(len(summed), len(self.shape))) if held else ()
 
     @property
     def row_shapes(self) -> tuple[tuple[Size, ...], ...]:

@@ -27,6 +27,8 @@ _MOST_OF_BLOCK = 16384
 """Elements of a tile that one block holds; more are held by a cluster."""
 _MANY_WARPS, _THREADS_BESIDE = 8, 1024
 """Of a block from which on few fit a multiprocessor, and the threads that it should have then."""
+_CARRYING_BESIDE = 512
+"""Threads of a multiprocessor that carry sums of columns from row to row."""
 _CHUNK = 8
 """Elements of 16 bits that a thread moves at once."""
 _WORTH = 8
@@ -193,8 +195,11 @@ def _may_cluster(kernel: tile.KernelOp, clusters: bool) -> bool:
 def blocks_beside(kernel: tile.KernelOp) -> int:
     """How many blocks a multiprocessor should have registers for, where many threads hold a row of 16 bits; else 1.
 
-    While some wait for each other, others read or write. A thread that holds one row's part does with 64 registers.
+    While some wait for each other, others read or write. A thread that holds one row's part does with 64 registers, one
+    that carries sums of columns, too, with 128.
     """
+    if kernel.persistent is not None:
+        return max(1, _CARRYING_BESIDE // (integer(kernel, WARPS) * WARP))
     if MemoryGroups.of_kernel(kernel).written:
         return _written_beside(kernel)
     warps, rows = integer(kernel, WARPS), list[tile.LoadOp]()

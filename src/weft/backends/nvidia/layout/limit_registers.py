@@ -14,7 +14,7 @@ from weft.tile import dialect as tile
 
 @dataclass(frozen=True)
 class LimitRegisters(KernelPass):
-    """Say how many blocks a multiprocessor should have registers for, where many threads hold a row of 16 bits.
+    """Say how many blocks a multiprocessor should have registers for, where many threads hold a row, or carry sums.
 
     tile.kernel @softmax {nvidia.warps = 16}     →     tile.kernel @softmax {nvidia.warps = 16, nvidia.resident = 2}
     """
@@ -22,7 +22,7 @@ class LimitRegisters(KernelPass):
     name: ClassVar[str] = "limit_registers"
 
     def matches(self, kernel: tile.KernelOp, target: NvidiaTarget) -> Match:
-        return True if blocks_beside(kernel) > 1 else Refused("threads do not hold a row of 16 bits")
+        return True if blocks_beside(kernel) > 1 else Refused("threads do not hold a row of 16 bits, nor carry sums")
 
     def apply(self, kernel: tile.KernelOp, target: NvidiaTarget) -> None:
         set_integer(kernel, RESIDENT, blocks_beside(kernel))
