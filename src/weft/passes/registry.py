@@ -50,6 +50,7 @@ from weft.passes.simplify.eliminate_dead import EliminateDead
 from weft.passes.simplify.fold_constants import FoldConstants
 from weft.passes.simplify.order_by_comparing import OrderByComparing
 from weft.passes.simplify.simplify import Simplify
+from weft.passes.simplify.sink_casts import SinkCasts
 from weft.passes.update_in_place import UpdateInPlace
 
 PASSES: dict[str, type[ModulePass]] = {
@@ -83,6 +84,7 @@ PASSES: dict[str, type[ModulePass]] = {
         HoistConstants,
         EliminateDead,
         ClaimLibraries,
+        SinkCasts,
         InlineSmall,
         GroupIntoKernels,
         ChooseLayouts,
