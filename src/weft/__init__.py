@@ -8,6 +8,7 @@ from __future__ import annotations
 import typing as _typing
 
 if _typing.TYPE_CHECKING:
+    from weft import func as func
     from weft.artifact.read import load as load
     from weft.config import Config as Config
     from weft.errors import ArtifactError as ArtifactError
@@ -30,6 +31,11 @@ if _typing.TYPE_CHECKING:
     from weft.errors import WeftError as WeftError
     from weft.frontends.torch.api import compile as compile
     from weft.frontends.torch.distributed.distribute import distribute as distribute
+    from weft.func import grad as grad
+    from weft.func import hessian as hessian
+    from weft.func import jvp as jvp
+    from weft.func import vjp as vjp
+    from weft.func import vmap as vmap
     from weft.runtime.constant_sets import refreeze as refreeze
     from weft.runtime.profile import profile as profile
     from weft.tools.explain import explain as explain
@@ -43,6 +49,12 @@ _HOMES = {
     "refreeze": "weft.runtime.constant_sets",
     "explain": "weft.tools.explain",
     "profile": "weft.runtime.profile",
+    "func": "weft.func",
+    "grad": "weft.func",
+    "vjp": "weft.func",
+    "jvp": "weft.func",
+    "vmap": "weft.func",
+    "hessian": "weft.func",
     "Config": "weft.config",
     "WeftError": "weft.errors",
     "ArtifactError": "weft.errors",
@@ -64,7 +76,10 @@ _HOMES = {
     "KernelFaultError": "weft.errors",
 }
 
-__all__ = ["__version__", *_HOMES]  # pyright: ignore[reportUnsupportedDunderAll]
+_OF_DATA = {"PlaceError", "DivisionError", "CountError", "PowerError", "DataError", "KernelFaultError"}
+"""Errors that say what is wrong in a program's data: of these names, too, but listed in `weft.errors` alone."""
+
+__all__ = ["__version__", *(name for name in _HOMES if name not in _OF_DATA)]  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str) -> _typing.Any:
@@ -74,7 +89,8 @@ def __getattr__(name: str) -> _typing.Any:
     if home is None:
         raise AttributeError(f"module 'weft' has no attribute {name!r}")
     try:
-        value = getattr(import_module(home), name)
+        module = import_module(home)
+        value = module if home == f"{__name__}.{name}" else getattr(module, name)
     except ModuleNotFoundError as error:
         from weft.errors import missing
 

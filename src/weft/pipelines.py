@@ -321,11 +321,15 @@ def compile_kernels(
     kernels: Mapping[str, KernelOp],
     target: NvidiaTarget,
     notes: dict[str, list[PassNote]] | None = None,
+    loads: Loads | None = None,
     *,
     debug_lines: bool = False,
 ) -> DeviceCode:
-    """Kernels as PTX for a GPU; `notes` takes what came of each pass over each of them."""
-    with KernelCompiler(target, nvidia_kernel_passes(), debug_lines=debug_lines) as compiler:
+    """Kernels as PTX for a GPU; `notes` takes what came of each pass over each of them.
+
+    With `loads` it is not waited for what takes long: that goes on in other threads, which load it as well.
+    """
+    with KernelCompiler(target, nvidia_kernel_passes(), loads, debug_lines=debug_lines) as compiler:
         compiler.add(kernels)
         if notes is not None:
             notes.update(compiler.notes)

@@ -61,17 +61,48 @@ def compile_text(
 def compile_function(
     graph: FuncOp,
     *,
+    text: str | None = None,
     constants: Mapping[str, Any] | None = None,
     config: Config | None = None,
     device: str = "cpu",
     threads: int | None = None,
 ) -> ArrayFunction[Any]:
-    """Compile a graph function, as `compile_text` does its text; the function is used up."""
+    """Compile a graph function, as `compile_text` does its `text`, printed if it is not given; it is used up."""
 
     def read(frozen: Iterable[str]) -> tuple[FuncOp, Signature]:
         return graph, _frozen(graph, frozen)
 
-    return _compiled(print_program(graph), read, constants, config, device, threads)
+    return _compiled(text or print_program(graph), read, constants, config, device, threads)
+
+
+def load_stored(
+    key: str, *, constants: Mapping[str, Any], config: Config, device: str = "cpu", threads: int | None = None
+) -> ArrayFunction[Any] | None:
+    """A program from the cache by its `program_key`, without its text; None where it is not there."""
+    target, config = _target(config, device)
+    with COMPILING:
+        found = stored_programs.load(key, Signature, _CLASSES, check_signature)
+        if found is None:
+            return None
+        plan, code, signature = found
+        compiled = Compiled(plan, code, CompilationRecord(plan.name, source="cache"), None, signature.names)
+        return _loaded(target, compiled, config, signature, constants, threads)
+
+
+def program_key(text: str, constants: Iterable[str], config: Config, device: str, function: str | None = None) -> str:
+    """What a program is stored under: all that its code depends on."""
+    target, config = _target(config, device)
+    made_with = (*versions(), f"blas {sorted(blas_symbols())}", source_digest())
+    frozen = tuple(sorted(constants))
+    return cache_key("graph text", text, function, frozen, config.key(), made_with, target.cache_key())
+
+
+def _target(config: Config, device: str) -> tuple[Target, Config]:
+    """What compiles for a device, and by which configuration."""
+    kind, number = _parts(device)
+    if kind != "cpu":  # no framework is there whose library could multiply
+        config = replace(config, strict=True)
+    return target_at(kind, config, number), config
 
 
 def _compiled(
@@ -85,13 +116,9 @@ def _compiled(
 ) -> ArrayFunction[Any]:
     """The program of a text, from the cache or compiled; `read` gives its function and what that takes."""
     config = config or Config.from_options()
-    kind, number = _parts(device)
-    if kind != "cpu":  # no framework is there whose library could multiply
-        config = replace(config, strict=True)
     frozen = sorted(constants or {})
-    target = target_at(kind, config, number)
-    made_with = (*versions(), f"blas {sorted(blas_symbols())}", source_digest())
-    key = cache_key("graph text", text, function, tuple(frozen), config.key(), made_with, target.cache_key())
+    key = program_key(text, frozen, config, device, function)
+    target, config = _target(config, device)
     with COMPILING:
         keeps = config.cache and target.cache_key() != ""
         found = stored_programs.load(key, Signature, _CLASSES, check_signature) if keeps else None

@@ -25,6 +25,7 @@ from weft.lower.lowered import Lowered, slice_written_by
 from weft.lower.machine import CPU, Machine
 from weft.lower.packing import PackedLayout
 from weft.lower.plan_control import plan_if, plan_loop
+from weft.lower.preparation import preparation_of
 from weft.lower.scalar_arguments import word_of
 from weft.lower.steps import (
     Buffer,
@@ -126,6 +127,7 @@ class Planner:
             "" if prepare is None else str(prepare),
             tuple(position for position, value in enumerate(returned.operands) if value in self.replacing),
             decided_after if self.replacing else 0,
+            None if prepare is None else preparation_of(prepare),
         )
         return Planned(plan, self.kernels, self.schedules, prepare, self.sources)
 

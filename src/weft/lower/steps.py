@@ -9,6 +9,7 @@ from typing import TypeAlias
 from weft.ir.expr import Size
 from weft.ir.types import Tensor
 from weft.lower.constants import Constant
+from weft.lower.preparation import Preparation
 from weft.ops.layouts import StridedLayout
 
 
@@ -48,7 +49,8 @@ class KernelStep:
 class CallStep:
     """Let the framework carry out a call: one that Weft lacks, or one that is `claimed`.
 
-    A `library` claims what it does better, and the framework's `generator` the drawing of random numbers.
+    A `library` claims what it does better, the framework's `generator` the drawing of random numbers; a `collective`
+    is started, and a `wait` gives what it brought.
     """
 
     target: str
@@ -197,3 +199,5 @@ class Plan:
     decided_after: int = 0
     """How many steps it takes to know whether the data is right, where others write over inputs: the last output is 0
     then. 0 where nobody has to wait for it."""
+    preparation: Preparation | None = None
+    """`prepare` as data, where it can be: a program that is loaded need not parse its text."""

@@ -22,7 +22,7 @@ names in other systems and its samples are arguments of the `@op` decorator:
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self, TypeVar
 
@@ -56,6 +56,8 @@ class GraphOp(WeftOp):
 
     EFFECTS: ClassVar[bool] = False
     """Whether the op does more than to make its results, and must be carried out once, in its turn."""
+    NO_RULE: ClassVar[Mapping[str, str]] = {}
+    """Why the op has no rule, where it could have one: by the rule's name, `vjp` or `batch`."""
     CHEAP: ClassVar[bool] = False
     """Whether computing the op again costs less than reading its result from memory (constants, iota, views)."""
 

@@ -29,6 +29,8 @@ _COMBINE: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
     "any": np.logical_or,
     "all": np.logical_and,
 }
+_MEAN = "avg"
+KINDS = (*_COMBINE, _MEAN)
 Given = Sequence[Sequence[np.ndarray]]
 """Of each rank of a group, in order, the arrays that it gives or gets."""
 
@@ -54,8 +56,15 @@ def _part(name: str, x: Tensor, dim: int, ranks: int) -> Tensor:
     return _resized(name, x, dim, lambda size: size // ranks)
 
 
+def _check_kind(name: str, kind: str) -> None:
+    if kind not in KINDS:
+        raise ShapeError(f"{name}: {kind} is not one of {', '.join(KINDS)}")
+
+
 def combined(kind: str, arrays: Sequence[np.ndarray]) -> np.ndarray:
     """The arrays of all ranks as one, in the ranks' order."""
+    if kind == _MEAN:
+        return np.asarray(combined("sum", arrays) / arrays[0].dtype.type(len(arrays)), arrays[0].dtype)
     return np.asarray(reduce(_COMBINE[kind], arrays))
 
 
@@ -67,8 +76,7 @@ class AllReduce(Collective):
 
     @classmethod
     def infer(cls, *tensors: Tensor, **params: Any) -> tuple[Tensor, ...]:
-        if params["kind"] not in _COMBINE:
-            raise ShapeError(f"all_reduce: {params['kind']} is not one of {', '.join(_COMBINE)}")
+        _check_kind("all_reduce", params["kind"])
         return tensors
 
     @staticmethod
@@ -101,6 +109,7 @@ class ReduceScatter(Collective):
 
     @classmethod
     def infer(cls, *tensors: Tensor, dim: int, ranks: int, **params: Any) -> tuple[Tensor, ...]:
+        _check_kind("reduce_scatter", params["kind"])
         return tuple(_part("reduce_scatter", x, dim, ranks) for x in tensors)
 
     @staticmethod

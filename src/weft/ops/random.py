@@ -5,8 +5,8 @@ Philox 4x32 with ten rounds makes four words of one counter, which serve four ne
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -32,6 +32,8 @@ _WORDS = 2
 )
 class Uniform(Movement):
     """Numbers in [0, 1) of 24 random bits, from a seed of 64 bits."""
+
+    NO_RULE: ClassVar[Mapping[str, str]] = {"batch": "one seed serves a whole batch: `vmap` draws the numbers itself"}
 
     @classmethod
     def infer(cls, *tensors: Tensor, **params: Any) -> Tensor:

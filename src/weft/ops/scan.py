@@ -11,11 +11,12 @@ from xdsl.ir import SSAValue
 from weft.errors import DTypeError
 from weft.ir.types import DType, Tensor, i64
 from weft.ops.base import Scan, op
+from weft.ops.control import loop
 from weft.ops.elementwise.pointwise import FLOATS, NUMBERS
 from weft.ops.graph import GraphBuilder
 from weft.ops.indexing.index import check_dim
 from weft.ops.numerics import NARROW, rounded_once
-from weft.ops.rules import Gradients, Values, flip, zeros
+from weft.ops.rules import Gradients, Values, flip, move_dim, zeros
 from weft.ops.samples import Input, Sample
 
 
@@ -159,13 +160,37 @@ class LogCumSumExp(DimensionScan):
     @staticmethod
     def vjp(b: GraphBuilder, grads: Values, operands: Values, results: Values, dim: int) -> Gradients:
         (g,), (x,), (y,) = grads, operands, results
-        # Σ g·exp(x - y) over what comes after, with the exponents summed as logarithms; the signs of g go apart.
-        zero, nothing = b.full_like(g, 0), b.full_like(g, float("-inf"))
-        size = b.log(b.abs(g))
+        # s[i] = Σ g[j]·exp(y[i] - y[j]) over j ≥ i, a turn for each i; factors are at most 1. This is linear in
+        # g also where that is 0, so that it can be differentiated again.
+        front = [move_dim(b, each, dim, 0) for each in (g, x, y)]
+        (size, *rest) = b.tensor(front[0]).shape
+        start = zeros(b, g, rest)
 
-        def part(chosen: SSAValue) -> SSAValue:
-            exponent = b.where(chosen, b.sub(size, y), nothing)
-            after = flip(b, b.logcumsumexp(flip(b, exponent, dim), dim=dim), dim)
-            return b.exp(b.add(after, x))
+        def turn(b: GraphBuilder, index: SSAValue, states: Values, slices: Values) -> tuple[Values, Values]:
+            (after, above), (gradient, given, result) = states, slices
+            found = b.add(gradient, b.mul(after, b.exp(_difference(b, result, above))))
+            return [found, result], [b.mul(found, b.exp(_difference(b, given, result)))]
 
-        return (b.sub(part(b.gt(g, zero)), part(b.lt(g, zero))),)
+        above = b.full(value=float("inf"), shape=tuple(rest), dtype=b.tensor(g).dtype)
+        _, (stack,) = loop(b, turn, [start, above], front, trip_count=size, reverse=True)
+        return (move_dim(b, stack, 0, dim),)
+
+    @staticmethod
+    def jvp(b: GraphBuilder, tangents: Values, operands: Values, results: Values, dim: int) -> Gradients:
+        front = [move_dim(b, each, dim, 0) for each in (tangents[0], operands[0], results[0])]
+        (size, *rest) = b.tensor(front[0]).shape
+
+        def turn(b: GraphBuilder, index: SSAValue, states: Values, slices: Values) -> tuple[Values, Values]:
+            (before, below), (tangent, given, result) = states, slices
+            kept = b.mul(before, b.exp(_difference(b, below, result)))
+            found = b.add(kept, b.mul(tangent, b.exp(_difference(b, given, result))))
+            return [found, result], [found]
+
+        below = b.full(value=float("-inf"), shape=tuple(rest), dtype=b.tensor(tangents[0]).dtype)
+        _, (stack,) = loop(b, turn, [zeros(b, tangents[0], rest), below], front, trip_count=size)
+        return (move_dim(b, stack, 0, dim),)
+
+
+def _difference(b: GraphBuilder, x: SSAValue, y: SSAValue) -> SSAValue:
+    """x - y, at most 0; of equal infinities 0."""
+    return b.where(b.eq(x, y), b.full_like(x, 0), b.sub(x, y))

@@ -6,19 +6,41 @@ The derivative is again a graph function, so that it is optimized and compiled l
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
-from xdsl.dialects.builtin import ArrayAttr, StringAttr
+from xdsl.context import Context
+from xdsl.dialects.builtin import ArrayAttr, ModuleOp, StringAttr
 from xdsl.ir import Operation, SSAValue
+from xdsl.passes import ModulePass
 
 from weft.errors import UnsupportedError
-from weft.ir.locations import sourced
+from weft.ir.locations import line_of, sourced
 from weft.ir.types import tensor_of
 from weft.ops.base import GraphOp
 from weft.ops.control import ControlOp
-from weft.ops.graph import FuncOp, GraphBuilder, ReturnOp
+from weft.ops.graph import FuncOp, GraphBuilder, OpaqueOp, ReturnOp
 from weft.ops.rules import zeros
 from weft.passes.differentiate_regions import keep_histories, propagate_control
+
+
+@dataclass(frozen=True)
+class Vjp(ModulePass):
+    """graph.func @f(%x) { … }   →   graph.func @f_vjp(%x, %g) { … the gradient of %x where the result's is %g }"""
+
+    name: ClassVar[str] = "vjp"
+
+    def apply(self, ctx: Context, op: ModuleOp) -> None:
+        transform_functions(op, vjp_function)
+
+
+def transform_functions(module: ModuleOp, transform: Callable[[FuncOp], FuncOp]) -> None:
+    """Put what a transformation makes of each function of a module in its place."""
+    for function in [each for each in module.body.block.ops if isinstance(each, FuncOp)]:
+        made = transform(function)
+        module.body.block.insert_op_before(made, function)
+        function.detach()
+        function.erase()
 
 
 def vjp_function(function: FuncOp) -> FuncOp:
@@ -38,12 +60,14 @@ def vjp_function(function: FuncOp) -> FuncOp:
         with sourced(op.location):
             tape.propagate(op)
     arguments = derivative.block.args[: len(function.block.args)]
-    _return(derivative, tape.of(value for value in arguments if is_float(value)))
+    return_values(derivative, tape.of(value for value in arguments if is_float(value)))
     return derivative
 
 
-def value_and_vjp_function(function: FuncOp, wanted: Sequence[int]) -> FuncOp:
+def value_and_vjp_function(function: FuncOp, wanted: Sequence[int], seeded: Sequence[int] | None = None) -> FuncOp:
     """The function that gives, beside the results, the gradients of the arguments at the `wanted` places.
+
+    It takes gradients of all results of floats, or of those that are `seeded`; those of others are 0.
 
     graph.func @f(%x, %y) {            graph.func @f_joint(%x, %y, %g) {
       %p = graph.mul %x, %y              %p  = graph.mul %x, %y
@@ -51,18 +75,20 @@ def value_and_vjp_function(function: FuncOp, wanted: Sequence[int]) -> FuncOp:
     }                                    graph.return %p, %gx
                                        }
     """
-    joint, tape, forward = _seeded(function, "joint")
+    joint, tape, forward = _seeded(function, "joint", seeded)
     arguments = [joint.block.args[place] for place in wanted]
-    needed = _depending(forward, arguments)
+    needed = depending(forward, arguments)
     for op in reversed(forward):
         if op in needed:
             with sourced(op.location):
                 tape.propagate(op)
-    _return(joint, [*joint.returned.operands, *tape.of(arguments)])
+    return_values(joint, [*joint.returned.operands, *tape.of(arguments)])
     return joint
 
 
-def _seeded(function: FuncOp, suffix: str) -> tuple[FuncOp, GradientTape, list[Operation]]:
+def _seeded(
+    function: FuncOp, suffix: str, seeded: Sequence[int] | None = None
+) -> tuple[FuncOp, GradientTape, list[Operation]]:
     """A copy that also takes the gradients of its results of floats, a tape that has these, and the ops of the copy."""
     made = function.clone()
     block, returned = made.block, made.returned
@@ -71,7 +97,7 @@ def _seeded(function: FuncOp, suffix: str) -> tuple[FuncOp, GradientTape, list[O
     tape = GradientTape(GraphBuilder(block, before=returned))
     names = [name.data for name in function.arg_names] if function.arg_names else []
     for position, result in enumerate(returned.operands):
-        if is_float(result):
+        if is_float(result) and (seeded is None or position in seeded):
             seed = block.insert_arg(result.type, len(block.args))
             names.append(f"grad{position}")
             seed.name_hint = names[-1]
@@ -82,7 +108,7 @@ def _seeded(function: FuncOp, suffix: str) -> tuple[FuncOp, GradientTape, list[O
     return made, tape, forward
 
 
-def _return(function: FuncOp, values: Sequence[SSAValue]) -> None:
+def return_values(function: FuncOp, values: Sequence[SSAValue]) -> None:
     """Let a function give other values."""
     returned = function.returned
     function.block.insert_op_before(ReturnOp.make(values), returned)
@@ -90,7 +116,7 @@ def _return(function: FuncOp, values: Sequence[SSAValue]) -> None:
     returned.erase()
 
 
-def _depending(ops: Sequence[Operation], values: Sequence[SSAValue]) -> set[Operation]:
+def depending(ops: Sequence[Operation], values: Sequence[SSAValue]) -> set[Operation]:
     """The ops that some of the values reach."""
     reached, found = set(values), set[Operation]()
     for op in ops:
@@ -130,7 +156,7 @@ class GradientTape:
             return
         rule: Callable[..., tuple[SSAValue | None, ...]] | None = getattr(type(op), "vjp", None)
         if rule is None or not isinstance(op, GraphOp):
-            raise UnsupportedError(f"{op.name} has no gradient rule", hint="differentiate before grouping into kernels")
+            raise no_rule(op, "gradient", "differentiate before grouping into kernels")
         grads: tuple[Any, ...] = tuple(self.gradients.get(result) or zeros(self.b, result) for result in op.results)
         found = rule(self.b, grads, tuple(op.operands), tuple(op.results), **op.params)
         for operand, gradient in zip(op.operands, found, strict=True):
@@ -146,3 +172,16 @@ def sum_to_shape(b: GraphBuilder, gradient: SSAValue, value: SSAValue) -> SSAVal
     added = len(source) - len(target)
     dims = tuple(d for d, size in enumerate(source) if d < added or (target[d - added] == 1 and size != 1))
     return b.reshape(b.sum(gradient, dims=dims, keep=False), shape=target)
+
+
+def no_rule(op: Operation, what: str, hint: str) -> UnsupportedError:
+    """What to say of an op that has no rule for a transformation."""
+    if isinstance(op, OpaqueOp):
+        name, hint = op.target.data, "torch carries it out, and Weft does not look into it: give it a rule of your own"
+    else:
+        name = op.name
+    reasons = op.NO_RULE if isinstance(op, GraphOp) else {}
+    why = reasons.get("batch" if what == "batching" else "vjp")
+    return UnsupportedError(
+        f"{name} has no {what} rule{f': {why}' if why else ''}", location=line_of(op.location), hint=hint
+    )

@@ -23,6 +23,7 @@ from weft.passes.convolution.convolve_by_matmul import ConvolveByMatmul
 from weft.passes.convolution.convolve_trained import ConvolveTrained
 from weft.passes.convolution.fold_batch_norm import FoldBatchNorm
 from weft.passes.convolution.lay_out_convolutions import LayOutConvolutions
+from weft.passes.differentiate import Vjp
 from weft.passes.dot.align_operands import AlignOperands
 from weft.passes.dot.read_gathered_weights import ReadGatheredWeights
 from weft.passes.dot.scale_after_dots import ScaleAfterDots
@@ -51,6 +52,8 @@ from weft.passes.simplify.fold_constants import FoldConstants
 from weft.passes.simplify.order_by_comparing import OrderByComparing
 from weft.passes.simplify.simplify import Simplify
 from weft.passes.simplify.sink_casts import SinkCasts
+from weft.passes.transform.jvp import Jvp
+from weft.passes.transform.vmap import Vmap
 from weft.passes.update_in_place import UpdateInPlace
 
 PASSES: dict[str, type[ModulePass]] = {
@@ -95,6 +98,9 @@ PASSES: dict[str, type[ModulePass]] = {
         CombineCollectives,
         ScheduleCollectives,
         SpecializeRank,
+        Vjp,
+        Jvp,
+        Vmap,
     )
 }
 

@@ -270,5 +270,7 @@ def _ends(model: Model, mapping: Mapping) -> list[Operation]:
         Elementwise("sampling", model.vocabulary * 4.0 * 2, rows="sequences"),
     ]
     if mapping.tp > 1:
+        # A rank has some rows of the embedding, and zeros for all others.
+        ends += _reduce("embedding all-reduce", model, mapping.tp)
         ends.append(Collective("gather of logits", "all_gather", mapping.tp, model.vocabulary * 2.0, rows="sequences"))
     return ends

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Generic, Protocol
 
+import numpy as np
+
 from weft.errors import DataError, GuardError, WeftError
+from weft.ir.expr import Size
 from weft.ir.types import DType
 from weft.runtime.array_adapter import ArrayAdapter, ArrayT
 from weft.runtime.overlap import kept_apart
@@ -45,7 +48,7 @@ class ArrayFunction(Generic[ArrayT]):
         self.signature = signature
         self.executor = executor
         places = {name: place for place, name in enumerate(signature.names)}
-        self._constants = {places[name]: self._copied(name, value) for name, value in (constants or {}).items()}
+        self._constants = {places[name]: self._copied(places[name], value) for name, value in (constants or {}).items()}
         self._places = {name: place for place, name in enumerate(signature.names) if place not in self._constants}
         if self._constants:
             if missing := [signature.names[place] for place in executor.fixed if place not in self._constants]:
@@ -55,9 +58,15 @@ class ArrayFunction(Generic[ArrayT]):
                 )
             signature.sizes({place: executor.arrays.shape(array) for place, array in self._constants.items()})
             executor.freeze([self._constants[place] for place in executor.fixed])
+        shapes = {place: signature.arguments[place].shape for place in self._places.values()}
+        known = all(isinstance(size, int) for shape in shapes.values() for size in shape)
+        self._shapes = shapes if known and not signature.replaced else None
+        """The shapes of a call's arguments by their places, where nothing is left open: constants fit already."""
 
     def __call__(self, *arrays: Any, **named: Any) -> tuple[ArrayT, ...]:
         places, signature = self._places, self.signature
+        if self._shapes is not None and not named and len(arrays) == len(self._shapes):
+            return self._run(self._fitting(arrays, self._shapes), {})
         if len(arrays) + len(named) != len(places) or not set(named) <= set(list(places)[len(arrays) :]):
             raise GuardError(
                 f"{signature.name} takes {', '.join(places) or 'nothing'}; got {len(arrays)} arguments by position"
@@ -65,26 +74,47 @@ class ArrayFunction(Generic[ArrayT]):
             )
         given = dict(self._constants)
         for name, array in (*zip(places, arrays, strict=False), *named.items()):
-            given[places[name]] = self._taken(name, array)
+            given[places[name]] = self._taken(places[name], array)
         taken = [given[place] for place in range(len(given))]
         symbols = signature.sizes({place: self.executor.arrays.shape(array) for place, array in enumerate(taken)})
         if signature.replaced:
             taken = kept_apart(self.executor.arrays, taken, signature.replaced)
+        return self._run(taken, symbols)
+
+    def _fitting(self, arrays: Sequence[Any], shapes: Mapping[int, Sequence[Size]]) -> list[ArrayT]:
+        """All arguments, of which these have to have these shapes."""
+        given = dict(self._constants)
+        for (place, shape), value in zip(shapes.items(), arrays, strict=True):
+            given[place] = array = self._taken(place, value)
+            if tuple(self.executor.arrays.shape(array)) != shape:
+                self.signature.sizes({place: self.executor.arrays.shape(array)})
+        return [given[place] for place in range(len(given))]
+
+    def _run(self, taken: Sequence[ArrayT], symbols: Mapping[str, int]) -> tuple[ArrayT, ...]:
         try:
             return tuple(self.executor(taken, symbols))
         except WrongData as wrong:
-            raise DataError(f"{signature.name} has found its data to be wrong: check number {wrong.code}") from None
+            told = f"{self.signature.name} has found its data to be wrong: check number {wrong.code}"
+            raise DataError(told) from None
 
-    def _taken(self, name: str, value: Any) -> ArrayT:
+    def _taken(self, place: int, value: Any) -> ArrayT:
         """The array of an argument, where the program can read it."""
-        place = self.signature.names.index(name)
         array, dtype = self.executor.borrow(value, place in self.signature.replaced)
         self.signature.check_type(place, dtype)
         return array
 
-    def _copied(self, name: str, value: Any) -> ArrayT:
+    def _copied(self, place: int, value: Any) -> ArrayT:
         """A constant as it is now, whatever happens to the array later."""
-        array, arrays = self._taken(name, value), self.executor.arrays
+        array, arrays = self._taken(place, value), self.executor.arrays
         strides = row_major(arrays.shape(array))
+        if array is value and _is_immutable(value) and tuple(arrays.strides(array)) == strides:
+            return array
         # A GPU clones by itself; other strides take the way by the processor.
         return arrays.cloned(array) if tuple(arrays.strides(array)) == strides else arrays.copied(array, strides)
+
+
+def _is_immutable(array: object) -> bool:
+    """Whether nobody can write to an array: it lies in an object of bytes, as weights do that were read from a file."""
+    while isinstance(array, np.ndarray):
+        array = array.base  # pyright: ignore[reportUnknownMemberType]
+    return isinstance(array, bytes)

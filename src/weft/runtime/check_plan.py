@@ -10,7 +10,9 @@ from collections.abc import Iterable
 from weft.errors import ParseError
 from weft.ir.expr import Size, symbols_of
 from weft.ir.types import Tensor
+from weft.lower.preparation import Preparation
 from weft.lower.steps import CallStep, DotStep, IfStep, KernelStep, LaunchStep, LoopStep, Place, Plan, Step, all_steps
+from weft.ops.base import REGISTRY
 from weft.ops.layouts import StridedLayout
 
 ROLES = ("input", "output", "temporary", "external", "constant", "slice")
@@ -38,8 +40,26 @@ def check_plan(plan: Plan) -> None:
     _require(all(plan.buffers[number].role == "input" for number in plan.inputs), "inputs that are none")
     made = {"input", "output", "external", "constant"}
     _require(all(plan.buffers[number].role in made for number in plan.outputs), "outputs that are not kept")
-    if not plan.prepare:
+    if plan.preparation is not None:
+        _check_preparation(plan, plan.preparation)
+    elif not plan.prepare:
         _check_numbers((constant.source for constant in plan.constants), range(len(plan.fixed)), "a source")
+
+
+def _check_preparation(plan: Plan, preparation: Preparation) -> None:
+    """Each op reads what is there, and what it makes is what kernels read."""
+    tensors = list(preparation.arguments)
+    _require(len(tensors) == len(plan.fixed), "constants that are prepared of others than it has")
+    for op in preparation.ops:
+        _require(op.op in REGISTRY.specs, f"a constant that is prepared by {op.op!r}")
+        _check_numbers(op.operands, range(len(tensors)), "a value of a constant")
+        tensors += op.results
+    _check_numbers(preparation.results, range(len(tensors)), "a prepared constant")
+    sources = [*preparation.arguments, *(tensors[number] for number in preparation.results)]
+    for constant in plan.constants:
+        _check_numbers([constant.source], range(len(sources)), "a source")
+        fits = constant.packing is not None or plan.buffers[constant.buffer].tensor == sources[constant.source]
+        _require(fits, f"a constant that is {sources[constant.source]}")
 
 
 def _check_step(step: Step, symbols: set[str]) -> None:

@@ -6,7 +6,7 @@ has another type than its class says.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from functools import cache
 from types import UnionType
@@ -74,16 +74,31 @@ def _members(cls: type) -> Mapping[str, Any]:
 
 def _fits(value: Any, wanted: Any) -> bool:
     """Whether a value is of the type that an annotation states."""
+    return _checker(wanted)(value)
+
+
+@cache
+def _checker(wanted: Any) -> Callable[[Any], bool]:
+    """What tells whether a value is of the type that an annotation states."""
     if wanted is Any:
-        return True
+        return lambda value: True
     if isinstance(wanted, type) and get_origin(wanted) is None:
-        return isinstance(value, wanted) and (wanted is bool or not isinstance(value, bool))
-    arguments = get_args(wanted)
+        if wanted is bool:
+            return lambda value: isinstance(value, bool)
+        return lambda value: isinstance(value, wanted) and not isinstance(value, bool)
+    checks = [_checker(each) for each in get_args(wanted) if each is not Ellipsis]
     if get_origin(wanted) in (Union, UnionType):
-        return any(_fits(value, each) for each in arguments)
-    if get_origin(wanted) is not tuple or not isinstance(value, tuple):
-        return False
-    items = cast("tuple[Any, ...]", value)
-    if arguments[-1] is Ellipsis:
-        return all(_fits(item, arguments[0]) for item in items)
-    return len(items) == len(arguments) and all(map(_fits, items, arguments))
+        return lambda value: any(check(value) for check in checks)
+    if get_origin(wanted) is not tuple:
+        return lambda value: False
+    if get_args(wanted)[-1] is Ellipsis:
+        (every,) = checks
+        return lambda value: isinstance(value, tuple) and all(map(every, cast("tuple[Any, ...]", value)))
+
+    def each_by_its_own(value: Any) -> bool:
+        if not isinstance(value, tuple):
+            return False
+        items = cast("tuple[Any, ...]", value)
+        return len(items) == len(checks) and all(check(item) for check, item in zip(checks, items, strict=True))
+
+    return each_by_its_own

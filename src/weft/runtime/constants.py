@@ -5,7 +5,7 @@ Programs know nothing of torch, so neither does this: arrays in, arrays out.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, cast
 
@@ -15,8 +15,11 @@ from xdsl.dialects.builtin import UnitAttr
 from weft.backends.reference.graph import run
 from weft.errors import GuardError
 from weft.ir.attributes import from_attribute
+from weft.ir.types import Tensor
 from weft.lower.constants import Constant
+from weft.lower.preparation import Preparation
 from weft.lower.steps import Plan
+from weft.ops.base import REGISTRY
 from weft.ops.dialect import parse_module
 from weft.ops.graph import FuncOp
 from weft.passes.hoist_constants import RUNS_ONCE
@@ -43,6 +46,8 @@ def sources_of(plan: Plan, prepare: FuncOp | None, given: Sequence[np.ndarray]) 
     """What constants are made of: the constant arguments, then what the program's `prepare` computes of them."""
     if len(given) != len(plan.fixed):
         raise GuardError(f"the program has {len(plan.fixed)} constant arguments, got {len(given)}")
+    if prepare is None and plan.preparation is not None:
+        return [*given, *_prepared(plan.preparation, given)]
     prepare = prepared_by(plan, prepare)
     return [*given, *([] if prepare is None else _results(prepare, given))]
 
@@ -60,6 +65,30 @@ def as_program(prepare: FuncOp) -> FuncOp:
     del program.attributes["prepares"]
     program.attributes[RUNS_ONCE] = UnitAttr()
     return program
+
+
+def _prepared(preparation: Preparation, given: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """What `_results` makes, by data; an array of another type than is stated is an error before code reads it."""
+    values = list(given)
+    for array, tensor in zip(values, preparation.arguments, strict=True):
+        _require_type(array, tensor)
+    with np.errstate(all="ignore"):
+        for op in preparation.ops:
+            reference = cast("Callable[..., Any]", getattr(REGISTRY.specs[op.op].cls, "reference"))  # noqa: B009
+            made = reference(*(values[number] for number in op.operands), **dict(op.params))
+            several = cast(tuple[Any, ...], made) if isinstance(made, tuple) else (made,)
+            arrays: list[np.ndarray] = [np.asarray(each) for each in several]
+            for array, tensor in zip(arrays, op.results, strict=True):
+                _require_type(array, tensor)
+            values += arrays
+    results = [values[number] for number in preparation.results]
+    strides = preparation.strides or (None,) * len(results)
+    return [_strided(array, each) for array, each in zip(results, strides, strict=True)]
+
+
+def _require_type(array: np.ndarray, tensor: Tensor) -> None:
+    if array.shape != tensor.shape or array.dtype != tensor.dtype.numpy:
+        raise GuardError(f"a constant is {array.dtype}{list(array.shape)}, the program takes {tensor}")
 
 
 def _results(prepare: FuncOp, given: Sequence[np.ndarray]) -> list[np.ndarray]:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from weft.errors import UnsupportedError
-from weft.ir.types import DType
+from weft.ir.types import DType, dtype_of_numpy
 from weft.runtime.array_adapter import ForeignCalls, NoForeignCalls
 from weft.runtime.constant_sets import ConstantSet
 from weft.runtime.constants import strided_zeros
@@ -125,6 +125,8 @@ class HostExecutor(PlanExecutor[Executable, np.ndarray]):
 
     def borrow(self, value: Any, written: bool) -> tuple[np.ndarray, DType]:
         """Any library's array where the program can read it, or write to it, and the type of its elements."""
+        if type(value) is np.ndarray and value.flags.c_contiguous and not written:
+            return value, dtype_of_numpy(value.dtype)
         found = lent(value)
         if found.device is not None:
             raise UnsupportedError(f"an array on the GPU {found.device}", hint="copy it to the CPU")

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import threading
 import time
 from collections.abc import Callable, Generator, Mapping
@@ -58,6 +59,8 @@ def step_name(step: Step) -> str:
             return step.label or "copy"
         case DotStep():
             return f"{step.label} (BLAS)"
+        case CallStep(claimed="collective" | "wait"):
+            return step.target.rpartition("::")[2]
         case CallStep():
             return f"{step.target} (torch)"
         case LoopStep() | IfStep():
@@ -79,6 +82,8 @@ def work_of(step: Step, plan: Plan, sizes: Mapping[str, int]) -> dict[str, int]:
             inner = evaluate(step.a.tensor.shape[-1], sizes)
             operations = 2 * inner * evaluate(product(step.out.tensor.shape), sizes)
             return {"bytes": bytes_of([step.a.tensor, step.b.tensor, step.out.tensor]), "operations": operations}
+        case CallStep(claimed="collective"):
+            return {"bytes": bytes_of([place.tensor for place in step.operands])}
         case CallStep() | LoopStep() | IfStep():
             return {}
     return {"bytes": bytes_of(touched), "programs": evaluate(step.grid, sizes)}
@@ -111,6 +116,8 @@ class Profile:
     """What ran while the profile was on."""
 
     started: int = field(default_factory=time.perf_counter_ns)
+    wall_clock: int = field(default_factory=time.time_ns)
+    """When it was turned on, by the clock that processes share."""
     ended: int | None = None
     steps: list[StepEvent] = field(default_factory=list[StepEvent])
     calls: list[CallEvent] = field(default_factory=list[CallEvent])
@@ -184,6 +191,11 @@ class Profile:
         for event in self.steps:
             function = {"kernel": event.step.function} if isinstance(event.step, KernelStep | LaunchStep) else {}
             add(event.name, _category(event.step), event.thread, event.start, event.end, {**function, **event.work()})
+        for number, (begun, ended) in enumerate(self.collectives()):
+            shared = {"name": begun.name, "cat": "in flight", "pid": process, "tid": begun.thread, "id": number}
+            times = ((begun.start - self.started) / 1e3, (ended.end - self.started) / 1e3)
+            events.append({"ph": "b", **shared, "ts": times[0], "args": begun.work()})
+            events.append({"ph": "e", **shared, "ts": times[1]})
         for record in self.compilations:
             # Stages follow each other; only the first's beginning is known.
             start = record.started
@@ -191,7 +203,24 @@ class Profile:
                 end = start + int(seconds * 1e9)
                 add(stage, "compile", record.thread, start, end, {"graph": record.name})
                 start = end
-        return {"traceEvents": events, "displayTimeUnit": "ns"}
+        place = {"host": platform.node(), "rank": os.environ.get("RANK"), "wall_clock_ns": self.wall_clock}
+        return {"traceEvents": events, "displayTimeUnit": "ns", "otherData": place}
+
+    def collectives(self) -> list[tuple[StepEvent, StepEvent]]:
+        """What several ranks do together: where each is started, and where the last of what it brings is awaited."""
+        under_way: dict[tuple[int, int], list[StepEvent]] = {}
+        ended: dict[int, tuple[StepEvent, StepEvent]] = {}
+        for event in self.steps:
+            match event.step:
+                case CallStep(claimed="collective", results=results):
+                    for buffer in results:
+                        under_way.setdefault((id(event.plan), buffer), []).append(event)
+                case CallStep(claimed="wait", operands=(place, *_)) if under_way.get((id(event.plan), place.buffer)):
+                    begun = under_way[id(event.plan), place.buffer].pop()
+                    ended[id(begun)] = (begun, event)
+                case _:
+                    continue
+        return list(ended.values())
 
     def write(self, path: str | os.PathLike[str]) -> None:
         """Write the trace to a file."""
@@ -238,6 +267,8 @@ def _category(step: Step) -> str:
             return "kernel"
         case DotStep():
             return "library"
+        case CallStep(claimed="collective" | "wait"):
+            return step.claimed
         case CallStep():
             return "torch"
         case LoopStep() | IfStep():

@@ -12,6 +12,7 @@ from weft.errors import ParseError, WeftError
 from weft.ir.types import Tensor
 from weft.lower.constants import Constant
 from weft.lower.packing import PackedPanels, Packing
+from weft.lower.preparation import Preparation, PreparationOp
 from weft.lower.steps import (
     Buffer,
     CallStep,
@@ -50,6 +51,8 @@ _PLAN_CLASSES = table(
         Constant,
         Packing,
         PackedPanels,
+        Preparation,
+        PreparationOp,
     )
 )
 

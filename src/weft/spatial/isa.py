@@ -31,6 +31,8 @@ class Opcode(IntEnum):
     MULTIPLY = 4  # ABC
     ACCUMULATE = 5  # ACC
     ALU = 6
+    SEND = 7
+    RECEIVE = 8
 
 
 ADDS, EMITS = 1, 2
@@ -122,6 +124,14 @@ class Units:
     def planes_end(self) -> int:
         return self.plane(self.machine.matrix.planes, 0)
 
+    def link(self, number: int) -> int:
+        """The queue of a link to another chip; the first half of them is at the west edge."""
+        return self.planes_end + 2 * self.machine.shift.queues_per_half + number
+
+    @property
+    def end(self) -> int:
+        return self.link(self.machine.links.count)
+
     def half_of_plane(self, plane: int) -> int:
         return plane // (self.machine.matrix.planes // 2)
 
@@ -133,6 +143,10 @@ class Units:
             return machine.hop(number) * (1 if half else -1)
         if queue < machine.slices + machine.alus:
             return 0
+        if queue >= self.planes_end:
+            number, shifts = queue - self.link(0), machine.shift.queues_per_half
+            east = 2 * number >= machine.links.count if number >= 0 else queue - self.planes_end >= shifts
+            return machine.edge if east else -machine.edge
         plane = (queue - machine.slices - machine.alus) // 3
         return machine.edge if self.half_of_plane(plane) else -machine.edge
 
@@ -147,4 +161,6 @@ class Units:
         if queue < self.planes_end:
             plane, part = divmod(queue - machine.slices - machine.alus, 3)
             return f"MXM plane {plane} {('weights', 'activations', 'accumulators')[part]}"
+        if self.link(0) <= queue < self.end:
+            return f"C2C link {queue - self.link(0)}"
         return f"queue {queue}"

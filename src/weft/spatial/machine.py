@@ -99,6 +99,8 @@ class Links:
     frame_bytes: int
     latency_mean: int
     latency_sigma: float
+    slack_sigmas: int
+    buffer_vectors: int
 
 
 @dataclass(frozen=True)
@@ -118,6 +120,8 @@ class Latency:
     multiply: int
     accumulate: int
     alu: int
+    send: int
+    receive: int
 
 
 @dataclass(frozen=True)
@@ -272,6 +276,17 @@ class StreamingMachine(Description):
     def vector_link_cycles(self) -> float:
         """Cycles in which a vector passes a link."""
         return self.links.frame_bytes * 8 / (self.links.lanes * self.links.bits) * self.clock_hz
+
+    @property
+    def link_period(self) -> int:
+        """Cycles from a vector on a link to the next."""
+        return ceil(self.vector_link_cycles)
+
+    @property
+    def link_latency(self) -> int:
+        """Cycles from a send until the vector is there for certain: the mean, and so many deviations more."""
+        slack = ceil(self.links.slack_sigmas * self.links.latency_sigma)
+        return self.link_period + self.links.latency_mean + slack
 
     def scaled(self, factor: float) -> StreamingMachine:
         """The same machine with every assumed latency multiplied and rounded up."""

@@ -82,7 +82,8 @@ class Text:
     """The instructions of a queue as its words: [kind, first, second], where kind is one of `ISSUE`, `NOP`, `REPEAT`.
 
     ISSUE has the number of a group; NOP n waits n cycles; REPEAT n, d issues the last instruction n times more, d
-    cycles apart. Memory slices have one text for reads and one for writes, `port`.
+    cycles apart. Memory slices have one text for reads and one for writes, links one for sends and one for receives:
+    `port`.
     """
 
     queue: int
@@ -126,9 +127,9 @@ def expanded(instructions: np.ndarray) -> dict[str, np.ndarray]:
     return columns
 
 
-def port_of(opcode: int) -> int:
-    """Reads and writes of a slice issue side by side."""
-    return int(opcode == Opcode.WRITE)
+def port_of(opcode: np.ndarray) -> np.ndarray:
+    """Reads and writes of a slice issue side by side, and so do sends and receives of a link."""
+    return np.isin(opcode, (Opcode.WRITE, Opcode.RECEIVE))
 
 
 def described(program: Program, row: Any, cycle: int) -> str:

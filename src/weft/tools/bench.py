@@ -66,7 +66,7 @@ def bench_cpu(terminal: Terminal, request: Request) -> None:
         import torch
 
         from weft.testing.bench.benchmark import cpp_compiler
-        from weft.testing.bench.onnx_runtime import missing_packages
+        from weft.testing.bench.onnx_session import missing_packages
         from weft.testing.conformance.journal import part
         from weft.tools.bench_report import Results, insert, machine
 

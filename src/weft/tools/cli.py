@@ -89,6 +89,20 @@ def opt(
         run(terminal, file, asked)
 
 
+@app.command()
+def profile(
+    traces: Annotated[list[Path], typer.Argument(help="What `weft.profile(path)` wrote, a file a rank.")],
+    merge: Annotated[Path | None, typer.Option(help="Write one trace of all ranks to this file.")] = None,
+    json: Json = False,
+) -> None:
+    """Say what each rank of a run computed, sent and waited for, and make one trace of all."""
+    terminal = Terminal(json=json)
+    with terminal.reporting_errors():
+        from weft.tools.traces import report
+
+        report(terminal, traces, merge)
+
+
 app.command("plan")(plan)
 
 cache = typer.Typer(help="The disk cache of compiled programs.", no_args_is_help=True)

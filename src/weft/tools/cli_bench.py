@@ -13,11 +13,12 @@ from weft.tools.terminal import Terminal
 
 
 class _CommandOrFile(TyperGroup):
-    """`weft bench FILE` is `weft bench file FILE`."""
+    """`weft bench FILE` is `weft bench file FILE`, and `weft bench onnx FILE` for a model."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        given = args if not args or args[0] in self.commands else ["file", *args]
-        return super().resolve_command(ctx, given)
+        if args and args[0] not in self.commands:
+            args = ["onnx" if args[0].endswith(".onnx") else "file", *args]
+        return super().resolve_command(ctx, args)
 
 
 bench = typer.Typer(
@@ -43,6 +44,41 @@ def bench_file(
     terminal = Terminal(json=json)
     with terminal.reporting_errors():
         run(terminal, file, tuple(case or ()), reports)
+
+
+@bench.command("onnx")
+def bench_onnx(
+    models: Annotated[list[Path], typer.Argument(help="ONNX models.")],
+    peer: Annotated[str, typer.Option(help="Whom to measure beside Weft: onnxruntime; nobody if not given.")] = "",
+    size: Annotated[
+        list[str] | None, typer.Option(help="A size that is open: `batch=1`, which is the default; may be repeated.")
+    ] = None,
+    shape: Annotated[list[str] | None, typer.Option(help="An input's shape: `x=1x3x224x224`; may be repeated.")] = None,
+    input: Annotated[
+        list[str] | None,
+        typer.Option("--input", help="What an input holds: `x=x.npy` or `rate=16000`; random if not given."),
+    ] = None,
+    threads: Annotated[int | None, typer.Option(help="Threads of each; one a core if not given.", min=1)] = None,
+    rounds: Annotated[int, typer.Option(help="Rounds of samples, at most.", min=1)] = 40,
+    seconds: Annotated[float, typer.Option(help="How long to measure a model, about.", min=0)] = 10.0,
+    tolerance: Annotated[
+        float, typer.Option(help="How far results may be apart, as a share of the largest value.", min=0)
+    ] = 1e-3,
+    processor_time: Annotated[
+        bool, typer.Option("--processor-time", help="Seconds of all threads, for a machine that others use, too.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """ONNX models: first start, later starts and calls. `weft bench model.onnx` is short for this."""
+    from weft.tools.bench_onnx import OnnxBenchRequest
+    from weft.tools.bench_onnx import bench_onnx as run
+
+    terminal = Terminal(json=json)
+    with terminal.reporting_errors():
+        given = tuple(size or ()), tuple(shape or ()), tuple(input or ())
+        run(
+            terminal, OnnxBenchRequest(tuple(models), peer, threads, rounds, seconds, tolerance, *given, processor_time)
+        )
 
 
 @bench.command("cpu")

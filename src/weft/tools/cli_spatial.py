@@ -94,6 +94,27 @@ def trace_command(
         trace_file(terminal, schedule, output)
 
 
+@spatial.command("distribute")
+def distribute_command(
+    file: Annotated[str, typer.Argument(help="A graph of 8-bit integers; `-` is standard input.")],
+    chips: Annotated[int, typer.Option(help="How many chips.", min=1)] = 8,
+    tensor: Annotated[int, typer.Option(help="How many of them share each layer; the others are stages.", min=1)] = 1,
+    machine: Machine = "tsp1",
+    set_: Set = None,
+    constants: Annotated[
+        Path | None, typer.Option(help="An .npz of arguments that are constant; random without one.")
+    ] = None,
+    seed: Seed = 0,
+    json: Json = False,
+) -> None:
+    """Schedule a graph on many chips, verify all of them, run them and compare with the graph."""
+    from weft.tools.spatial import distribute_file, overrides_of
+
+    terminal = Terminal(json=json)
+    with terminal.reporting_errors():
+        distribute_file(terminal, file, machine, overrides_of(set_ or []), constants, seed, chips, tensor)
+
+
 @spatial.command("systolic")
 def systolic_command(
     m: Annotated[int, typer.Argument(help="Rows of the first matrix.", min=1)],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +18,13 @@ from weft.spatial.machine import StreamingMachine, SystolicMachine, load_machine
 from weft.spatial.program import Program
 from weft.spatial.schedule_dialect import load_program, save_program
 from weft.spatial.scheduler.compile import compile_graph
+from weft.spatial.scheduler.distribute import distribute_graph
 from weft.spatial.simulator.run import simulate
+from weft.spatial.simulator.system import simulate_system
 from weft.spatial.systolic import schedule_product
 from weft.spatial.trace import trace_of
-from weft.spatial.verifier.verify import verify, violations
-from weft.testing.spatial.mutants import MutantCount, count_mutants
+from weft.spatial.verifier.verify import system_violations, verify, verify_system, violations
+from weft.testing.spatial.mutants import MutantCount, count_mutants, count_system_mutants
 from weft.testing.spatial.programs import random_program
 from weft.tile.text import functions_of, parse_program
 from weft.tools.opt import read_source
@@ -220,33 +222,97 @@ def count_systolic(terminal: Terminal, m: int, k: int, n: int, machine_name: str
     terminal.finish({"ok": True, "cycles": cycles, "folds": len(schedule.folds)})
 
 
+_LAYOUTS = ((2, 1), (2, 2), (4, 2), (8, 8), (16, 4), (3, 1), (16, 8), (16, 1), (4, 4))
+"""Chips, and how many of them share a stage, that programs are checked on in turn."""
+
+
+def _fault(
+    what: str, cycles: int, predicted: int, results: Sequence[np.ndarray], expected: Sequence[np.ndarray]
+) -> str:
+    same = all(np.array_equal(one, other) for one, other in zip(results, expected, strict=True))
+    return "" if same and cycles == predicted else f"{what}: {cycles} cycles, predicted {predicted}, bits equal: {same}"
+
+
+def distribute_file(
+    terminal: Terminal,
+    file: str,
+    machine_name: str,
+    overrides: Mapping[str, Any],
+    constants: Path | None,
+    seed: int,
+    chips: int,
+    tensor: int,
+) -> None:
+    """Compile a graph for many chips, verify their schedules, run them and compare with the graph."""
+    machine, function = streaming_machine(machine_name, overrides), _function(file)
+    known = _constants(function, constants, seed)
+    rng = np.random.default_rng(seed)
+    with terminal.working(f"scheduling {file} on {chips} chips"):
+        system = distribute_graph(function, machine, known, chips, tensor)
+        verify_system(system)
+        given: dict[str, np.ndarray] = {}
+        for name, value in zip(argument_names(function), function.block.args, strict=True):
+            shape = tuple(int(size) for size in tensor_of(value.type).shape)  # type: ignore[arg-type]
+            given[name] = known[name] if name in known else rng.integers(-128, 128, shape).astype(np.int8)
+        run = simulate_system(system, [given[name] for name in system.inputs])
+        expected = run_graph(function, list(given.values()))
+    fault = _fault(file, run.cycles, system.cycles, run.results, expected)
+    table = Table("chip", "cycles", "planes busy", "instructions", title=f"{system.cycles:,} cycles on {chips} chips")
+    for number, program in enumerate(system.programs):
+        issues = int(program.instructions["count"].sum())
+        table.add_row(str(number), f"{program.cycles:,}", f"{program.bounds.get('MXM', 0):,}", f"{issues:,}")
+    terminal.show(table, fault or f"{run.vectors:,} vectors sent; simulated: the same cycles, and the graph's bits")
+    figures = {"cycles": run.cycles, "predicted": system.cycles, "chips": chips, "vectors": run.vectors}
+    terminal.finish({"ok": not fault, **figures, "bounds": dict(system.bounds)}, code=int(bool(fault)))
+
+
 def check_programs(terminal: Terminal, count: int, mutants: int, seed: int, machine_name: str) -> None:
     """Random programs, exact in bits and cycles, and what the verifier lets through of tampered ones."""
     machine = streaming_machine(machine_name)
     tally = MutantCount()
     wrong: list[str] = []
-    alarms = 0
+    alarms = linked = 0
     with terminal.working("checking"):
         for number in range(seed, seed + count):
             given = random_program(number)
+            expected = run_graph(given.function, given.arrays)
             program = compile_graph(given.function, machine, given.constants)
             alarms += bool(violations(program))
-            expected = run_graph(given.function, given.arrays)
             run = simulate(program, given.inputs)
-            same = all(np.array_equal(one, other) for one, other in zip(run.results, expected, strict=True))
-            if run.cycles != program.cycles or not same:
-                wrong.append(f"program {number}: {run.cycles} cycles, predicted {program.cycles}, bits equal: {same}")
+            if fault := _fault(f"program {number}", run.cycles, program.cycles, run.results, expected):
+                wrong.append(fault)
             share = mutants * (number + 1 - seed) // count - mutants * (number - seed) // count
-            count_mutants(program, given.inputs, expected, share, number, tally)
+            chips, tensor = _LAYOUTS[number % len(_LAYOUTS)]
+            system = distribute_graph(given.function, machine, given.constants, chips, tensor)
+            alarms += bool(system_violations(system))
+            both = simulate_system(system, given.inputs)
+            linked += bool(both.vectors)
+            if fault := _fault(f"program {number} on {chips}", both.cycles, system.cycles, both.results, expected):
+                wrong.append(fault)
+            apart = share // 3 if both.vectors else 0
+            count_mutants(program, given.inputs, expected, share - apart, number, tally)
+            count_system_mutants(system, given.inputs, expected, apart, number, tally)
     for line in wrong:
         terminal.show(line)
-    table = Table("change", "caught", "missed", "harmless", title=f"{count} programs, {alarms} false alarms")
+    table = Table(
+        "change",
+        "caught",
+        "missed",
+        "harmless",
+        title=f"{count} programs, each on one chip and on up to 16, {alarms} false alarms",
+    )
     for kind in sorted({*tally.caught, *tally.missed, *tally.benign}):
         table.add_row(kind, *(str(each[kind]) for each in (tally.caught, tally.missed, tally.benign)))
     table.add_row("all", str(tally.caught.total()), str(tally.missed.total()), str(tally.benign.total()))
     terminal.show(table)
     ok = not wrong and not alarms and not tally.missed.total()
-    figures = {"programs": count, "wrong": wrong, "false_alarms": alarms, "harmful": tally.harmful}
+    figures = {
+        "programs": 2 * count,
+        "linked": linked,
+        "wrong": wrong,
+        "false_alarms": alarms,
+        "harmful": tally.harmful,
+    }
     caught = {"caught": tally.caught.total(), "missed": dict(tally.missed), "by_invariant": dict(tally.invariants)}
     terminal.finish({"ok": ok, **figures, **caught}, code=int(not ok))
 

@@ -12,7 +12,8 @@ from weft.errors import UnsupportedError
 from weft.testing.bench import benchmark
 from weft.testing.bench.benchmark import Limits, Race, Timing, contenders, interleave, own_code, paired_ratio
 from weft.testing.bench.charts import Bar, Chart, has_matplotlib, svg, write_chart
-from weft.testing.bench.onnx_runtime import in_onnx_runtime, missing_packages
+from weft.testing.bench.onnx_runtime import in_onnx_runtime
+from weft.testing.bench.onnx_session import missing_packages
 
 
 def test_contenders_take_turns_and_the_order_changes() -> None:

@@ -27,6 +27,7 @@ class Scope(Protocol):
     """What a call needs of the importer."""
 
     builder: GraphBuilder
+    repeatable: bool
 
     def traced(self, value: Value, node: Node) -> SSAValue: ...
 

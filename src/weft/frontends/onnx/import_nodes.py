@@ -98,6 +98,8 @@ class Importer:
     """What is still to be imported, the next one last."""
     target: Target = field(default_factory=Target)
     stage_ops: int = 6000
+    repeatable: bool = True
+    """Whether another import of the same nodes gives the same: no elements of large arrays were looked at, or drawn."""
 
     def __post_init__(self) -> None:
         self.builder = GraphBuilder(self.target.block)
@@ -226,6 +228,7 @@ class Importer:
     def known(self, value: Value, node: Node) -> np.ndarray:
         match value:
             case Known(array):
+                self.repeatable &= array.size <= FOLDED
                 return array
             case Traced() | Slot():
                 raise NeedsElements(value)
@@ -234,6 +237,8 @@ class Importer:
 
     def host(self, node: Node, function: HostFunction, values: Sequence[Value], count: int) -> tuple[Value, ...]:
         if all(isinstance(leaf, Known) for each in values for leaf in leaves(each)):
+            known = [leaf for each in values for leaf in leaves(each) if isinstance(leaf, Known)]
+            self.repeatable &= all(leaf.array.size <= FOLDED for leaf in known)
             return tuple(Known(each) for each in call_host(node, function, [_arrays(each) for each in values]))
         raise RunsOnHost(node, function, tuple(values), count)
 

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from weft.frontends.onnx import operators as operators  # fills the table of con
 from weft.frontends.onnx.dtypes import STRINGS
 from weft.frontends.onnx.model import Model, ModelInput, ValueType
 from weft.frontends.onnx.read import read_model
-from weft.frontends.onnx.stages import StagedProgram
+from weft.frontends.onnx.stages import StagedProgram, State
 from weft.frontends.onnx.values import Absent, Items, Slot, Value
 
 
@@ -53,6 +54,9 @@ class OnnxFunction:
         # Inputs with an initializer have a default: a call may give them by name.
         self.defaults = tuple(each for each in model.graph.inputs if each.name in model.graph.initializers)
         self._program = StagedProgram(model, config, device, threads)
+        numbers = all(each.type.kind == "tensor" and each.type.dtype != STRINGS for each in self.inputs)
+        self._names = tuple(each.name for each in self.inputs) if numbers else None
+        """The names of inputs, where each is one array."""
 
     def __call__(self, *arrays: Any, **named: Any) -> tuple[Any, ...]:
         return tuple(self.run(arrays, named))
@@ -60,6 +64,10 @@ class OnnxFunction:
     def run(self, arrays: Sequence[Any], named: Mapping[str, Any] | None = None) -> list[Any]:
         """As a call; names of inputs need not be Python's."""
         named = named or {}
+        if self._names is not None and len(arrays) + len(named) == len(self._names):
+            rest = self._names[len(arrays) :]
+            if named.keys() == set(rest):
+                return self._run_plain([*arrays, *(named[name] for name in rest)])
         rest = [each.name for each in self.inputs[len(arrays) :]]
         optional = {each.name for each in self.defaults}
         open_ends = {each.name for each in self.inputs if each.type.kind == "optional"}
@@ -78,6 +86,17 @@ class OnnxFunction:
         }
         return self._program.run(self._program.start(values), slots)
 
+    def _run_plain(self, arrays: Sequence[Any]) -> list[Any]:
+        """A call with an array for each input."""
+        sizes: dict[str, int] = {}
+        slots = [self._array(each, each.type, array, sizes) for each, array in zip(self.inputs, arrays, strict=True)]
+        return self._program.run(self._plain_start, slots)
+
+    @cached_property
+    def _plain_start(self) -> State:
+        slots = {each.name: Slot(place, np.dtype(np.void), ()) for place, each in enumerate(self.inputs)}
+        return self._program.start(slots)
+
     @property
     def signature(self) -> str:
         """The inputs and outputs in one line."""
@@ -93,10 +112,7 @@ class OnnxFunction:
                 return
             # An array without memory of its own: only its type is looked at, unless elements are asked for.
             slots.append(np.broadcast_to(np.zeros((), dtype), [size for size in shape if isinstance(size, int)]))
-        inputs: dict[str, Value] = {
-            each.name: Slot(place, np.dtype(np.void), ()) for place, each in enumerate(self.inputs)
-        }
-        self._program.prepare(self._program.start(inputs), slots)
+        self._program.prepare(self._plain_start, slots)
 
     def _value(
         self, given: ModelInput, type_: ValueType, value: Any, slots: list[np.ndarray], sizes: dict[str, int]

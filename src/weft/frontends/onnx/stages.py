@@ -27,6 +27,7 @@ from weft.errors import UnsupportedError
 from weft.frontends.onnx.call import HostFunction
 from weft.frontends.onnx.import_nodes import Importer, NeedsElements, RunsOnHost, StageFull, Target, call_host
 from weft.frontends.onnx.model import Model, Node, free_names
+from weft.frontends.onnx.stored_steps import Imported, StoredStep, StoredSteps
 from weft.frontends.onnx.values import Absent, Items, Known, Slot, Traced, Value
 from weft.frontends.text import compile_function
 from weft.ops.graph import FuncOp, ReturnOp
@@ -67,6 +68,8 @@ class State:
     pending: tuple[Node, ...]
     values: Mapping[str, Value]
     by_value: set[int] = field(default_factory=set[int])
+    structure: Any = None
+    """How slots are the model's inputs, of the state before the first node."""
     steps: OrderedDict[Any, Step] = field(default_factory=OrderedDict[Any, Step])
 
     def key(self, slots: Sequence[np.ndarray]) -> Any:
@@ -93,6 +96,8 @@ class StagedProgram:
         self._functions: OrderedDict[Any, tuple[Any, Mapping[str, np.ndarray]]] = OrderedDict()
         self._names = itertools.count()
         self._outputs = tuple(each.name for each in self.model.graph.outputs)
+        kept = StoredSteps(self.model, self.config, self.device, self.threads)
+        self._stored = kept if self.config.cache else None
 
     def fresh(self, name: str) -> str:
         """A name that no model has: of values in bodies that are put in the place of calls."""
@@ -105,7 +110,7 @@ class StagedProgram:
             if structure not in self._starts:
                 values: dict[str, Value] = {name: Known(each) for name, each in self.model.graph.initializers.items()}
                 values.update(inputs)
-                self._starts[structure] = State(tuple(self.model.graph.nodes), values)
+                self._starts[structure] = State(tuple(self.model.graph.nodes), values, structure=structure)
             return self._starts[structure]
 
     def run(self, state: State, slots: list[np.ndarray]) -> list[Any]:
@@ -120,7 +125,7 @@ class StagedProgram:
                 operands = [_taken(each, slots, made, ()) for each in step.host.operands]
                 from_host = call_host(step.host.node, step.host.function, operands)
             if step.following is None:
-                return [_own(_taken(each, slots, made, from_host)) for each in step.results]
+                return _results(step.results, slots, made, from_host)
             slots = [_taken(each, slots, made, from_host) for each in step.carried]
             state = step.following
 
@@ -152,6 +157,14 @@ class StagedProgram:
 
     def _import(self, state: State, slots: Sequence[np.ndarray]) -> Step | None:
         """A step; None where the elements of one slot more turned out to matter."""
+        kept = self._stored if state.structure is not None else None
+        stored = None if kept is None else kept.find(slots, state.structure, state.by_value)
+        if isinstance(stored, StoredStep):
+            return Step(stored.function, stored.arguments, None, (), None, stored.results)
+        if stored is not None:
+            state.by_value |= stored
+            return None
+        known_before = frozenset(state.by_value)
         values = {name: _given(value, slots, state.by_value) for name, value in state.values.items()}
         importer = Importer(self.model.opsets, self.model.functions, self.fresh, values, list(reversed(state.pending)))
         host: RunsOnHost | None = None
@@ -162,6 +175,8 @@ class StagedProgram:
             place = stop.value.place if isinstance(stop.value, Slot) else importer.target.place_of(stop.value.value)
             if place is not None:
                 state.by_value.add(place)
+                if kept is not None and importer.repeatable:
+                    kept.keep_need(slots, state.structure, known_before, place)
                 return None
             needed = stop.value
         except RunsOnHost as stop:
@@ -170,14 +185,17 @@ class StagedProgram:
             if state.pending == tuple(reversed(importer.pending)):
                 raise UnsupportedError(f"{importer.pending[-1]} does not fit into one stage") from None
         if not importer.pending:
-            return self._last(importer)
+            step, made = self._last(importer)
+            if kept is not None and importer.repeatable:
+                kept.keep_step(slots, state.structure, known_before, step.results, made)
+            return step
         return self._cut(importer, host, needed)
 
-    def _last(self, importer: Importer) -> Step:
+    def _last(self, importer: Importer) -> tuple[Step, Imported]:
         export = _Export(importer.target)
         results = tuple(export.source(importer.values[name]) for name in self._outputs)
-        function, arguments = self._compiled(importer.target, export.wanted)
-        return Step(function, arguments, None, (), None, results)
+        made = self._compiled(importer.target, export.wanted)
+        return Step(made.function, made.arguments, None, (), None, results), made
 
     def _cut(self, importer: Importer, host: RunsOnHost | None, needed: Traced | Slot | None) -> Step:
         """The step up to where the import stopped, and the state that follows."""
@@ -201,28 +219,29 @@ class StagedProgram:
         if needed is not None:
             source = export.source(needed)
             following.by_value |= {place for place, each in enumerate(carried) if each == source}
-        function, arguments = self._compiled(importer.target, export.wanted)
-        return Step(function, arguments, call, tuple(carried), following)
+        made = self._compiled(importer.target, export.wanted)
+        return Step(made.function, made.arguments, call, tuple(carried), following)
 
-    def _compiled(self, target: Target, wanted: Sequence[SSAValue]) -> tuple[Any, tuple[int, ...]]:
+    def _compiled(self, target: Target, wanted: Sequence[SSAValue]) -> Imported:
         """The function that gives the values that are wanted of a stage, and the slots that it takes."""
         if not wanted:
-            return None, ()
+            return Imported(None, ())
         function = target.function
         target.block.add_op(ReturnOp.make(wanted))
         arguments = _pruned(target)
         constants = {f"c{n}": each for n, each in enumerate(arguments) if isinstance(each, np.ndarray)}
         names = [f"c{n}" if isinstance(each, np.ndarray) else f"x{n}" for n, each in enumerate(arguments)]
         function.attributes["arg_names"] = ArrayAttr(StringAttr(name) for name in names)
-        made = self._function(print_program(function), constants, function)
-        return made, tuple(each for each in arguments if isinstance(each, int))
+        text = print_program(function)
+        made = self._function(text, constants, function)
+        return Imported(made, tuple(each for each in arguments if isinstance(each, int)), text, constants)
 
     def _function(self, text: str, constants: Mapping[str, np.ndarray], function: FuncOp) -> Any:
         """The compiled function of a stage, made once for its text."""
         key = text, tuple((name, id(array)) for name, array in constants.items())
         if key not in self._functions:
             made = compile_function(
-                function, constants=constants, config=self.config, device=self.device, threads=self.threads
+                function, text=text, constants=constants, config=self.config, device=self.device, threads=self.threads
             )
             self._functions[key] = made, constants  # which keep their addresses, that the key has, as long as it does
             if len(self._functions) > _KEPT:
@@ -317,6 +336,20 @@ def _taken(source: Source, slots: Sequence[np.ndarray], made: Sequence[np.ndarra
             return host[place]
         case (_, several):
             return [_taken(each, slots, made, host) for each in several]
+
+
+def _results(
+    sources: Sequence[Source], slots: Sequence[np.ndarray], made: Sequence[np.ndarray], host: Sequence[np.ndarray]
+) -> list[Any]:
+    """Results that share no memory with anything else: what a compiled function made is new, unless it comes twice."""
+    taken = [_taken(each, slots, made, host) for each in sources]
+    new = {("made", place) for place in range(len(made))}
+    found: list[Any] = []
+    for source, result in zip(sources, taken, strict=True):
+        fresh = isinstance(source, tuple) and source in new
+        found.append(result if fresh else _own(result))
+        new.discard(source if fresh else ("", 0))
+    return found
 
 
 def _own(result: Any) -> Any:

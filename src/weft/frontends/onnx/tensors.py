@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -58,11 +59,13 @@ class TensorReader:
         if proto.HasField("raw_data"):
             if dtype == STRINGS:
                 raise ModelError(f"tensor {where!r} holds strings as raw data, expected `string_data`")
-            present = len(proto.raw_data)
-            if present != needed:
+            data: bytes = proto.raw_data  # a copy: asked for once, and not copied again
+            if len(data) != needed:
                 raise ModelError(
-                    f"tensor {where!r} has {present} bytes, expected {needed} for {name_of(proto.data_type)}{dims}"
+                    f"tensor {where!r} has {len(data)} bytes, expected {needed} for {name_of(proto.data_type)}{dims}"
                 )
+            if dtype.kind in "iuf" and dtype.itemsize * 8 == BITS[proto.data_type] and sys.byteorder == "little":
+                return np.frombuffer(data, dtype).reshape(dims)
         else:
             field, each = _FIELDS[proto.data_type]
             length = len(getattr(proto, field))

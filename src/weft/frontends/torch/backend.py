@@ -26,6 +26,9 @@ from weft.frontends.torch import caching
 from weft.frontends.torch.capture.decompositions import decompositions
 from weft.frontends.torch.capture.grouped_matmuls import with_traced_gradients
 from weft.frontends.torch.capture.recurrent_layers import with_recurrent_layers
+from weft.frontends.torch.collectives.captured_collectives import has_collectives, lower_captured
+from weft.frontends.torch.collectives.failures import naming_dead_ranks_of
+from weft.frontends.torch.collectives.gathers import mark_gathers
 from weft.frontends.torch.devices import host_on, kind_of, target_on
 from weft.frontends.torch.execution.collection import without_collection
 from weft.frontends.torch.execution.device_checks import Watch, raise_found
@@ -112,12 +115,18 @@ def weft_backend(
         bw_compiler=compilers["backward"],
         inference_compiler=compile_inference,
         decompositions=decompositions(kind_of(example_inputs)),
-        partition_fn=min_cut_rematerialization_partition,
+        partition_fn=_partition,
         keep_inference_input_mutations=True,
     )
     compiled = shortcut.shortened(backend(with_recurrent_layers(with_traced_gradients(module)), example_inputs))
     written = mutated_arguments(len(example_inputs))
     return compiled if written == () else overlaps_checked(compiled, module, example_inputs, written, config)
+
+
+def _partition(joint: fx.GraphModule, *args: Any, **kwargs: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """The forward and the backward of a graph of both."""
+    mark_gathers(joint)
+    return min_cut_rematerialization_partition(joint, *args, **kwargs)
 
 
 def compile_graph(
@@ -142,7 +151,7 @@ def compile_graph(
         log.info("a graph is not split: %r", error)
         split = None
     if split is None:
-        return _compiled(module, name, config, frozen, guards)
+        return naming_dead_ranks_of(_compiled(module, name, config, frozen, guards), module)
     placeholders = {node: position for position, node in enumerate(module.graph.find_nodes(op="placeholder"))}
     fallbacks = [Fallback(str(node.target), first_line([node]), _UNKNOWN_SIZE) for node in split.sources]
     note_targets(str(node.target) for node in split.sources)
@@ -152,7 +161,7 @@ def compile_graph(
         places = {placeholders[node]: place for place, node in enumerate(part.inputs) if node in placeholders}
         weights = {places[position]: tensor for position, tensor in frozen.items() if position in places}
         parts.append(_compiled(part.module, name, config, weights, guards, () if parts else fallbacks))
-    return split.runner(parts)
+    return naming_dead_ranks_of(split.runner(parts), module)
 
 
 def _compiled(
@@ -200,6 +209,8 @@ def _callable(
         left: frozenset[Hashable] = frozenset()
         while True:
             imported = import_graph(module, name, config, frozen, target.capabilities, left)
+            if has_collectives(imported.function):
+                lower_captured(imported.function, dict(imported.objects), record)
             require_capabilities(imported.function, target)
             record.measure("import", looked)
             if not is_storable(imported):

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import fx
+from torch._library.fake_class_registry import FakeScriptObject
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 import weft.backends.cpu.target as cpu_target
@@ -103,6 +104,8 @@ def _described(value: Any) -> str:
         return f"{text} {value.stride()} from {value.storage_offset()}{read}"
     if isinstance(value, tuple | list):
         return f"[{', '.join(_described(item) for item in value)}]"
+    if isinstance(value, FakeScriptObject):
+        return "object"  # whose address is another one in every process
     return str(value)
 
 

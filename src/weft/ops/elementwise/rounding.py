@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import ClassVar
+
 import numpy as np
 
 from weft.ops.base import op
@@ -79,6 +82,8 @@ class CopySign(FloatFunction):
 @op("nextafter", samples=binary(dtypes=FLOATS))
 class NextAfter(FloatFunction):
     """The neighbour of the first operand, in its own type, on the way to the second."""
+
+    NO_RULE: ClassVar[Mapping[str, str]] = {"vjp": "its steps are of rounding, and torch has no derivative of it"}
 
     @staticmethod
     def reference(a: np.ndarray, b: np.ndarray) -> np.ndarray:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
+from xdsl.ir import SSAValue
 
 from weft.ops import numerics
 from weft.ops.base import op
@@ -89,3 +90,38 @@ class Digamma(FloatFunction):
     @rounded_once
     def reference(x: np.ndarray) -> np.ndarray:
         return numerics.digamma(x)
+
+    @staticmethod
+    def vjp(b: GraphBuilder, grads: Values, operands: Values, results: Values) -> Gradients:
+        return (b.mul(grads[0], trigamma(b, operands[0])),)
+
+
+_SHIFTS = 10
+_BERNOULLI = (1 / 6, -1 / 30, 1 / 42, -1 / 30, 5 / 66, -691 / 2730, 7 / 6)
+"""The Bernoulli numbers B₂, B₄, …: the coefficients of the series at large numbers."""
+
+
+def trigamma(b: GraphBuilder, x: SSAValue) -> SSAValue:
+    """The second derivative of log Γ(x): reflected below 1/2, shifted to large numbers, then by its series."""
+
+    def number(value: float) -> SSAValue:
+        return b.full_like(x, value)
+
+    below = b.lt(x, number(0.5))
+    z = b.where(below, b.sub(number(1), x), x)
+    total: SSAValue | None = None
+    for _ in range(_SHIFTS):
+        part = b.reciprocal(b.mul(z, z))
+        total = part if total is None else b.add(total, part)
+        z = b.add(z, number(1))
+    assert total is not None
+    inverse = b.reciprocal(z)
+    square = b.mul(inverse, inverse)
+    series = number(_BERNOULLI[-1])
+    for coefficient in reversed(_BERNOULLI[:-1]):
+        series = b.add(b.mul(series, square), number(coefficient))
+    tail = b.add(inverse, b.mul(square, b.add(number(0.5), b.mul(series, inverse))))
+    found = b.add(total, tail)
+    safe = b.where(below, x, number(0.5))  # the branch that is not taken must stay finite, also in derivatives
+    sine = b.div(number(math.pi), b.sin(b.mul(safe, number(math.pi))))
+    return b.where(below, b.sub(b.mul(sine, sine), found), found)

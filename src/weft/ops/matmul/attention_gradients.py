@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 import numpy as np
 from xdsl.ir import SSAValue
@@ -41,6 +41,8 @@ class AttentionGradients(Structured):
     The G members of a group attend to the same keys. If `causal`, row i attends to keys 0 to i. Narrow floats are
     computed in f32, but that weights are rounded for the products that sum them up.
     """
+
+    NO_RULE: ClassVar[Mapping[str, str]] = {"vjp": "it is made of what torch traces backwards; attention has a rule"}
 
     @classmethod
     def infer(cls, *tensors: Tensor, **params: Any) -> tuple[Tensor, Tensor, Tensor]:

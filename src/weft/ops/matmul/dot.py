@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import product
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from xdsl.ir import SSAValue
@@ -28,6 +28,7 @@ def transposed(b: GraphBuilder, x: SSAValue) -> SSAValue:
     return b.permute(x, dims=(*range(rank - 2), rank - 1, rank - 2))
 
 
+_MADE_LATE = "it is made by passes, after differentiation and batching"
 _FLOAT8 = (f8e4m3, f8e5m2)
 _WIDENED = {i32: {(i8, i8), (i16, i8)}, f32: {*product(_FLOAT8, _FLOAT8), (f16, f16), (bf16, bf16)}}
 """Types of operands that are summed in a wider one."""
@@ -108,7 +109,10 @@ class Dot(Structured):
             size, rows, inner = b.tensor(x).shape
             tall = b.dot(b.reshape(x, shape=(size * rows, inner)), y, **params)
             return b.reshape(tall, shape=(size, rows, b.tensor(y).shape[1]))
-        return b.dot(*all_batched(b, operands, batched), **params)
+        spread = all_batched(b, operands, batched)
+        if b.tensor(x).shape[-1] == 1 and not params:
+            return b.mul(*spread)  # outer products: many small ones, in which nothing is summed up
+        return b.dot(*spread, **params)
 
 
 SCALED_BLOCK = 128
@@ -124,6 +128,8 @@ class ScaledDot(Structured):
     The factors of x are [M, K / 128], or [M / 128, K / 128] for blocks of rows, and those of y [K / 128, N] or
     [K / 128, N / 128]; the last block may be short.
     """
+
+    NO_RULE: ClassVar[Mapping[str, str]] = {"vjp": _MADE_LATE, "batch": _MADE_LATE}
 
     @classmethod
     def infer(cls, *tensors: Tensor, **params: Any) -> Tensor:
@@ -159,6 +165,8 @@ class TiledDot(Structured):
     A tile has a matrix, its first row and the one behind its last: of [S] numbers each, and has at most `rows`. Of the
     tiles there are `count`, the first of [S] equal numbers, and at least one. What is in no tile is left as it is.
     """
+
+    NO_RULE: ClassVar[Mapping[str, str]] = {"vjp": _MADE_LATE, "batch": _MADE_LATE}
 
     @classmethod
     def infer(cls, *tensors: Tensor, **params: Any) -> Tensor:

@@ -13,6 +13,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 
 from weft.spatial.isa import Function
+from weft.spatial.mapping.packing import Packing, plain
 
 RESIDUES = 4
 """Vectors of a tensor lie in turn in so many slices, so that as many can be written in a cycle."""
@@ -20,9 +21,10 @@ RESIDUES = 4
 
 @dataclass
 class Placed:
-    """A tensor in memory: an image of pixels, a vector for each pixel and each block of channels.
+    """A tensor in memory: lines of vectors, a vector for each pixel and each block of channels.
 
-    Around the image is a border that is read as padding. A matrix [M, K] is an image of one row, M pixels wide.
+    Around the lines is a border that is read as padding. A matrix [M, K] is an image of one row, M pixels wide. Where
+    channels are few, a line may have the pixels of several rows: see `packing`.
     """
 
     name: str
@@ -39,15 +41,24 @@ class Placed:
     bank: int = 0
     base: int = 0
     tag: int = 0
+    packing: Packing = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.packing = plain(self.height)
+
+    @property
+    def lines(self) -> int:
+        return self.packing.lines
 
     @property
     def pitch(self) -> int:
-        """Pixels from a row to the next: the next pixel lies in the next slice, across rows too."""
+        """Vectors from a line to the next: the next vector lies in the next slice, across lines too."""
         return self.width + -(-2 * self.border // RESIDUES) * RESIDUES
 
     @property
     def pixels(self) -> int:
-        return (self.height + 2 * self.border) * self.pitch
+        """The vectors of a block, the border included."""
+        return (self.lines + 2 * self.border) * self.pitch
 
     @property
     def blocks(self) -> int:
@@ -58,14 +69,24 @@ class Placed:
         """Words of each of its slices."""
         return self.blocks * -(-self.pixels // RESIDUES)
 
-    def position(self, row: np.ndarray, column: np.ndarray) -> np.ndarray:
-        """The place of pixels in a block, the border included."""
-        return (row + self.border) * self.pitch + column + self.border
+    def position(self, line: np.ndarray, column: np.ndarray) -> np.ndarray:
+        """The place of vectors in a block, the border included."""
+        return (line + self.border) * self.pitch + column + self.border
 
     def inside(self) -> np.ndarray:
-        """The places of the image's own pixels, in order."""
-        row, column = np.divmod(np.arange(self.height * self.width), self.width)
-        return self.position(row, column)
+        """The places of the image's own vectors, in order."""
+        line, column = np.divmod(np.arange(self.lines * self.width), self.width)
+        return self.position(line, column)
+
+    def row(self, line: int, slot: int) -> int | None:
+        """The row that a slot holds; None where it has no meaning, in a line of the border."""
+        row = self.packing.row(line, slot)
+        stored = 0 <= line < self.lines
+        return row if stored or not 0 <= row < self.height else None
+
+    def padded_slots(self, line: int) -> tuple[int, ...]:
+        """The slots of a line whose rows are outside of the image."""
+        return tuple(s for s in range(self.packing.slots) if not 0 <= self.packing.row(line, s) < self.height)
 
     def residue(self, block: int, positions: np.ndarray) -> np.ndarray:
         return (positions + 2 * block) % RESIDUES
@@ -105,6 +126,28 @@ class Node:
 
 
 @dataclass(frozen=True)
+class Window:
+    """A kernel's size, its steps, and the padding before and after each side."""
+
+    kernel: tuple[int, ...]
+    strides: tuple[int, ...]
+    padding: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
+class Convolution:
+    """A product by weights [N, C, rows, columns]; a matrix product is one of a single row and column."""
+
+    weights: np.ndarray
+    window: Window
+
+
+@dataclass(frozen=True)
+class PixelSum:
+    """The sum over all pixels."""
+
+
+@dataclass(frozen=True)
 class Pass:
     """Input rows that are multiplied by a tile of weights."""
 
@@ -120,7 +163,7 @@ class Job:
     block: int
     positions: np.ndarray
     pixels: np.ndarray
-    """Which pixel of the output each row is, in order."""
+    """Which vector of the output each row is, in order."""
     passes: tuple[Pass, ...]
 
 
@@ -133,7 +176,8 @@ class Layer:
     """What is multiplied; None where nothing is."""
     output: Placed
     root: Node
-    jobs: tuple[Job, ...]
+    product: Convolution | PixelSum | None = None
+    jobs: tuple[Job, ...] = ()
 
 
 @dataclass

@@ -12,9 +12,9 @@ and running the graph on NumPy gives the same bits.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias, cast
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
 
 import numpy as np
 from xdsl.ir import Operation, SSAValue
@@ -27,11 +27,18 @@ from weft.ir.types import f32, i8, i32, tensor_of
 from weft.ops.base import GraphOp
 from weft.ops.graph import FuncOp, ReturnOp
 from weft.spatial.isa import Function
-from weft.spatial.mapping.jobs import Window, convolution_jobs, pixel_jobs, sum_jobs
-from weft.spatial.mapping.layers import Constant, Job, Layer, Model, Node, Operand, Placed, Stream
-
-JobMaker: TypeAlias = Callable[[Placed], Sequence[Job]]
-"""Takes an output and gives jobs. It is called when all borders are known."""
+from weft.spatial.mapping.layers import (
+    Constant,
+    Convolution,
+    Layer,
+    Model,
+    Node,
+    Operand,
+    PixelSum,
+    Placed,
+    Stream,
+    Window,
+)
 
 
 @dataclass(frozen=True)
@@ -50,7 +57,7 @@ class Product:
     source: Placed
     output: tuple[int, int, int]
     shape: tuple[int, ...]
-    make: JobMaker
+    work: Convolution | PixelSum
 
 
 @dataclass(frozen=True)
@@ -71,8 +78,6 @@ class GraphReader:
 
     model: Model
     values: dict[SSAValue, Any] = field(default_factory=dict[SSAValue, Any])
-    makers: list[JobMaker] = field(default_factory=list[JobMaker])
-    """The jobs of each layer, as soon as they can be made."""
 
     def read(self, function: FuncOp, constants: Mapping[str, np.ndarray]) -> Model:
         for name, value in zip(argument_names(function), function.block.args, strict=True):
@@ -85,8 +90,6 @@ class GraphReader:
                 self._return(op)
             else:
                 self.values[op.results[0]] = self._value(op)
-        for number, (layer, make) in enumerate(zip(self.model.layers, self.makers, strict=True)):
-            self.model.layers[number] = replace(layer, jobs=tuple(make(layer.output)))
         return self.model
 
     def _input(self, name: str, value: SSAValue) -> Placed:
@@ -126,11 +129,8 @@ class GraphReader:
             return None
         inner, outer = weights.shape
         kernel = np.ascontiguousarray(weights.T).reshape(outer, inner, 1, 1)
-
-        def make(output: Placed) -> list[Job]:
-            return convolution_jobs(self.model, x, output, kernel, Window((1, 1), (1, 1), ((0, 0), (0, 0))))
-
-        return Product(x, (1, x.width, outer), (x.shape[0], outer), make)
+        work = Convolution(kernel, Window((1, 1), (1, 1), ((0, 0), (0, 0))))
+        return Product(x, (1, x.width, outer), (x.shape[0], outer), work)
 
     def _convolution(self, op: GraphOp, x: Any, w: Any) -> Product | None:
         given, weights = op.params, _array(w)
@@ -142,24 +142,16 @@ class GraphReader:
         padding = tuple((a + int(c), b + int(d)) for (a, b), (c, d) in zip(x.padding, given["padding"], strict=True))
         self._border(op, x.tensor, max(size for pair in padding for size in pair), 0 if x.value is None else x.value)
         window = Window(weights.shape[2:], given["strides"], padding)
-        shape, source = _shape_of(op), x.tensor
-
-        def make(output: Placed) -> list[Job]:
-            return convolution_jobs(self.model, source, output, weights.astype(np.int8), window)
-
-        return Product(source, (shape[2], shape[3], shape[1]), shape, make)
+        shape = _shape_of(op)
+        work = Convolution(weights.astype(np.int8), window)
+        return Product(x.tensor, (shape[2], shape[3], shape[1]), shape, work)
 
     def _sum(self, op: GraphOp, x: Any) -> Product | None:
         if not isinstance(x, Wide) or len(x.tensor.shape) != 4 or x.value is not None:
             return None
         if tuple(op.params["dims"]) != (2, 3):
             return None
-        source = x.tensor
-
-        def make(output: Placed) -> list[Job]:
-            return sum_jobs(self.model, source, output)
-
-        return Product(source, (1, 1, source.channels), _shape_of(op), make)
+        return Product(x.tensor, (1, 1, x.tensor.channels), _shape_of(op), PixelSum())
 
     def _border(self, op: Operation, tensor: Placed, size: int, fill: int) -> None:
         """Keep pixels around a tensor; all its readers see the same."""
@@ -278,8 +270,7 @@ class GraphReader:
         output = self.model.tensor(f"t{len(self.model.tensors)}", shape, dtype, image)
         self.model.origins.append(f"{op.name} at {line_of(op.location) or 'no known line'}")
         origin, source = len(self.model.origins) - 1, product.source if product else None
-        self.model.layers.append(Layer(origin, source, output, node, ()))
-        self.makers.append(product.make if product else pixel_jobs)
+        self.model.layers.append(Layer(origin, source, output, node, product.work if product else None))
         return output
 
     def _return(self, op: ReturnOp) -> None:

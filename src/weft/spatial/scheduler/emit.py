@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from weft.spatial.isa import NONE, Opcode
-from weft.spatial.program import INSTRUCTION, ISSUE, MOVING, NOP, REPEAT, Text
+from weft.spatial.program import INSTRUCTION, ISSUE, MOVING, NOP, REPEAT, Text, port_of
 
 _FIXED = ("queue", "opcode", "function", "source0", "source1", "result", "detail", "origin")
 _COLUMNS = (*_FIXED, *MOVING)
@@ -39,7 +39,7 @@ class Emitter:
 
 def groups_of(columns: dict[str, np.ndarray]) -> np.ndarray:
     """Issues as groups: as many of a queue in a row as differ by the same steps."""
-    port = columns["opcode"] == Opcode.WRITE
+    port = port_of(columns["opcode"])
     order = np.lexsort((columns["cycle"], port, columns["queue"]))
     rows = {name: values[order] for name, values in columns.items()}
     count = len(order)
@@ -80,7 +80,7 @@ def groups_of(columns: dict[str, np.ndarray]) -> np.ndarray:
 
 def texts_of(instructions: np.ndarray) -> list[Text]:
     """The words of each queue; the groups of a queue do not overlap."""
-    port = (instructions["opcode"] == Opcode.WRITE).astype(int)
+    port = port_of(instructions["opcode"]).astype(int)
     order = np.lexsort((instructions["cycle"], port, instructions["queue"]))
     keys = instructions["queue"][order] * 2 + port[order]
     texts: list[Text] = []

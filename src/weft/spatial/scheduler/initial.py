@@ -53,7 +53,7 @@ def port_of(memory: MemoryMap, tensor: Placed, *, every: bool) -> Port:
     cells: list[np.ndarray] = []
     for block in range(tensor.blocks):
         channel = block * lanes + np.arange(lanes)
-        index.append(_index(tensor, pixels[:, None], channel[None, :]))
+        index.append(_index(tensor, pixels, channel))
         for copy in copies:
             byte = copy if wide > 1 else 0
             cells.append(
@@ -72,8 +72,16 @@ def port_of(memory: MemoryMap, tensor: Placed, *, every: bool) -> Port:
     return Port(tensor.name, tensor.shape, tensor.dtype, full, tensor.fill, slices, addresses, vectors, bytes_, tags)
 
 
-def _index(tensor: Placed, pixel: np.ndarray, channel: np.ndarray) -> np.ndarray:
-    """The element of the flat array that a lane holds; -1 beyond the channels."""
-    count = tensor.height * tensor.width
-    flat = pixel * tensor.channels + channel if len(tensor.shape) == 2 else channel * count + pixel
-    return np.where(channel < tensor.channels, flat, -1)
+def _index(tensor: Placed, vectors: np.ndarray, channel: np.ndarray) -> np.ndarray:
+    """The element of the flat array that each lane of vectors holds; -1 beyond the channels and the image."""
+    line, column = np.divmod(vectors, tensor.width)
+    if tensor.packing.slots > 1:
+        slot, own = np.divmod(channel, tensor.channels)
+        packing = tensor.packing
+        row = packing.advance * (line[:, None] + packing.first) + packing.spread * slot + packing.lead
+        inside = (slot < packing.slots) & (row >= 0) & (row < tensor.height)
+    else:
+        own, row, inside = channel, line[:, None], channel < tensor.channels
+    pixel = row * tensor.width + column[:, None]
+    flat = pixel * tensor.channels + own if len(tensor.shape) == 2 else own * tensor.height * tensor.width + pixel
+    return np.where(inside, flat, -1)

@@ -1,9 +1,10 @@
 """Where everything lies: slices by what they are for, a bank for each tensor, an address for each tile of weights.
 
-In each half the slices next to the middle hold constants, those at the edge weights, and between them are sixteen for
-activations: four copies, one for each plane that may read, of four slices, in which the vectors of a tensor lie in
-turn. So no two units ever ask a slice for two words, whatever a window looks like. A tensor has one bank of all
-sixteen; what a layer reads and writes at the same time lies in different banks or halves.
+In each half the slices at the edge hold weights and those before them constants. Next to the middle, from where results
+come and which activations cross on their way to the other half, are sixteen for activations: four copies, one for each
+plane that may read, of four slices, in which the vectors of a tensor lie in turn. So no two units ever ask a slice for
+two words, whatever a window looks like. A tensor has one bank of all sixteen; what a layer reads and writes at the same
+time lies in different banks or halves.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ import numpy as np
 from weft.errors import UnsupportedError
 from weft.spatial.isa import Units
 from weft.spatial.machine import StreamingMachine
-from weft.spatial.mapping.layers import RESIDUES, Layer, Model, Node, Operand, Placed, Stream
+from weft.spatial.mapping.layers import RESIDUES, Layer, Model, Placed
+from weft.spatial.scheduler.expression import streams_of
 
 CONSTANTS = 3
 """Constants that an expression may have, each in four slices: its bytes."""
@@ -44,9 +46,9 @@ class MemoryMap:
         self.copies = self.machine.matrix.planes
         slices = self.machine.memory.slices_per_half
         self.first_weights = slices - self.machine.matrix.load_streams
-        self.first_tensors = self.first_weights - self.copies * RESIDUES
+        self.first_constants = self.copies * RESIDUES
         needed = 4 * CONSTANTS
-        if self.first_tensors < needed:
+        if self.first_weights - self.first_constants < needed:
             raise CapacityError(
                 f"a half has {slices} slices, and {needed} for constants, {self.copies * RESIDUES} for tensors and "
                 f"{self.machine.matrix.load_streams} for weights are needed",
@@ -62,11 +64,11 @@ class MemoryMap:
 
     def tensor_slices(self, tensor: Placed, copy: int, residues: np.ndarray) -> np.ndarray:
         """The slices of vectors in a copy; of wide integers, a copy holds a byte."""
-        first = self.units.memory(tensor.half, self.first_tensors)
+        first = self.units.memory(tensor.half, 0)
         return first + copy * RESIDUES + residues
 
     def constant_slice(self, half: int, place: int, byte: int) -> int:
-        return self.units.memory(half, 4 * place + byte)
+        return self.units.memory(half, self.first_constants + 4 * place + byte)
 
     def tile(self, half: int, tile: int) -> int:
         """The address of a tile, which is put in this half if it is not there."""
@@ -182,13 +184,6 @@ def _lifetimes(model: Model) -> tuple[dict[int, int], dict[int, int]]:
             last[tensor.number] = number  # type: ignore[union-attr]
     last |= {tensor.number: len(model.layers) for tensor in model.outputs}
     return made, last
-
-
-def streams_of(node: Operand) -> list[Stream]:
-    """The tensors that an expression reads."""
-    if isinstance(node, Stream):
-        return [node]
-    return [each for operand in node.operands for each in streams_of(operand)] if isinstance(node, Node) else []
 
 
 def _kept_apart(tensor: Placed, layers: list[Layer]) -> list[tuple[Placed, bool]]:

@@ -10,7 +10,6 @@ there, and the weights of the next pass are loaded while this one runs.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -18,26 +17,24 @@ import numpy as np
 from weft.errors import UnsupportedError
 from weft.spatial.isa import ADDS, CHAINED, EAST, EMITS, NONE, WEST, Opcode
 from weft.spatial.machine import StreamingMachine
-from weft.spatial.mapping.layers import RESIDUES, Constant, Job, Layer, Node, Placed, Stream
+from weft.spatial.mapping.jobs import aligned_lines
+from weft.spatial.mapping.layers import RESIDUES, Constant, Layer, Placed, Stream
 from weft.spatial.scheduler.emit import Emitter
-from weft.spatial.scheduler.memory_map import CONSTANTS, MemoryMap, streams_of
-from weft.spatial.scheduler.mesh import Chains, Stage, place_expression
+from weft.spatial.scheduler.expression import (
+    TENSOR_STREAMS,
+    chains_of,
+    constants_of,
+    padding_constants,
+    streams_of,
+)
+from weft.spatial.scheduler.memory_map import CONSTANTS, MemoryMap
+from weft.spatial.scheduler.mesh import Chains, Stage
+from weft.spatial.scheduler.turns import Turns, Worker
 
 # Streams by what they carry. Outward, to the edge: weights, results to be written, activations. Inward, to the middle:
 # sums, constants, tensors of the expression. What the vector unit takes and what it makes have different numbers.
 _WEIGHTS, _OUTPUTS, _ACTIVATIONS = 0, 16, 30
-_SUMS, _CONSTANTS, _TENSORS = 0, (8, 12, 24), (28, 29)
-_OUTPUT_STREAMS = 8
-
-
-@dataclass(frozen=True)
-class Worker:
-    """A plane, or without a product a copy of the expression, and the rows of a job that it takes."""
-
-    number: int
-    half: int
-    job: Job
-    rows: np.ndarray
+_SUMS, _CONSTANTS = 0, (8, 12, 24)
 
 
 @dataclass
@@ -56,26 +53,13 @@ class LayerPipeline:
     loaded: int = 0
 
     def __post_init__(self) -> None:
-        wide = self.layer.output.dtype.itemsize
-        most = min(self.machine.matrix.planes, _OUTPUT_STREAMS // wide)
-        tensors = streams_of(self.layer.root)
-        if self.layer.source is not None:
-            if any(each.tensor is self.layer.source for each in tensors):
-                raise UnsupportedError(
-                    f"{self.layer.source.name} is multiplied and added in one layer, and its slices can be read once",
-                    hint="convert it in a layer of its own",
-                )
-            most = min(most, len(_TENSORS) // len(tensors)) if tensors else most
-        elif len(tensors) > 1 and len({each.tensor.number for each in tensors}) < len(tensors):
-            most = 1
-        if not most:
-            raise UnsupportedError(f"an expression reads {len(tensors)} tensors beside a product", hint="split it")
-        self.chains: Chains = place_expression(self.layer.root, self.machine.vector, most)
-        self.constants = list(_constants_of(self.layer.root))
+        self.chains: Chains = chains_of(self.machine, self.layer)
+        self.constants = list(constants_of(self.layer.root))
         if len(self.constants) > CONSTANTS:
             raise UnsupportedError(
                 f"an expression has {len(self.constants)} constants", hint=f"at most {CONSTANTS} fit"
             )
+        self.turns = Turns(self.machine, self.layer, len(self.chains.copies))
         self.taken: dict[tuple[int, int], list[np.ndarray]] = {}
         self.installed: dict[int, tuple[int, int]] = {}
         self.asked = np.zeros(0, np.int64)
@@ -86,56 +70,12 @@ class LayerPipeline:
     def run(self) -> None:
         """Emit everything."""
         cursor = 0
-        for workers in self._rounds():
+        for workers in self.turns.rounds():
             cursor = self._round(workers, cursor) if workers[0].job.passes else self._plain(workers, cursor)
         self._read_constants()
 
-    def _rounds(self) -> Iterator[list[Worker]]:
-        """What runs at the same time: one job on all planes, or one in each half."""
-        planes, jobs = self.machine.matrix.planes, self.layer.jobs
-        if not jobs[0].passes:
-            copies = len(self.chains.copies)
-            for job in jobs:
-                yield [Worker(n, 0, job, np.arange(n, len(job.positions), copies)) for n in range(copies)]
-            return
-        per_half = planes // 2
-        pairs = [jobs[at : at + 2] for at in range(0, len(jobs), 2)]
-        together = sum(self._span(job, planes) for job in jobs)
-        apart = sum(max(self._span(job, per_half) for job in pair) for pair in pairs)
-        if apart < together and all(self._distinct(pair) for pair in pairs):
-            for pair in pairs:
-                yield [
-                    Worker(half * per_half + n, half, job, np.arange(n, len(job.positions), per_half))
-                    for half, job in enumerate(pair)
-                    for n in range(per_half)
-                ]
-        else:
-            for job in jobs:
-                yield [Worker(n, n // per_half, job, np.arange(n, len(job.positions), planes)) for n in range(planes)]
-
-    def _span(self, job: Job, workers: int) -> int:
-        """Cycles of a job on so many planes."""
-        rows = -(-len(job.positions) // workers)
-        load = self.machine.load_cycles + self.machine.latency.load_weights
-        period = self.machine.matrix.planes // len(self.chains.copies)
-        tiles = [each.tile for each in job.passes]
-        fresh = [one != other for one, other in zip(tiles, [None, *tiles], strict=False)]
-        last = len(tiles) - 1
-        return sum(max(load if new else 0, rows * (period if n == last else 1)) for n, new in enumerate(fresh))
-
-    def _distinct(self, pair: tuple[Job, ...]) -> bool:
-        """Whether two jobs never write to one slice in one cycle."""
-        if len(pair) == 1:
-            return True
-        one, other = (self.layer.output.residue(job.block, job.positions) for job in pair)
-        count = min(len(one), len(other)) // 2 * 2
-        mixed = np.concatenate([one[:count].reshape(-1, 2), other[:count].reshape(-1, 2)], axis=1)
-        return len(pair[0].positions) == len(pair[1].positions) and bool(
-            np.all(np.diff(np.sort(mixed, axis=1), axis=1) > 0)
-        )
-
     def _round(self, workers: list[Worker], cursor: int) -> int:
-        longest = max(len(worker.rows) for worker in workers)
+        longest = max(int(worker.steps[-1]) + 1 for worker in workers if len(worker.rows))
         passes = max(len(worker.job.passes) for worker in workers)
         size = self.machine.matrix.accumulator_rows if passes > 1 else longest
         period = self.machine.matrix.planes // len(self.chains.copies)
@@ -146,20 +86,20 @@ class LayerPipeline:
                 start = self._install(halves, cursor)
                 last = number == passes - 1
                 for worker in workers:
-                    rows = worker.rows[begin : begin + count]
+                    own = (worker.steps >= begin) & (worker.steps < begin + count)
+                    rows, steps = worker.rows[own], worker.steps[own] - begin
                     if len(rows):
                         step = period if last else 1
                         phase = worker.number // len(self.chains.copies) if last else 0
-                        self._multiply(worker, rows, start + np.arange(len(rows)) * step + phase, number, last)
+                        self._multiply(worker, rows, steps, start + steps * step + phase, number, last)
                 cursor = start + count * (period if last else 1)
         return cursor
 
     def _plain(self, workers: list[Worker], cursor: int) -> int:
         for worker in workers:
-            self._express(
-                worker, worker.rows, cursor + np.arange(len(worker.rows)) + self._depth * self.machine.latency.alu
-            )
-        return cursor + max(len(worker.rows) for worker in workers)
+            if len(worker.rows):
+                self._express(worker, worker.rows, cursor + worker.steps + self._depth * self.machine.latency.alu)
+        return cursor + max(int(worker.steps[-1]) + 1 for worker in workers if len(worker.rows))
 
     @property
     def _depth(self) -> int:
@@ -208,7 +148,9 @@ class LayerPipeline:
             self._emit(Opcode.INSTALL_WEIGHTS, queue, install, tag=tag)
             self.loaded += 1
 
-    def _multiply(self, worker: Worker, rows: np.ndarray, times: np.ndarray, number: int, last: bool) -> None:
+    def _multiply(
+        self, worker: Worker, rows: np.ndarray, steps: np.ndarray, times: np.ndarray, number: int, last: bool
+    ) -> None:
         machine, memory, latency = self.machine, self.memory, self.machine.latency
         source, step, job = self.layer.source, worker.job.passes[number], worker.job
         assert source is not None, "a layer with passes has one"
@@ -224,7 +166,7 @@ class LayerPipeline:
             memory.units.plane(worker.number, 2),
             times + latency.multiply,
             result=self._stream(_inward(worker.half), _SUMS + 4 * lane) if last else NONE,
-            address=np.arange(len(rows)) % machine.matrix.accumulator_rows,
+            address=steps % machine.matrix.accumulator_rows,
             detail=(ADDS if number else 0) | (EMITS if last else 0),
             want0=tags,
             want1=wanted,
@@ -280,11 +222,11 @@ class LayerPipeline:
                 sources[at], wants[at] = CHAINED + maker, made
             elif isinstance(operand, Constant):
                 place = next(n for n, each in enumerate(self.constants) if each is operand)
-                self.taken.setdefault((worker.half, place), []).append(
-                    np.stack([times, np.full(len(times), worker.job.block)])
-                )
-                _, tag = self._constant(worker.half, place, worker.job.block)
-                sources[at], wants[at] = self._stream(_inward(worker.half), _CONSTANTS[place]), tag
+                kinds = self._kinds(worker, rows)
+                self.taken.setdefault((worker.half, place), []).append(np.stack([times, kinds]))
+                tags = {kind: self._constant(worker.half, place, kind)[1] for kind in np.unique(kinds).tolist()}
+                sources[at] = self._stream(_inward(worker.half), _CONSTANTS[place])
+                wants[at] = np.array([tags[kind] for kind in kinds.tolist()])
             elif isinstance(operand, Stream):
                 sources[at], wants[at] = self._read_stream(worker, rows, operand, times)
             else:
@@ -302,10 +244,10 @@ class LayerPipeline:
         if len(tensors) * len(self.chains.copies) > len(numbers):
             raise UnsupportedError(f"a window of {len(tensors)} pixels is too large", hint="pool in two steps")
         stream = self._stream(_inward(tensor.half), numbers[number * len(self.chains.copies) + copy])
-        row, column = np.divmod(worker.job.pixels[rows], output.width)
-        places = tensor.position(
-            row * operand.stride[0] + operand.offset[0], column * operand.stride[1] + operand.offset[1]
-        )
+        line, column = np.divmod(worker.job.pixels[rows], output.width)
+        aligned = aligned_lines(operand, output)
+        assert aligned is not None, "packings are chosen so that operands are aligned"
+        places = tensor.position(np.array(aligned)[line], column * operand.stride[1] + operand.offset[1])
         copies = self._free_copies(tensor, tensor.residue(worker.job.block, places), times)
         self._read_tensor(tensor, copies, worker.job.block, places, times, 0, stream)
         return stream, tensor.tags(worker.job.block, places)
@@ -329,8 +271,8 @@ class LayerPipeline:
     def _tensor_streams(self) -> tuple[int, ...]:
         """Streams that bring tensors to the vector unit."""
         if self.layer.source is not None:
-            return _TENSORS
-        free = (*_TENSORS, 30, 31, *range(8))
+            return TENSOR_STREAMS
+        free = (*TENSOR_STREAMS, 30, 31, *range(8))
         return free if self.constants else (*free, *range(8, 16), *range(24, 28))
 
     def _read_tensor(
@@ -353,9 +295,9 @@ class LayerPipeline:
     def _read_constants(self) -> None:
         """Constants are read once for all that take them in a cycle."""
         for (half, place), parts in self.taken.items():
-            times, blocks = np.unique(np.concatenate(parts, axis=1), axis=1)
-            pairs = [self._constant(half, place, int(block)) for block in blocks]
-            addresses, tags = (np.array(each) for each in zip(*pairs, strict=True))
+            times, kinds = np.unique(np.concatenate(parts, axis=1), axis=1)
+            pairs = {kind: self._constant(half, place, kind) for kind in np.unique(kinds).tolist()}
+            addresses, tags = (np.array([pairs[kind][part] for kind in kinds.tolist()]) for part in (0, 1))
             stream = self._stream(_inward(half), _CONSTANTS[place])
             for byte in range(4):
                 slice_ = self.memory.constant_slice(half, place, byte)
@@ -363,10 +305,24 @@ class LayerPipeline:
                 cycles = times - way - self.machine.latency.read
                 self._emit(Opcode.READ, slice_, cycles, result=stream + byte, address=addresses, tag=tags)
 
-    def _constant(self, half: int, place: int, block: int) -> tuple[int, int]:
-        lanes = self.machine.width
-        part = self.constants[place].values[block * lanes : (block + 1) * lanes]
-        return self.memory.constant(half, place, np.pad(part.astype(np.float32), (0, lanes - len(part))))
+    def _kinds(self, worker: Worker, rows: np.ndarray) -> np.ndarray:
+        """Which constants rows take: by their block, and by the slots of their line that are padding."""
+        lines = worker.job.pixels[rows] // self.layer.output.width
+        return self.turns.variant_of[lines] * self.layer.output.blocks + worker.job.block
+
+    def _constant(self, half: int, place: int, kind: int) -> tuple[int, int]:
+        """The address and tag of a constant; in slots of padding it is what makes the result the padding's value."""
+        lanes, output, constant = self.machine.width, self.layer.output, self.constants[place]
+        variant, block = divmod(kind, output.blocks)
+        part = constant.values[block * lanes : (block + 1) * lanes].astype(np.float32)
+        slots = np.tile(part, (output.packing.slots, 1))
+        if output.border and self.turns.variants[variant]:
+            forced = padding_constants(self.layer.root, output.fill)
+            assert forced is not None, "a tensor whose padding cannot be computed is not packed"
+            if id(constant) in forced:
+                slots[list(self.turns.variants[variant])] = forced[id(constant)]
+        flat = slots.reshape(-1)
+        return self.memory.constant(half, place, np.pad(flat, (0, lanes - len(flat))))
 
     def _positions(self, slices: np.ndarray) -> np.ndarray:
         return self._place_of[slices]
@@ -390,11 +346,3 @@ def _outward(half: int) -> int:
 
 def _inward(half: int) -> int:
     return WEST if half else EAST
-
-
-def _constants_of(node: Node) -> Iterator[Constant]:
-    for operand in node.operands:
-        if isinstance(operand, Constant):
-            yield operand
-        elif isinstance(operand, Node):
-            yield from _constants_of(operand)

@@ -5,6 +5,7 @@ Groups run in the order of who feeds whom. Where groups feed each other in turn,
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 
@@ -29,10 +30,16 @@ class Evaluator:
     """What each driver puts on its stream, where it is computed."""
     whole: dict[int, np.ndarray] = field(default_factory=dict[int, np.ndarray])
     """Results of groups that are handed over without a stream."""
+    sent: dict[tuple[int, int], np.ndarray] = field(default_factory=dict[tuple[int, int], np.ndarray])
+    """What links have sent: by queue, and the number of the vector in the order of time."""
+    arrived: dict[tuple[int, int], np.ndarray] = field(default_factory=dict[tuple[int, int], np.ndarray])
+    """What may be received, likewise."""
 
     def __post_init__(self) -> None:
         machine, issues = self.program.machine, self.issues
-        computed = np.isin(issues["opcode"][self.sources.drives.issues], (Opcode.ALU, Opcode.ACCUMULATE))
+        computed = np.isin(
+            issues["opcode"][self.sources.drives.issues], (Opcode.ALU, Opcode.ACCUMULATE, Opcode.RECEIVE)
+        )
         self.slots = np.cumsum(computed) - 1
         self.streamed = np.zeros((int(computed.sum()), machine.width), np.uint8)
         self.accumulators = np.zeros((machine.matrix.planes, machine.matrix.accumulator_rows, machine.width), np.int32)
@@ -80,10 +87,11 @@ class Evaluator:
             for install, begin, end in zip(installs.tolist(), begins, ends, strict=True):
                 self.loads[install] = loads[begin:end]
 
-    def run(self) -> None:
-        """Compute everything, in order."""
+    def run(self) -> Iterator[None]:
+        """Compute everything, in order; it comes back where a vector has to be received that has not arrived."""
         issues = self.issues
-        nodes = np.unique(self.group_of[issues.of(Opcode.MULTIPLY, Opcode.ACCUMULATE, Opcode.ALU)])
+        computing = (Opcode.MULTIPLY, Opcode.ACCUMULATE, Opcode.ALU, Opcode.SEND, Opcode.RECEIVE)
+        nodes = np.unique(self.group_of[issues.of(*computing)])
         before, after = self._edges()
         begins = issues["cycle"][issues.starts[nodes]]
         order = _sorted(dict(zip(nodes.tolist(), begins.tolist(), strict=True)), before, after)
@@ -96,8 +104,23 @@ class Evaluator:
                     self.whole[group] = self._multiply(int(first), int(last))
                 case Opcode.ACCUMULATE:
                     self._accumulate(int(first), int(last))
+                case Opcode.SEND:
+                    vectors = self._operand(0, int(first), int(last), np.int8)
+                    self.sent.update(zip(self._numbers(int(first), int(last)), vectors, strict=True))
+                case Opcode.RECEIVE:
+                    numbers = self._numbers(int(first), int(last))
+                    while not all(number in self.arrived for number in numbers):
+                        yield
+                    self._put(int(first), int(last), np.stack([self.arrived.pop(number) for number in numbers]))
                 case _:
                     self._alu(group, int(first), int(last))
+
+    def _numbers(self, first: int, last: int) -> list[tuple[int, int]]:
+        """Which vectors of their link issues are: the queue, and the number in the order of time."""
+        issues = self.issues
+        queue, opcode = issues["queue"][first], issues["opcode"][first]
+        times = np.sort(issues["cycle"][(issues["queue"] == queue) & (issues["opcode"] == opcode)])
+        return [(int(queue), int(n)) for n in np.searchsorted(times, issues["cycle"][first:last])]
 
     def _edges(self) -> tuple[np.ndarray, np.ndarray]:
         """Which group feeds which."""

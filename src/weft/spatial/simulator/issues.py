@@ -9,7 +9,7 @@ import numpy as np
 
 from weft.errors import WeftError
 from weft.spatial.isa import CHAINED, EMITS, NONE, Function, Opcode, operand_bytes, result_bytes
-from weft.spatial.program import ISSUE, NOP, REPEAT, Program, Text, expanded
+from weft.spatial.program import ISSUE, NOP, REPEAT, Program, Text, expanded, port_of
 
 
 class SimulationError(WeftError):
@@ -39,7 +39,7 @@ def run_queues(program: Program) -> Issues:
     for text in program.texts:
         _walk(text, rows)
     rows = _in_order(rows)
-    positions = np.array([program.units.position(queue) for queue in range(program.units.planes_end)])
+    positions = np.array([program.units.position(queue) for queue in range(program.units.end)])
     starts = np.concatenate([[0], np.cumsum(rows["count"])])
     return Issues(expanded(rows), starts, positions)
 
@@ -63,10 +63,9 @@ def _walk(text: Text, rows: np.ndarray) -> None:
 
 def _in_order(rows: np.ndarray) -> np.ndarray:
     ends = rows["cycle"] + (rows["count"] - 1) * rows["period"]
-    order = np.lexsort((rows["cycle"], rows["opcode"] == Opcode.WRITE, rows["queue"]))
-    same = (rows["queue"][order][1:] == rows["queue"][order][:-1]) & (
-        (rows["opcode"] == Opcode.WRITE)[order][1:] == (rows["opcode"] == Opcode.WRITE)[order][:-1]
-    )
+    port = port_of(rows["opcode"])
+    order = np.lexsort((rows["cycle"], port, rows["queue"]))
+    same = (rows["queue"][order][1:] == rows["queue"][order][:-1]) & (port[order][1:] == port[order][:-1])
     late = same & (ends[order][:-1] > rows["cycle"][order][1:])
     if not late.any():
         return rows
@@ -100,10 +99,13 @@ def drivers(program: Program, issues: Issues) -> Ends:
     widths = np.array([result_bytes(function) for function in Function])
     op = issues["opcode"]
     driven = issues["result"] != NONE
-    width = np.where(op == Opcode.READ, 1, np.where(op == Opcode.ALU, widths[issues["function"]], 4))
+    plain = np.isin(op, (Opcode.READ, Opcode.RECEIVE))
+    width = np.where(plain, 1, np.where(op == Opcode.ALU, widths[issues["function"]], 4))
     silent = (op == Opcode.ACCUMULATE) & (issues["detail"] & EMITS == 0)
-    width = np.where(driven & ~silent & np.isin(op, (Opcode.READ, Opcode.ALU, Opcode.ACCUMULATE)), width, 0)
-    late = np.select([op == Opcode.READ, op == Opcode.ALU], [latency.read, latency.alu], latency.accumulate)
+    drives = (Opcode.READ, Opcode.ALU, Opcode.ACCUMULATE, Opcode.RECEIVE)
+    width = np.where(driven & ~silent & np.isin(op, drives), width, 0)
+    kinds = [op == Opcode.READ, op == Opcode.ALU, op == Opcode.RECEIVE]
+    late = np.select(kinds, [latency.read, latency.alu, latency.receive], latency.accumulate)
     return _ends(issues, width, issues["result"], issues["cycle"] + late)
 
 
@@ -115,7 +117,7 @@ def readers(program: Program, issues: Issues, operand: int) -> Ends:
     alu = (op == Opcode.ALU) & (source < CHAINED)
     width[alu] = table[issues["function"][alu]]
     if operand == 0:
-        width[np.isin(op, (Opcode.WRITE, Opcode.MULTIPLY))] = 1
+        width[np.isin(op, (Opcode.WRITE, Opcode.MULTIPLY, Opcode.SEND))] = 1
         width[op == Opcode.LOAD_WEIGHTS] = program.machine.matrix.load_streams
     return _ends(issues, width, source, issues["cycle"])
 

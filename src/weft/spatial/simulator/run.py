@@ -39,19 +39,48 @@ def simulate(
     cycles = _length(program, issues)
     results: list[np.ndarray] = []
     if arrays is not None:
-        given = [_argument(port, array) for port, array in zip(program.inputs, arrays, strict=True)]
-        cells = Cells.of(program)
-        sources = find_sources(program, issues, cells, check)
-        evaluator = Evaluator(program, issues, sources, initial_bytes(program, given))
-        evaluator.run()
-        results = [_result(program, port, evaluator, sources, cells) for port in program.outputs]
+        chip = ChipRun.of(program, arrays, check, issues)
+        for _ in chip.evaluator.run():
+            raise SimulationError("the program receives a vector, and nothing is linked to it")
+        results = chip.results()
     opcodes, counts = np.unique(issues["opcode"], return_counts=True)
     issued = {Opcode(int(opcode)).name: int(count) for opcode, count in zip(opcodes, counts, strict=True)}
     return Simulation(cycles, results, issued, _busy(program, issues))
 
 
+@dataclass(frozen=True)
+class ChipRun:
+    """A chip that runs a program."""
+
+    program: Program
+    issues: Issues
+    cells: Cells
+    sources: Sources
+    evaluator: Evaluator
+
+    @staticmethod
+    def of(program: Program, arrays: Sequence[np.ndarray], check: bool, issues: Issues | None = None) -> ChipRun:
+        """The state before the first cycle."""
+        issues = run_queues(program) if issues is None else issues
+        given = [_argument(port, array) for port, array in zip(program.inputs, arrays, strict=True)]
+        cells = Cells.of(program)
+        sources = find_sources(program, issues, cells, check)
+        return ChipRun(
+            program, issues, cells, sources, Evaluator(program, issues, sources, initial_bytes(program, given))
+        )
+
+    def results(self) -> list[np.ndarray]:
+        """What the memory holds at the end."""
+        return [_result(self.program, port, self.evaluator, self.sources, self.cells) for port in self.program.outputs]
+
+
 def _length(program: Program, issues: Issues) -> int:
-    """From the first issue until every lane is done: an instruction climbs one tile a cycle."""
+    """From the first issue until every lane is done."""
+    return finish_of(program, issues) - int(issues["cycle"].min()) if len(issues["cycle"]) else 0
+
+
+def finish_of(program: Program, issues: Issues) -> int:
+    """The cycle in which every lane is done: an instruction climbs one tile a cycle."""
     latency = program.machine.latency
     table = {
         Opcode.READ: latency.read,
@@ -61,11 +90,11 @@ def _length(program: Program, issues: Issues) -> int:
         Opcode.MULTIPLY: latency.multiply,
         Opcode.ACCUMULATE: latency.accumulate,
         Opcode.ALU: latency.alu,
+        Opcode.SEND: latency.send,
+        Opcode.RECEIVE: latency.receive,
     }
     done = issues["cycle"] + np.array([table[each] for each in Opcode])[issues["opcode"]]
-    if not len(done):
-        return 0
-    return int(done.max() - issues["cycle"].min()) + program.machine.lanes.tiles
+    return int(done.max(initial=0)) + program.machine.lanes.tiles
 
 
 def _argument(port: Port, array: np.ndarray) -> np.ndarray:

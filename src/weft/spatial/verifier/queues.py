@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from weft.spatial.isa import Opcode
-from weft.spatial.program import ISSUE, NOP, REPEAT
+from weft.spatial.program import ISSUE, NOP, REPEAT, port_of
 from weft.spatial.verifier.violations import Checks
 
 
@@ -14,16 +14,18 @@ def check_units(checks: Checks) -> bool:
     rows, units = checks.program.instructions, checks.program.units
     machine = checks.program.machine
     queue, opcode = rows["queue"], rows["opcode"]
-    known = (queue >= 0) & (queue < units.planes_end) & (opcode >= 0) & (opcode < len(Opcode))
+    known = (queue >= 0) & (queue < units.end) & (opcode >= 0) & (opcode < len(Opcode))
     known &= (rows["count"] > 0) & (rows["period"] > 0) & (rows["cycle"] >= 0)
     memory, alu = queue < machine.slices, (queue >= machine.slices) & (queue < machine.slices + machine.alus)
     part = (queue - machine.slices - machine.alus) % 3
-    plane = ~memory & ~alu
+    link = queue >= units.link(0)
+    plane = ~memory & ~alu & (queue < units.planes_end)
     fits = memory & (opcode <= Opcode.WRITE)
     fits |= alu & (opcode == Opcode.ALU)
     fits |= plane & (part == 0) & np.isin(opcode, (Opcode.LOAD_WEIGHTS, Opcode.INSTALL_WEIGHTS))
     fits |= plane & (part == 1) & (opcode == Opcode.MULTIPLY)
     fits |= plane & (part == 2) & (opcode == Opcode.ACCUMULATE)
+    fits |= link & np.isin(opcode, (Opcode.SEND, Opcode.RECEIVE))
     wrong = np.flatnonzero(~(known & fits))
     if len(wrong):
         row = rows[wrong[0]]
@@ -34,7 +36,7 @@ def check_units(checks: Checks) -> bool:
 def check_queues(checks: Checks) -> None:
     """One issue a cycle, and words that expand to it."""
     issues = checks.issues
-    port = issues["opcode"] == Opcode.WRITE
+    port = port_of(issues["opcode"])
     order = np.lexsort((issues["cycle"], port, issues["queue"]))
     same = np.ones(len(order) - 1, bool) if len(order) else np.zeros(0, bool)
     for values in (issues["cycle"], port, issues["queue"]):
@@ -56,7 +58,7 @@ def _check_words(checks: Checks) -> None:
                 time += one
             elif kind == ISSUE and 0 <= one < len(rows) and counts[one] == 0:
                 cycles[one], counts[one], last = time, 1, one
-                fits = rows["queue"][one] == text.queue and (rows["opcode"][one] == Opcode.WRITE) == text.port
+                fits = rows["queue"][one] == text.queue and port_of(rows["opcode"][one]) == text.port
                 if not fits:
                     checks.say(1, f"{program.units.name(text.queue)} has the words of another unit")
                 time += 1
@@ -125,9 +127,16 @@ def _check_fetch(checks: Checks) -> None:
 
 def check_length(checks: Checks) -> None:
     """The length of the schedule is what was predicted."""
-    machine, issues = checks.program.machine, checks.issues
-    if not len(issues["cycle"]):
+    if not len(checks.issues["cycle"]):
         return
+    begin, end = length_of(checks)
+    if end - begin != checks.program.cycles:
+        checks.say(10, f"{checks.program.cycles} cycles are predicted, and the schedule takes {end - begin}")
+
+
+def length_of(checks: Checks) -> tuple[int, int]:
+    """The cycles of the first issue and of the end."""
+    machine, issues = checks.program.machine, checks.issues
     late = machine.latency
     after = {
         Opcode.READ: late.read,
@@ -137,8 +146,8 @@ def check_length(checks: Checks) -> None:
         Opcode.MULTIPLY: late.multiply,
         Opcode.ACCUMULATE: late.accumulate,
         Opcode.ALU: late.alu,
+        Opcode.SEND: late.send,
+        Opcode.RECEIVE: late.receive,
     }
     ends = [int(issues["cycle"][own].max()) + time for op, time in after.items() if len(own := checks.of(op))]
-    length = max(ends) - int(issues["cycle"].min()) + machine.lanes.tiles
-    if length != checks.program.cycles:
-        checks.say(10, f"{checks.program.cycles} cycles are predicted, and the schedule takes {length}")
+    return int(issues["cycle"].min()), max(ends) + machine.lanes.tiles

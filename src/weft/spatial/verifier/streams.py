@@ -19,9 +19,12 @@ def check_streams(checks: Checks) -> None:
         return
     made = np.array([result_bytes(each) for each in Function])[function]
     emits = (op == Opcode.ACCUMULATE) & (issues["detail"] & EMITS > 0)
-    width = np.where(op == Opcode.READ, 1, np.where(emits, 4, np.where(alu & (issues["result"] != NONE), made, 0)))
+    plain = np.isin(op, (Opcode.READ, Opcode.RECEIVE))
+    width = np.where(plain, 1, np.where(emits, 4, np.where(alu & (issues["result"] != NONE), made, 0)))
     after = np.select(
-        [op == Opcode.READ, alu], [machine.latency.read, machine.latency.alu], default=machine.latency.accumulate
+        [op == Opcode.READ, alu, op == Opcode.RECEIVE],
+        [machine.latency.read, machine.latency.alu, machine.latency.receive],
+        default=machine.latency.accumulate,
     )
     driving, driven_byte = _spread(width)
     streams = issues["result"][driving] + driven_byte
@@ -52,7 +55,7 @@ def _check_operand(
     takes = np.array([operand_bytes(each, operand) for each in Function])
     width[alu] = takes[issues["function"][alu]]
     if operand == 0:
-        width[np.isin(op, (Opcode.WRITE, Opcode.MULTIPLY))] = 1
+        width[np.isin(op, (Opcode.WRITE, Opcode.MULTIPLY, Opcode.SEND))] = 1
         width[op == Opcode.LOAD_WEIGHTS] = machine.matrix.load_streams
     reading, byte = _spread(width)
     wanted_stream = source[reading] + byte
@@ -75,7 +78,7 @@ def _check_operand(
         checks.refuse(3, reading[other][over], "finds that its vector was driven over on the way")
         checks.refuse(2, reading[other][~over], "finds another vector than it is meant to take")
     # The bytes of one operand are those of one result, in order; constants are read byte by byte.
-    one_result = op[driving[held]] != Opcode.READ
+    one_result = ~np.isin(op[driving[held]], (Opcode.READ, Opcode.RECEIVE))
     writes = op[reading] == Opcode.WRITE
     meant = np.where(writes, issues["detail"][reading] % 16, byte)
     torn = ~loads & ~other & one_result & (driven_byte[held] != meant)

@@ -44,7 +44,7 @@ class Checks:
     def __post_init__(self) -> None:
         self.issues = expanded(self.program.instructions)
         units = self.program.units
-        self.positions = np.array([units.position(queue) for queue in range(units.planes_end)])
+        self.positions = np.array([units.position(queue) for queue in range(units.end)])
 
     def at(self, issue: int) -> str:
         """An issue, in words."""

@@ -20,9 +20,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import torch
 
-from weft.testing.bench.onnx_runtime import in_onnx_runtime, missing_packages
+from weft.testing.bench.onnx_session import missing_packages
 
 Call = Callable[[], Any]
 Compile = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -142,6 +141,11 @@ def contenders(
     Without `cached`, Weft leaves its disk cache alone; Inductor's is governed by its environment variables.
     """
 
+    # Imported here and below: taking turns needs no framework.
+    import torch
+
+    from weft.testing.bench.onnx_runtime import in_onnx_runtime
+
     def inductor(function: Callable[..., Any]) -> Callable[..., Any]:
         options: dict[str, Any] | None = {"freezing": True} if frozen else None
         return torch.compile(function, backend="inductor", dynamic=dynamic, options=options)
@@ -160,6 +164,8 @@ def contenders(
 
 def quantized_contenders(quantize: str) -> list[Contender]:
     """Weft in f32 and Weft quantized, weights frozen for both."""
+
+    import torch
 
     def compiled(**options: Any) -> Compile:
         given = {"cache": False, "freeze": True, **options}

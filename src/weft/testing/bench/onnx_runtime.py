@@ -3,12 +3,11 @@
 Export and session take no part in what is measured. What the session returns are the module's tensors, in order.
 """
 
-# onnxruntime has no types.
-# pyright: reportMissingImports=false, reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# torch leaves some of its arguments without types.
+# pyright: reportUnknownMemberType=false
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 import tempfile
 import warnings
@@ -20,13 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from weft.errors import UnsupportedError
-
-_NEEDED = ("onnx", "onnxruntime", "onnxscript")
-
-
-def missing_packages() -> list[str]:
-    """The packages that export and session need and that are not installed."""
-    return [name for name in _NEEDED if importlib.util.find_spec(name) is None]
+from weft.testing.bench.onnx_session import open_session
 
 
 def in_onnx_runtime(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -45,18 +38,10 @@ def in_onnx_runtime(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _session(module: nn.Module, inputs: dict[str, Tensor]) -> Callable[..., list[Tensor]]:
-    import onnxruntime
-
-    options: Any = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = torch.get_num_threads()
-    options.inter_op_num_threads = 1
-    options.log_severity_level = 3
-    # Its threads wait busily, which is to its advantage, but not while others have their turn.
-    options.add_session_config_entry("session.force_spinning_stop", "1")
     with tempfile.TemporaryDirectory(prefix="weft-onnx-") as folder:
         path = Path(folder) / "model.onnx"
         _export(module, inputs, path)
-        session: Any = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        session = open_session(path, torch.get_num_threads())
     # An input that the model does not read may be left out of the export.
     names = [each.name for each in session.get_inputs()]
 

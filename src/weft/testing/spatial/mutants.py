@@ -15,10 +15,12 @@ import numpy as np
 
 from weft.errors import WeftError
 from weft.spatial.isa import NONE, Function, Opcode
-from weft.spatial.program import Image, Program
+from weft.spatial.program import Image, Program, port_of
 from weft.spatial.scheduler.emit import texts_of
 from weft.spatial.simulator.run import simulate
-from weft.spatial.verifier.verify import violations
+from weft.spatial.simulator.system import simulate_system
+from weft.spatial.system import System
+from weft.spatial.verifier.verify import system_violations, violations
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,7 @@ def mutate(program: Program, rng: np.random.Generator) -> Mutant | None:
 
 def _with_rows(program: Program, rows: np.ndarray) -> Program | None:
     """The program with other instructions, and words that say so; None where words cannot say it."""
-    port = (rows["opcode"] == Opcode.WRITE).astype(int)
+    port = port_of(rows["opcode"]).astype(int)
     order = np.lexsort((rows["cycle"], port, rows["queue"]))
     key = rows["queue"][order] * 2 + port[order]
     ends = (rows["cycle"] + (rows["count"] - 1) * rows["period"])[order]
@@ -246,3 +248,93 @@ def count_mutants(
         else:
             into.missed[mutant.kind] += 1
             into.misses.append(mutant)
+
+
+def mutate_system(system: System, rng: np.random.Generator) -> tuple[str, System] | None:
+    """One change of one chip: of what its links do if the turn is theirs, of anything else otherwise."""
+    chip = int(rng.integers(len(system.programs)))
+    program = system.programs[chip]
+    if not len(program.instructions):
+        return None
+    linked = np.flatnonzero(np.isin(program.instructions["opcode"], (Opcode.SEND, Opcode.RECEIVE)))
+    if len(linked) and rng.integers(2):
+        name = str(rng.choice(list(_LINK_MUTATIONS)))
+        changed = _LINK_MUTATIONS[name](program, rng, int(rng.choice(linked)))
+    else:
+        mutant = mutate(program, rng)
+        name, changed = (mutant.kind, mutant.program) if mutant else ("", None)
+    if changed is None:
+        return None
+    programs = [*system.programs[:chip], changed, *system.programs[chip + 1 :]]
+    return name, replace(system, programs=programs)
+
+
+def _drop_linked(program: Program, rng: np.random.Generator, chosen: int) -> Program | None:
+    return _with_rows(program, np.delete(program.instructions, chosen))
+
+
+def _early(program: Program, rng: np.random.Generator, chosen: int) -> Program | None:
+    """A vector is received, and what takes it follows, some cycles early; or it is sent late."""
+    rows = program.instructions.copy()
+    received = rows["opcode"][chosen] == Opcode.RECEIVE
+    rows["cycle"][chosen] += -int(rng.integers(1, 40)) if received else int(rng.integers(1, 40))
+    return _with_rows(program, rows)
+
+
+def _other_link(program: Program, rng: np.random.Generator, chosen: int) -> Program | None:
+    rows, units = program.instructions.copy(), program.units
+    count = program.machine.links.count
+    number = int(rows["queue"][chosen]) - units.link(0)
+    rows["queue"][chosen] = units.link((number + int(rng.integers(1, count))) % count)
+    return _with_rows(program, rows)
+
+
+def _other_vector(program: Program, rng: np.random.Generator, chosen: int) -> Program | None:
+    """Two vectors change places on their link, both ends of the chip agreeing."""
+    rows = program.instructions.copy()
+    column = "tag" if rows["opcode"][chosen] == Opcode.RECEIVE else "want0"
+    rows[column][chosen] += _one(rng, program)
+    return _with_rows(program, rows)
+
+
+_LINK_MUTATIONS: dict[str, Callable[[Program, np.random.Generator, int], Program | None]] = {
+    "drop a send or receive": _drop_linked,
+    "receive early or send late": _early,
+    "link": _other_link,
+    "vector of a link": _other_vector,
+}
+
+
+def count_system_mutants(
+    system: System,
+    arrays: Sequence[np.ndarray],
+    expected: Sequence[np.ndarray],
+    number: int,
+    seed: int,
+    into: MutantCount,
+) -> None:
+    """Make mutants of the programs of many chips, run them and ask the verifier."""
+    rng = np.random.default_rng(seed)
+    for _ in range(number):
+        made = mutate_system(system, rng)
+        if made is None:
+            continue
+        kind, mutant = made
+        found = system_violations(mutant)
+        if not is_harmful_system(mutant, arrays, expected):
+            into.benign[kind] += 1
+        elif found:
+            into.caught[kind] += 1
+            into.invariants[found[0].invariant] += 1
+        else:
+            into.missed[kind] += 1
+
+
+def is_harmful_system(system: System, arrays: Sequence[np.ndarray], expected: Sequence[np.ndarray]) -> bool:
+    """Whether running it fails, takes other cycles than predicted, or gives other results."""
+    try:
+        run = simulate_system(system, arrays, check=False)
+    except (WeftError, IndexError, KeyError, ValueError):
+        return True
+    same = all(np.array_equal(one, other) for one, other in zip(run.results, expected, strict=True))
+    return not same or run.cycles != system.cycles

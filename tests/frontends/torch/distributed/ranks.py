@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from weft.frontends.torch.distributed.failures import TIMEOUT
+from weft.frontends.torch.collectives.failures import TIMEOUT
 
 
 def on_ranks(count: int, function: Callable[..., Any], *arguments: Any, seconds: float = 300) -> list[Any]:

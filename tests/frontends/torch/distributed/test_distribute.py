@@ -19,10 +19,10 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 import weft
 from tests.frontends.torch.distributed.ranks import free_port, on_ranks
 from weft.errors import RankError, ShardingError, UnsupportedError
-from weft.frontends.torch.distributed import failures
+from weft.frontends.torch.collectives import failures
+from weft.frontends.torch.collectives.lower_collectives import CollectiveLowering
 from weft.frontends.torch.distributed.capture_model import capture_model
 from weft.frontends.torch.distributed.hints import Plan, plan_of_transformers
-from weft.frontends.torch.distributed.lower_collectives import CollectiveLowering
 from weft.ir.types import Tensor, f32
 from weft.ops.collectives import Send
 from weft.ops.graph import FuncOp, GraphBuilder, ReturnOp

@@ -17,6 +17,7 @@ from weft.ir.types import i64
 
 def draws(c: Call, shape: tuple[int, ...], more: int = 0) -> SSAValue:
     """Numbers in [0, 1); the seed is the node's, or another for each import."""
+    c.scope.repeatable &= c.given("seed")
     seed = hash(float(c.float("seed"))) & 0x7FFFFFFF if c.given("seed") else secrets.randbits(31)
     return c.b.uniform(c.b.full(value=seed + more, shape=(1,), dtype=i64), shape=checked_shape(c, shape))
 

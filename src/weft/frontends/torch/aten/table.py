@@ -10,6 +10,7 @@ Converter = Callable[..., Any]
 tuple of them. It raises `UnsupportedError` for a call that it cannot express."""
 
 CONVERTERS: dict[str, Converter] = {}
+_NAMESPACES = ("aten.", "prims.", "weft.", "torch_attn.", "_c10d_functional.")
 
 _Function = TypeVar("_Function", bound=Converter)
 
@@ -27,7 +28,7 @@ def aten(*names: str) -> Callable[[_Function], _Function]:
 
 def full_name(name: str) -> str:
     """An overload's name as it is printed: in the ATen namespace and the default one, unless it says otherwise."""
-    full = name if name.startswith(("aten.", "prims.", "weft.", "torch_attn.")) else f"aten.{name}"
+    full = name if name.startswith(_NAMESPACES) else f"aten.{name}"
     return full if full.count(".") == 2 else f"{full}.default"
 
 

@@ -19,6 +19,7 @@ from xdsl.context import Context
 from weft.config import Config
 from weft.errors import UnsupportedError
 from weft.frontends.torch.capture.decompositions import decompositions
+from weft.frontends.torch.capture.stop_gradients import stop_gradient_of_padding
 from weft.frontends.torch.importer.import_graph import import_graph
 from weft.frontends.torch.importer.imported_graph import Number, Output, Passed, Returned
 from weft.ops.graph import FuncOp, ReturnOp, module_of
@@ -92,36 +93,6 @@ def _compiling() -> Generator[None]:
         torch.compiler._is_compiling_flag = before
 
 
-_BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-
-
-def _stop_gradient_of_padding(graph: fx.Graph, node: fx.Node) -> None:
-    """A row of an embedding that pads has no gradient: where it is read, its bits are, and bits have none."""
-    table, places, *rest = node.args
-    padding = rest[0] if rest else -1
-    assert isinstance(table, fx.Node) and isinstance(places, fx.Node), "traced"
-    if not isinstance(padding, int) or padding < 0:
-        return
-    readers, aten = list(node.users), torch.ops.aten
-    made: fx.Node = node
-
-    def add(target: Any, *args: Any) -> fx.Node:
-        nonlocal made
-        with graph.inserting_after(made):
-            made = graph.call_function(target, args)
-        values = [arg.meta["val"] if isinstance(arg, fx.Node) else arg for arg in args]
-        made.meta = {**node.meta, "val": target(*values)}
-        return made
-
-    kind: torch.dtype = node.meta["val"].dtype
-    bits = add(aten.view.dtype, node, _BITS[kind.itemsize])
-    fixed = add(aten.view.dtype, bits, kind)
-    pads = add(aten.unsqueeze.default, add(aten.eq.Scalar, places, padding), -1)
-    chosen = add(aten.where.self, pads, fixed, node)
-    for reader in readers:
-        reader.replace_input_with(node, chosen)
-
-
 def _drop_verdict(function: FuncOp) -> None:
     """Leave out the last result, which says what is wrong with the data: ranks would have to agree on it."""
     returned = function.returned
@@ -147,7 +118,7 @@ def capture_model(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, An
         if node.target is torch.ops.aten._assert_tensor_metadata.default:
             module.graph.erase_node(node)
         elif node.target is torch.ops.aten.embedding.default:
-            _stop_gradient_of_padding(module.graph, node)
+            stop_gradient_of_padding(module.graph, node)
     if signature.buffers_to_mutate or getattr(signature, "user_inputs_to_mutate", None):
         raise UnsupportedError(
             "the model changes its buffers or inputs", hint="use eval mode for batch norm, and no cache"

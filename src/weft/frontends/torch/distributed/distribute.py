@@ -26,8 +26,8 @@ from torch.distributed.tensor import DTensor
 
 from weft.config import Config
 from weft.errors import ShardingError, UnsupportedError
+from weft.frontends.torch.collectives.failures import TIMEOUT
 from weft.frontends.torch.distributed.capture_model import CapturedModel, capture_model
-from weft.frontends.torch.distributed.failures import TIMEOUT
 from weft.frontends.torch.distributed.hints import Plan, check_patterns, placements_of, plan_of_transformers
 from weft.frontends.torch.distributed.rank_program import Groups, compile_for_rank, groups_of
 from weft.frontends.torch.distributed.shard_program import ShardedProgram, shard_program

@@ -28,6 +28,7 @@ from weft.frontends.torch.importer.facts import condition_count, environment_of
 from weft.frontends.torch.importer.import_nodes import NodeImporter, meta_of
 from weft.frontends.torch.importer.imported_graph import Calling, ImportedGraph, Number, Output, Passed, Returned
 from weft.frontends.torch.importer.opaque import has_effects
+from weft.frontends.torch.importer.script_objects import is_passed_on
 from weft.frontends.torch.importer.signature import annotate
 from weft.frontends.torch.importer.sizes import (
     Source,
@@ -182,6 +183,8 @@ class _Importer:
         if meta is None or isinstance(meta, int | float | bool | str | torch.SymFloat):
             self.nodes.values[node] = meta
             return []
+        if is_passed_on(node):
+            return []
         raise UnsupportedError(f"argument {node.name} is a {type(meta).__name__}")
 
     def _outputs(self, node: fx.Node) -> tuple[list[Output], list[fx.Node]]:
@@ -198,7 +201,7 @@ class _Importer:
 
         outputs: list[Output] = []
         for source in items:
-            value = self.nodes.values[source] if isinstance(source, fx.Node) else source
+            value = self.nodes.values.get(source) if isinstance(source, fx.Node) else source
             if isinstance(value, torch.SymFloat | torch.SymBool):
                 raise UnsupportedError(f"{value} as a result")
             if source in self.nodes.positions:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from weft.backends.nvidia.code import DeviceCode, argument_name
+from weft.backends.nvidia.compile import Loads
 from weft.backends.nvidia.driver.libcuda import device_facts, driver
 from weft.backends.nvidia.driver.tensor_maps import encode_map, scratch_words
 from weft.backends.nvidia.ir.dialect import WARPS, set_integer
@@ -189,14 +190,18 @@ def compile_device_kernel(
     target: NvidiaTarget,
     warps: int = DEFAULT_WARPS,
     notes: dict[str, list[PassNote]] | None = None,
+    loads: Loads | None = None,
 ) -> DeviceKernelCode:
-    """Compile a kernel for a GPU; `notes` takes what came of each pass over it."""
+    """Compile a kernel for a GPU; `notes` takes what came of each pass over it.
+
+    With `loads`, what LLVM has to do may still be under way in another thread, which then loads it.
+    """
     if warps < 1 or warps > 32 or warps & (warps - 1):
         raise KernelValueError(f"{name}: num_warps is a power of two up to 32, not {warps}")
     with COMPILING:
         kernel, checks = build_device_kernel(build, arguments, name, target, warps)
         set_integer(kernel, WARPS, warps)
-        code = compile_kernels({name: kernel}, target, notes, debug_lines=states_lines())
+        code = compile_kernels({name: kernel}, target, notes, loads, debug_lines=states_lines())
     return DeviceKernelCode(name, tuple(arguments), checks, code)
 
 

@@ -20,7 +20,7 @@ from weft.frontends.triton.runtime.jit import JITFunction
 from weft.frontends.triton.runtime.specialise import Described
 from weft.ir.types import DTYPES
 from weft.runtime.cache import CacheEntry
-from weft.runtime.cubins import decode_code, encode_code
+from weft.runtime.cubins import EarlyLoader, decode_code, encode_code
 
 
 def compile_for_device(
@@ -38,8 +38,10 @@ def compile_for_device(
     key = kernel_key(function, described, arguments, debug, f"{target!r} warps {warps}")
     if key is not None and (entry := cache.get(key)) is not None and (stored := _decode(entry)) is not None:
         return DeviceKernel(stored, device, cache)
+    loads = EarlyLoader(device, cache)
     with framed(function):
-        code = compile_device_kernel(builder_of(function, described), arguments, name_of(function), target, warps)
+        build = builder_of(function, described)
+        code = compile_device_kernel(build, arguments, name_of(function), target, warps, loads=loads)
     if key is not None:
         meta, blobs = encode_code(code.code)
         names = [[each.dtype.name, each.pointer, each.group] for each in code.arguments]

@@ -26,6 +26,7 @@ from weft.errors import WeftError
 from weft.frontends.triton.errors import AutotunerError, MemoryAccessError
 from weft.frontends.triton.runtime.jit import Grid, JITFunction, KernelInterface
 from weft.frontends.triton.target import cuda_is_there, driver
+from weft.frontends.triton.tuning.compile_ahead import compiled_ahead
 from weft.frontends.triton.tuning.config import Config
 from weft.runtime.cache import DiskCache, cache_key
 from weft.runtime.sources import source_digest, versions
@@ -221,19 +222,32 @@ class Autotuner(KernelInterface):
     ) -> Config:
         """Compile and measure the configs; those that cannot be compiled or run are dropped, with the reason."""
         timings: dict[Config, Any] = {}
-        for config in self._progress(configs):
-            try:
-                timings[config] = self._measure(config, args, named, grid, keywords, timings)
-            except MemoryAccessError:
-                raise  # a mistake of the kernel's author, not of the config
-            except WeftError as error:
-                self.dropped[config] = error.message
-                log.warning("%s: dropped config %s: %s", self.base_fn.__name__, config, error.message)
+
+        def compile_config(config: Config) -> None:
+            self.fn.run(*args, grid=grid, warmup=True, **{**keywords, **config.all_kwargs()})
+
+        ahead = configs if self._can_compile_ahead(named) else []
+        with compiled_ahead(ahead, compile_config) as ready:
+            for config in self._progress(configs):
+                try:
+                    ready(config)
+                    timings[config] = self._measure(config, args, named, grid, keywords, timings)
+                except MemoryAccessError:
+                    raise  # a mistake of the kernel's author, not of the config
+                except WeftError as error:
+                    self.dropped[config] = error.message
+                    log.warning("%s: dropped config %s: %s", self.base_fn.__name__, config, error.message)
         if not timings:
             reasons = "\n".join(f"  {config}: {reason}" for config, reason in self.dropped.items())
             raise AutotunerError(f"no config of {self.base_fn.__name__} can be used:\n{reasons}")
         self.configs_timings = timings
         return min(timings, key=lambda config: _middle(timings[config]))
+
+    def _can_compile_ahead(self, named: Mapping[str, Any]) -> bool:
+        """Whether what is compiled is known before a config's turn: hooks may change arguments."""
+        hooks = self.user_defined_pre_hook or any(config.pre_hook is not None for config in self.configs)
+        watched = kernel_of(self.fn).pre_run_hooks or JITFunction.watcher is not None
+        return _is_on_gpu(named) and not hooks and not watched
 
     def _progress(self, configs: list[Config]) -> Iterator[Config]:
         """The configs, with a bar on a terminal."""

@@ -12,13 +12,16 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import fx
 
 from weft.errors import RankError
+from weft.frontends.torch.execution.first_call import Boxed
 
 TIMEOUT = timedelta(seconds=45)
 """How long a rank waits for the others in a collective, unless the user says otherwise."""
 _ANSWER = timedelta(seconds=8)
 """How long the living have to say so, after a collective has failed."""
+_REDUCTIONS = ("sum", "avg", "product", "min", "max", "band", "bor", "bxor")
 _calls: Counter[tuple[int, ...]] = Counter()
 """How many calls of programs the ranks of a mesh have begun: all of them begin the same ones."""
 
@@ -41,6 +44,30 @@ def naming_dead_ranks(ranks: Sequence[int]) -> Generator[None]:
             hint=f"look at that rank's own output; torch.distributed says: {str(error).partition(chr(10))[0]}",
             ranks=tuple(missing),
         ) from error
+
+
+def naming_dead_ranks_of(call: Boxed, module: fx.GraphModule) -> Boxed:
+    """The callable of a captured graph; where that has collectives, their errors say which ranks do not answer."""
+    groups = {
+        argument
+        for node in module.graph.nodes
+        if isinstance(node.target, torch._ops.OpOverload) and node.target.namespace == "_c10d_functional"
+        for argument in node.args
+        if isinstance(argument, str) and argument.lower() not in _REDUCTIONS
+    }
+    if not groups:
+        return call
+    from torch.distributed import distributed_c10d as c10d
+
+    resolve: Any = c10d._resolve_process_group  # pyright: ignore[reportPrivateImportUsage]
+    ranks = sorted({rank for group in groups for rank in dist.get_process_group_ranks(resolve(group))})
+
+    def called(arguments: list[Any]) -> Sequence[Any]:
+        with naming_dead_ranks(ranks):
+            return call(arguments)
+
+    called._boxed_call = True  # pyright: ignore[reportFunctionMemberAccess]
+    return called
 
 
 def _of_a_collective(error: BaseException) -> bool:

@@ -7,7 +7,7 @@ Those gather and scatter along the first dimension; what the program asks for al
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,13 +17,14 @@ from xdsl.ir import SSAValue
 from weft.errors import UnsupportedError
 from weft.frontends.torch.importer.encoding import TensorArgument
 from weft.frontends.torch.importer.opaque import make_opaque
+from weft.ir.attributes import to_attribute
 from weft.ir.types import Tensor, boolean, u8
 from weft.ops.base import GraphOp
 from weft.ops.collectives import AllGather, AllReduce, AllToAll, Collective, Recv, ReduceScatter, Send, Wait
-from weft.ops.graph import FuncOp, GraphBuilder
+from weft.ops.graph import FuncOp, GraphBuilder, OpaqueOp
 from weft.ops.rules import move_dim
 
-_REDUCTIONS = {"sum": "sum", "max": "max", "min": "min", "prod": "product", "any": "max", "all": "min"}
+_REDUCTIONS = {"sum": "sum", "avg": "sum", "max": "max", "min": "min", "prod": "product", "any": "max", "all": "min"}
 _ops: Any = torch.ops._c10d_functional  # pyright: ignore[reportPrivateUsage]
 
 
@@ -61,11 +62,11 @@ class CollectiveLowering:
         b = GraphBuilder(self.function.block, op.location, before=op)
         params, group = op.params, self.groups[op.params["axes"]]
         kind = _REDUCTIONS[params["kind"]] if "kind" in params else ""
-        value, restore = _as_numbers(b, op.operands[0])
+        if len(op.operands) > 1:
+            self._start_together(b, op, kind, group)
+            return
+        value, restore = _as_sent(b, op, op.operands[0])
         match op:
-            case AllReduce() if len(op.operands) > 1:
-                self._start_together(b, op, kind, group)
-                return
             case AllReduce():
                 finish = _same
                 call = (_ops.all_reduce.default, value, (kind, group), b.tensor(value))
@@ -96,40 +97,63 @@ class CollectiveLowering:
             case _:
                 raise UnsupportedError(f"{op.name} has no form in torch.distributed")
         target, value, rest, result = call
-        made = make_opaque(target, (TensorArgument(value), *rest), {}, [result], self.objects, op.location)
-        b.insert(made)
+        made = self._call(b, "collective", target, (TensorArgument(value), *rest), [result], op)
         self.started[op.results[0]] = _Started(made.results[0], lambda b, value: restore(b, finish(b, value)))
 
-    def _start_together(self, b: GraphBuilder, op: GraphOp, kind: str, group: str) -> None:
-        given = [_as_numbers(b, value) for value in op.operands]
+    def _start_together(self, b: GraphBuilder, op: Collective, kind: str, group: str) -> None:
+        params = op.params
+        match op:
+            case AllReduce():
+                target, rest = _ops.all_reduce_coalesced.default, (kind, group)
+            case AllGather() if params["dim"] == 0:
+                target, rest = _ops.all_gather_into_tensor_coalesced.default, (params["ranks"], group)
+            case ReduceScatter() if params["dim"] == 0:
+                target, rest = _ops.reduce_scatter_tensor_coalesced.default, (kind, params["ranks"], group)
+            case _:
+                raise UnsupportedError(f"{op.name} of several tensors along another dimension than the first")
+        given = [_as_sent(b, op, value) for value in op.operands]
         arguments = [TensorArgument(value) for value, _ in given]
-        results = [b.tensor(value) for value, _ in given]
-        target = _ops.all_reduce_coalesced.default
-        made = b.insert(make_opaque(target, (arguments, kind, group), {}, results, self.objects, op.location))
+        results = [
+            Tensor(b.tensor(value).dtype, b.tensor(result).shape)
+            for (value, _), result in zip(given, op.results, strict=True)
+        ]
+        made = self._call(b, "collective", target, (arguments, *rest), results, op)
         for value, result, (_, finish) in zip(op.results, made.results, given, strict=True):
             self.started[value] = _Started(result, finish)
 
     def _wait(self, op: Wait) -> None:
         b = GraphBuilder(self.function.block, op.location, before=op)
         for operand, result in zip(op.operands, op.results, strict=True):
-            started = self.started[operand]
+            # What comes from elsewhere, an argument for example, may be under way, too.
+            started = self.started.get(operand) or _Started(operand, _same)
             target = _ops.wait_tensor.default
-            argument = (TensorArgument(started.value),)
-            made = b.insert(make_opaque(target, argument, {}, [b.tensor(started.value)], self.objects, op.location))
+            made = self._call(b, "wait", target, (TensorArgument(started.value),), [b.tensor(started.value)], op)
             result.replace_all_uses_with(started.finish(b, made.results[0]))
         op.detach()
         op.erase()
+
+    def _call(
+        self, b: GraphBuilder, claim: str, target: Any, args: tuple[Any, ...], results: Sequence[Tensor], op: GraphOp
+    ) -> OpaqueOp:
+        made = make_opaque(target, args, {}, results, self.objects, op.location)
+        made.attributes["weft.claim"] = to_attribute(claim)
+        b.insert(made)
+        return made
 
 
 def _same(b: GraphBuilder, value: SSAValue) -> SSAValue:
     return value
 
 
-def _as_numbers(b: GraphBuilder, value: SSAValue) -> tuple[SSAValue, Callable[[GraphBuilder, SSAValue], SSAValue]]:
-    """Booleans travel as bytes."""
-    if b.tensor(value).dtype != boolean:
-        return value, _same
-    return b.cast(value, dtype=u8), lambda b, result: b.cast(result, dtype=boolean)
+def _as_sent(
+    b: GraphBuilder, op: Collective, value: SSAValue
+) -> tuple[SSAValue, Callable[[GraphBuilder, SSAValue], SSAValue]]:
+    """What travels, and what is to be done to what comes: booleans go as bytes, and gloo has no means."""
+    if b.tensor(value).dtype == boolean:
+        return b.cast(value, dtype=u8), lambda b, result: b.cast(result, dtype=boolean)
+    if op.params.get("kind") == "avg":
+        return value, lambda b, result: b.div(result, b.full_like(result, float(op.params["ranks"])))
+    return value, _same
 
 
 def _cut(b: GraphBuilder, value: SSAValue, dim: int, ranks: int) -> SSAValue:

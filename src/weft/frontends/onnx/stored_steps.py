@@ -1,0 +1,186 @@
+"""Keeps what a model was imported to: a later process finds its program by the model alone, and imports nothing.
+
+A model whose nodes become one program is found again by its digest, the shapes of its inputs, and the elements of those
+that its import looked at. The digest leaves the elements of weights out, as programs do not depend on them; where an
+import has looked at some, nothing is kept. What is kept says which weights the program takes, and which arrays beside.
+"""
+
+# NumPy leaves the types of arrays open that come in by narrowing.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from weft.config import Config
+from weft.errors import WeftError
+from weft.frontends.onnx.dtypes import STRINGS
+from weft.frontends.onnx.import_nodes import FOLDED
+from weft.frontends.onnx.model import Graph, Model, Node
+from weft.frontends.text import load_stored, program_key
+from weft.runtime.cache import cache_key
+from weft.runtime.stored_programs import BAD_ENTRY, disk_cache
+
+
+@dataclass(frozen=True)
+class Imported:
+    """The function of a stage, the slots that it takes, and what it was compiled of."""
+
+    function: Any
+    arguments: tuple[int, ...]
+    text: str = ""
+    constants: Mapping[str, np.ndarray] | None = None
+
+
+@dataclass(frozen=True)
+class StoredStep:
+    """The program of a whole model, with the places that its arguments and results are at."""
+
+    function: Any
+    arguments: tuple[int, ...]
+    results: tuple[tuple[str, int], ...]
+
+
+@dataclass
+class StoredSteps:
+    """The programs of one model that are in the disk cache."""
+
+    model: Model
+    config: Config
+    device: str
+    threads: int | None
+
+    @cached_property
+    def _digested(self) -> tuple[str, list[np.ndarray]]:
+        return digest_of(self.model)
+
+    @property
+    def _weights(self) -> list[np.ndarray]:
+        """The arrays whose elements are not in the digest."""
+        return self._digested[1]
+
+    def find(
+        self, slots: Sequence[np.ndarray], structure: object, by_value: Iterable[int]
+    ) -> StoredStep | set[int] | None:
+        """The program for arrays like these, or the places whose elements have to be known as well."""
+        entry = disk_cache().get(self._key(slots, structure, by_value))
+        if entry is None:
+            return None
+        try:
+            meta = entry.meta
+            if "needs" in meta:
+                needed = {int(place) for place in meta["needs"]}
+                return needed if needed <= set(range(len(slots))) - set(by_value) else None
+            weights = self._weights
+            constants = {name: weights[int(place)] for name, place in meta["weights"].items()}
+            for name, (dtype, shape) in meta["arrays"].items():
+                constants[name] = np.frombuffer(entry.blobs[name], np.dtype(dtype)).reshape(shape)
+            function = load_stored(
+                meta["program"], constants=constants, config=self.config, device=self.device, threads=self.threads
+            )
+            if function is None:
+                return None
+            results = tuple((str(kind), int(place)) for kind, place in meta["results"])
+            return StoredStep(function, tuple(int(place) for place in meta["arguments"]), results)
+        except (*BAD_ENTRY, WeftError):  # as good as not stored
+            return None
+
+    def keep_need(self, slots: Sequence[np.ndarray], structure: object, by_value: Iterable[int], place: int) -> None:
+        """Note that the import looks at the elements of one array more."""
+        disk_cache().put(self._key(slots, structure, by_value), {"needs": [place]}, {})
+
+    def keep_step(
+        self,
+        slots: Sequence[np.ndarray],
+        structure: object,
+        by_value: Iterable[int],
+        results: Sequence[Any],
+        made: Imported,
+    ) -> None:
+        """Keep what the model was imported to, if later processes can find all of it again."""
+        if made.function is None or any(
+            not isinstance(each, tuple) or each[0] not in ("slot", "made") for each in results
+        ):
+            return
+        known = {id(array): place for place, array in enumerate(self._weights)}
+        weights: dict[str, int] = {}
+        arrays: dict[str, tuple[str, list[int]]] = {}
+        blobs: dict[str, bytes] = {}
+        for name, array in (made.constants or {}).items():
+            if id(array) in known:
+                weights[name] = known[id(array)]
+            elif array.size <= FOLDED and array.dtype.kind in "biuf" and np.dtype(array.dtype.str) == array.dtype:
+                arrays[name], blobs[name] = (array.dtype.str, list(array.shape)), array.tobytes()
+            else:
+                return
+        meta: dict[str, Any] = {
+            "program": program_key(made.text, made.constants or (), self.config, self.device),
+            "arguments": list(made.arguments),
+            "results": [list(each) for each in results],
+            "weights": weights,
+            "arrays": arrays,
+        }
+        disk_cache().put(self._key(slots, structure, by_value), meta, blobs)
+
+    def _key(self, slots: Sequence[np.ndarray], structure: object, by_value: Iterable[int]) -> str:
+        shapes = repr([(array.dtype.str, array.shape) for array in slots])
+        looked = tuple((place, _content(slots[place])) for place in sorted(by_value))
+        # Versions, sources, processor and configuration are in the key of an empty program.
+        made_by = program_key("", (), self.config, self.device)
+        return cache_key("onnx model", self._digested[0], shapes, repr(structure), looked, made_by)
+
+
+def digest_of(model: Model) -> tuple[str, list[np.ndarray]]:
+    """A digest of a model but the elements of its weights, and these: arrays too large for an import to fold."""
+    digest = hashlib.sha256()
+    weights: list[np.ndarray] = []
+
+    def add(value: Any, *, weight: bool = False) -> None:
+        """Feed a value to the digest, so that different values never give the same bytes."""
+        match value:
+            case np.ndarray():
+                digest.update(f"a{value.dtype!r}{value.shape}".encode())
+                if weight and value.size > FOLDED and value.dtype != STRINGS:
+                    weights.append(value)
+                else:
+                    digest.update(_content(value))
+            case Graph():
+                add((value.name, value.nodes, value.inputs, value.outputs, tuple(value.initializers)))
+                for array in value.initializers.values():
+                    add(array, weight=True)
+            case Node():
+                add((value.op, value.domain, value.inputs, value.outputs, value.name, value.overload, value.opsets))
+                for name, attribute in value.attributes.items():
+                    add(name)
+                    add(attribute, weight=value.key == ("", "Constant"))
+            case dict():
+                digest.update(f"d{len(value)}".encode())
+                for key, each in value.items():
+                    add(key)
+                    add(each)
+            case tuple() | list():
+                digest.update(f"t{len(value)}".encode())
+                for each in value:
+                    add(each)
+            case bytes() | str():
+                text = value if isinstance(value, bytes) else value.encode("utf-8", "surrogatepass")
+                digest.update(f"{type(value).__name__}{len(text)} ".encode() + text)
+            case _ if is_dataclass(value):
+                digest.update(type(value).__name__.encode())
+                for each in fields(value):
+                    add(getattr(value, each.name))
+            case _:
+                digest.update(f"r{value!r};".encode())
+
+    add((model.opsets, model.functions, model.graph))
+    return digest.hexdigest(), weights
+
+
+def _content(array: np.ndarray) -> bytes:
+    return repr(array.tolist()).encode("utf-8", "surrogatepass") if array.dtype == object else array.tobytes()

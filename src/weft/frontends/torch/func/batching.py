@@ -1,0 +1,162 @@
+"""`vmap`: a torch function of a batch, with axes given as trees, as torch and JAX take them."""
+
+# Torch's pytrees have no types that can be followed.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false, reportUnknownLambdaType=false, reportPrivateUsage=false
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast, get_args
+
+import torch
+import torch.utils._pytree as pytree
+from xdsl.ir import SSAValue
+
+from weft.diagnostics import calling_line
+from weft.errors import ShapeError, WeftError
+from weft.frontends.torch.func.capture_function import fake_tensor
+from weft.frontends.torch.func.program import SLOT, Program
+from weft.frontends.torch.func.transformed import Transformed
+from weft.ir.types import tensor_of
+from weft.ops.graph import GraphBuilder
+from weft.passes.transform.vmap import Randomness, vmap_function
+
+Axes = Any
+"""An axis, None, or a tree of them: a prefix of the tree of values."""
+
+
+class Vmap(Transformed):
+    """A function of a batch of arguments."""
+
+    def __init__(
+        self, function: Callable[..., Any], in_axes: Axes, out_axes: Axes, randomness: Randomness, size: int | None
+    ) -> None:
+        super().__init__(function)
+        self.in_axes, self.out_axes, self.size = in_axes, out_axes, size
+        self.randomness: Randomness = randomness
+
+    def eager(self, *args: Any, **kwargs: Any) -> Any:
+        in_axes = tuple(self.in_axes) if isinstance(self.in_axes, list) else self.in_axes
+        batched = torch.func.vmap(self.inner.eager, in_axes, self.out_axes, self.randomness)
+        return batched(*args, **kwargs)
+
+    def program(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Program:
+        whole = (self.in_axes, 0) if isinstance(self.in_axes, int) or self.in_axes is None else (tuple(self.in_axes), 0)
+        axes = leaf_axes(whole, (tuple(args), dict(kwargs)), "in_axes")
+        leaves, spec = pytree.tree_flatten((tuple(args), dict(kwargs)))
+        size = self._size(leaves, axes)
+        inner_types = pytree.tree_unflatten(
+            [_without(leaf, axis) for leaf, axis in zip(leaves, axes, strict=True)], spec
+        )
+        inner = self.inner.program(*inner_types)
+        given = [
+            axis if axis is None else axis % leaf.dim()
+            for leaf, axis in zip(leaves, axes, strict=True)
+            if isinstance(leaf, torch.Tensor)
+        ]
+        outs = leaf_axes(self.out_axes, inner.tree(), "out_axes")
+        wanted = [axis for axis, leaf in zip(outs, inner.leaves, strict=True) if leaf is SLOT]
+        held = len(inner.function.block.args) - inner.tensors
+        made = vmap_function(
+            inner.function,
+            size,
+            [*given, *(None for _ in range(held))],
+            [*wanted, *(0 for _ in inner.verdict)],
+            self.randomness,
+        )
+        found = list(made.returned.operands)
+        if inner.verdict:
+            found[-1] = _any_verdict(GraphBuilder(made.block, before=made.returned), found[-1])
+        return inner.returning(made, found, inner.tree())
+
+    def _size(self, leaves: Sequence[Any], axes: Sequence[int | None]) -> int:
+        sizes: dict[int, int] = {}
+        for number, (leaf, axis) in enumerate(zip(leaves, axes, strict=True)):
+            if axis is None:
+                continue
+            if not isinstance(leaf, torch.Tensor):
+                raise WeftError(
+                    f"in_axes has {axis} for an argument of {type(leaf).__name__}",
+                    location=calling_line(),
+                    hint="only tensors have axes: None shares a value",
+                )
+            if not -leaf.dim() <= axis < leaf.dim():
+                raise ShapeError(f"in_axes has {axis} for a tensor of {leaf.dim()} dimensions", location=calling_line())
+            sizes[number] = leaf.shape[axis]
+        if self.size is not None:
+            sizes[-1] = self.size
+        if len(set(sizes.values())) != 1:
+            found = ", ".join(map(str, sizes.values())) or "nothing"
+            raise ShapeError(
+                f"vmap over axes of size {found}",
+                location=calling_line(),
+                hint="all batched axes have one size, and at least one argument is batched",
+            )
+        return next(iter(sizes.values()))
+
+
+def _any_verdict(b: GraphBuilder, verdict: SSAValue) -> SSAValue:
+    """A verdict on the data of a whole batch."""
+    return b.max(verdict, dims=(0,), keep=False) if tensor_of(verdict.type).rank else verdict
+
+
+def _without(leaf: Any, axis: int | None) -> Any:
+    """A tensor's type without an axis."""
+    if axis is None:
+        return leaf
+    shape = list(leaf.shape)
+    del shape[axis]
+    return fake_tensor(shape, leaf.dtype, leaf.device)
+
+
+def leaf_axes(axes: Axes, tree: Any, what: str) -> list[int | None]:
+    """The axis of each leaf of a tree; `axes` is a prefix of it."""
+    if axes is None or isinstance(axes, int):
+        return [axes for _ in pytree.tree_leaves(tree)]
+    kind = pytree.SUPPORTED_NODES.get(pytree._get_node_type(tree))
+    if kind is not None:
+        children, _ = kind.flatten_fn(tree)
+        own = pytree.SUPPORTED_NODES.get(pytree._get_node_type(axes))
+        parts = [] if own is None else own.flatten_fn(axes)[0]
+        alike = type(axes) is type(tree) or {type(axes), type(tree)} <= {list, tuple}
+        keys = isinstance(axes, dict) and isinstance(tree, dict) and list(axes) != list(tree)
+        if keys and set(axes) == set(tree):
+            axes = {key: axes[key] for key in tree}
+            return leaf_axes(axes, tree, what)
+        if own is not None and alike and len(parts) == len(children) and not keys:
+            return [axis for part, child in zip(parts, children, strict=True) for axis in leaf_axes(part, child, what)]
+    raise WeftError(
+        f"{what}={axes!r} does not match {_described(tree)}",
+        location=calling_line(),
+        hint="give an axis or None, or a tree of them with the structure of the values",
+    )
+
+
+def _described(tree: Any) -> str:
+    return str(pytree.tree_map(lambda leaf: "*", tree)).replace("'*'", "*")
+
+
+def vmap(
+    function: Callable[..., Any],
+    in_axes: Axes = 0,
+    out_axes: Axes = 0,
+    *,
+    in_dims: Axes = 0,
+    out_dims: Axes = 0,
+    randomness: str = "error",
+    axis_size: int | None = None,
+) -> Callable[..., Any]:
+    """The function of a batch: arguments are stacked along `in_axes`, None shares one, results along `out_axes`.
+
+    Torch's names `in_dims` and `out_dims` say the same. Random numbers are an error unless `randomness` says whether
+    the batch has the "same" or "different" ones.
+    """
+    if randomness not in get_args(Randomness):
+        raise WeftError(f"no randomness is called {randomness!r}", hint=f"there are {', '.join(get_args(Randomness))}")
+    return Vmap(
+        function,
+        in_dims if in_axes == 0 and in_dims != 0 else in_axes,
+        out_dims if out_axes == 0 and out_dims != 0 else out_axes,
+        cast("Randomness", randomness),
+        axis_size,
+    )

@@ -1,0 +1,166 @@
+"""A torch function as a program: traced with fake tensors of the arguments' types, and imported.
+
+Nothing of it runs. What it closes over becomes constants that calls read anew, so that weights may change between them.
+Random numbers are made from a seed, a constant that every call draws: they are pure, and recomputing gives the same.
+"""
+
+# Torch's values have no types that can be followed; tracing with fake tensors has no public name.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false, reportPrivateUsage=false, reportMissingTypeStubs=false, reportIncompatibleMethodOverride=false
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.fx.traceback as fx_traceback
+import torch.utils._pytree as pytree
+from torch import fx, nn
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+)
+from torch._subclasses.functional_tensor import dispatch_functionalize
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.overrides import TorchFunctionMode
+
+from weft.config import Config
+from weft.diagnostics import calling_line
+from weft.errors import DTypeError, UnsupportedError
+from weft.frontends.torch.capture.decompositions import decompositions
+from weft.frontends.torch.capture.stop_gradients import stop_gradients, stopped
+from weft.frontends.torch.func.normalized import SHIFTED
+from weft.frontends.torch.func.program import SLOT, Program
+from weft.frontends.torch.func.random_numbers import Seed, drawing_from
+from weft.frontends.torch.importer.import_graph import import_graph
+from weft.frontends.torch.importer.imported_graph import ImportedGraph, Passed, Returned
+from weft.ops.graph import ReturnOp
+from weft.passes.transform.arguments import forget_ends
+
+_ROWS: Any = torch.contiguous_format
+
+
+def fake_tensors(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Tensors of the same types without contents, row by row."""
+    return [fake_tensor(each.shape, each.dtype, each.device) for each in tensors]
+
+
+def fake_tensor(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """A tensor without contents."""
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        return torch.empty(tuple(shape), dtype=dtype, device=device)
+
+
+def capture(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Program:
+    """Trace a function for arguments, of which only the types of tensors matter."""
+    leaves, spec = pytree.tree_flatten((tuple(args), dict(kwargs)))
+    given = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    for each in given:
+        if each.is_complex():
+            hint = "pass `torch.view_as_real` of it"
+            raise DTypeError(f"an argument of {each.dtype}", location=calling_line(), hint=hint)
+    own: dict[str, Any] = {}
+    if isinstance(function, nn.Module):
+        own = dict([*function.named_parameters(), *function.named_buffers()])
+    device = next((each.device for each in (*given, *own.values())), torch.device("cpu"))
+    seed = Seed(torch.zeros(1, dtype=torch.int64, device=device))
+    first = seed.value
+    shape: dict[str, Any] = {}
+
+    def flat(*tensors: torch.Tensor) -> list[torch.Tensor]:
+        rest = iter(tensors)
+        whole = [next(rest) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+        taken, named = pytree.tree_unflatten(whole, spec)
+        state = {name: next(rest) for name in own}
+        with _UsersCalls():
+            if isinstance(function, nn.Module):
+                returned = torch.func.functional_call(function, state, taken, named)
+            else:
+                returned = function(*taken, **named)
+        found, shape["spec"] = pytree.tree_flatten(returned)
+        shape["leaves"] = tuple(SLOT if isinstance(leaf, torch.Tensor) else leaf for leaf in found)
+        return [leaf.clone(memory_format=_ROWS) for leaf in found if isinstance(leaf, torch.Tensor)]
+
+    table = decompositions(device.type if device.type == "cuda" else "cpu") | drawing_from(seed) | SHIFTED
+    functional: Any = dispatch_functionalize(flat)
+
+    def seeded(*tensors: torch.Tensor) -> Any:
+        seed.value = tensors[-1]  # operators are taken apart where nothing is mutated any more
+        return functional(*tensors)
+
+    module = _traced(seeded, fake_tensors([*given, *own.values(), first]), table)
+    module.graph.eliminate_dead_code()  # transformations of torch's own leave tensors without memory behind
+    stop_gradients(module.graph)
+    imported = _imported(module)
+    if imported.calling.arguments != tuple(range(len(given) + len(own) + 1)) or imported.calling.mutated:
+        raise UnsupportedError(
+            "the function writes to its arguments", location=calling_line(), hint="return new values instead"
+        )
+    _return_outputs(imported)
+    return Program(
+        forget_ends(imported.function),
+        len(given),
+        (*own.values(), first, *imported.constants),
+        shape["spec"],
+        shape["leaves"],
+        device,
+        imported.calling.checks,
+        imported.objects,
+        len(own) if seed.draws else None,
+    )
+
+
+_DETACHING: tuple[Any, ...] = (torch.detach, torch.Tensor.detach, torch.Tensor.data.__get__)  # pyright: ignore[reportAttributeAccessIssue]
+
+
+class _UsersCalls(TorchFunctionMode):
+    """Notes the user's line of every call; what is computed without gradients, under `no_grad()`, has none later."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        file, _, line = (calling_line() or "").rpartition(":")
+        if file:
+            fx_traceback.current_meta["stack_trace"] = f'File "{file}", line {line}'
+        found = func(*args, **(kwargs or {}))
+        if torch.is_grad_enabled() and func not in _DETACHING:
+            return found
+        return pytree.tree_map_only(torch.Tensor, stopped, found)
+
+
+def _traced(flat: Callable[..., Any], inputs: Sequence[torch.Tensor], table: Mapping[Any, Any]) -> fx.GraphModule:
+    try:
+        with torch.enable_grad(), fx_traceback.preserve_node_meta():
+            return make_fx(flat, table, _allow_non_fake_inputs=True)(*inputs)
+    except (DataDependentOutputException, DynamicOutputShapeException) as error:
+        raise UnsupportedError(
+            f"the function decides by its data: {str(error).partition(chr(10))[0]}",
+            location=calling_line(),
+            hint="`torch.where` or `torch.cond` decides inside of the graph",
+        ) from error
+
+
+def _imported(module: fx.GraphModule) -> ImportedGraph:
+    try:
+        return import_graph(module, "function", Config(strict=True))
+    except UnsupportedError:  # what torch has to carry out can still stand beside what is transformed
+        return import_graph(module, "function", Config(fallback="quiet"))
+
+
+def _return_outputs(imported: ImportedGraph) -> None:
+    """Let the function give what the program gives, in its order, then its verdict."""
+    function, calling = imported.function, imported.calling
+    returned, results = list(function.returned.operands), []
+    for output in calling.outputs:
+        if isinstance(output, Passed):
+            results.append(function.block.args[output.argument])
+        elif isinstance(output, Returned) and not output.is_complex:
+            results.append(returned[output.result])
+        else:
+            raise UnsupportedError(
+                "the function returns complex numbers", location=calling_line(), hint="return `torch.view_as_real(x)`"
+            )
+    verdict = [returned[-1]] if calling.checks else []
+    last = function.returned
+    last.detach()
+    last.erase()
+    function.block.add_op(ReturnOp.make([*results, *verdict]))

@@ -1,0 +1,229 @@
+"""Gradients and derivatives of torch functions: `grad`, `value_and_grad`, `jvp`, Jacobians and Hessians."""
+
+# Torch's pytrees have no types that can be followed.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false, reportUnknownLambdaType=false, reportPrivateUsage=false
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+from xdsl.ir import SSAValue
+
+from weft.diagnostics import calling_line
+from weft.errors import DTypeError, ShapeError, WeftError
+from weft.frontends.torch.func.program import SLOT, Program
+from weft.frontends.torch.func.transformed import Transformed, tensor_places
+from weft.ir.types import tensor_of
+from weft.ops.graph import GraphBuilder
+from weft.passes.differentiate import is_float, value_and_vjp_function
+from weft.passes.transform.arguments import bind_arguments, order_arguments, without_dead_ops
+from weft.passes.transform.jvp import jvp_function
+
+Argnums = int | tuple[int, ...]
+
+
+def with_tensors(args: Sequence[Any], argnums: Argnums) -> list[Any]:
+    """The arguments, with tensors for the floats of Python among those that are differentiated."""
+    wanted = range(len(args)) if argnums == () else [argnums] if isinstance(argnums, int) else argnums
+    found = list(args)
+    for number in wanted:
+        if not -len(found) <= number < len(found):
+            raise WeftError(
+                f"argnums has {number}, and the function got {len(found)} arguments",
+                location=calling_line(),
+                hint="keyword arguments are not differentiated: pass it by place",
+            )
+        found[number] = pytree.tree_map_only(float, torch.tensor, found[number])
+    return found
+
+
+def differentiated(program: Program, args: Sequence[Any], argnums: Argnums) -> tuple[list[int], Any]:
+    """The places of the tensors of differentiated arguments, and the tree of these, with `SLOT` for tensors."""
+    numbers = [argnums] if isinstance(argnums, int) else list(argnums)
+    numbers = [number % len(args) for number in numbers]
+    places = iter(tensor_places(args))
+    per_argument = [[next(places) for _ in pytree.tree_leaves(argument)] for argument in args]
+    wanted: list[int] = []
+    for number in numbers:
+        for place, leaf in zip(per_argument[number], pytree.tree_leaves(args[number]), strict=True):
+            if place is None or not is_float(program.function.block.args[place]):
+                kind = leaf.dtype if isinstance(leaf, torch.Tensor) else type(leaf).__name__
+                raise DTypeError(
+                    f"argument {number} has a leaf of {kind}, which has no derivative",
+                    location=calling_line(),
+                    hint="differentiate floats: choose other `argnums`, or convert it by `.float()`",
+                )
+            wanted.append(place)
+    tree = [pytree.tree_map(lambda _: SLOT, args[number]) for number in numbers]
+    return wanted, tree[0] if isinstance(argnums, int) else tuple(tree)
+
+
+def split_aux(program: Program, has_aux: bool, what: str) -> tuple[list[SSAValue], list[SSAValue], Any, Any]:
+    """The results that are differentiated and the others, and the trees of both."""
+    tree = program.tree()
+    if not has_aux:
+        return program.results, [], tree, None
+    if not isinstance(tree, tuple) or len(tree) != 2:
+        raise WeftError(
+            f"{what} with has_aux takes a function that returns a pair", hint="return (what is differentiated, aux)"
+        )
+    count = sum(leaf is SLOT for leaf in pytree.tree_leaves(tree[0]))
+    return program.results[:count], program.results[count:], tree[0], tree[1]
+
+
+def _ones(b: GraphBuilder, like: SSAValue) -> SSAValue:
+    tensor = tensor_of(like.type)
+    return b.full(value=1, shape=tensor.shape, dtype=tensor.dtype)
+
+
+class Grad(Transformed):
+    """The gradient of a function of one number, alone or beside its value."""
+
+    def __init__(self, function: Callable[..., Any], argnums: Argnums, has_aux: bool, with_value: bool) -> None:
+        super().__init__(function)
+        self.argnums, self.has_aux, self.with_value = argnums, has_aux, with_value
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return super().__call__(*with_tensors(args, self.argnums), **kwargs)
+
+    def eager(self, *args: Any, **kwargs: Any) -> Any:
+        make: Any = torch.func.grad_and_value if self.with_value else torch.func.grad
+        found = make(self.inner.eager, self.argnums, self.has_aux)(*args, **kwargs)
+        return (found[1], found[0]) if self.with_value else found
+
+    def program(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Program:
+        args = with_tensors(args, self.argnums)
+        inner = self.inner.program(args, kwargs)
+        wanted, gradients = differentiated(inner, args, self.argnums)
+        values, aux, tree, aux_tree = split_aux(inner, self.has_aux, "grad")
+        _check_scalar(values)
+        made = value_and_vjp_function(inner.function, wanted, [0])
+        bind_arguments(made, {len(made.block.args) - 1: _ones})
+        found = list(made.returned.operands)
+        count, extra = len(values), len(aux)
+        value, aux_values = found[:count], found[count : count + extra]
+        verdict = found[count + extra : count + extra + len(inner.verdict)]
+        results = found[count + extra + len(inner.verdict) :]
+        if self.with_value:
+            head = (tree, aux_tree) if self.has_aux else tree
+            made_tree, order = (head, gradients), [*value, *aux_values, *results]
+        elif self.has_aux:
+            made_tree, order = (gradients, aux_tree), [*results, *aux_values]
+        else:
+            made_tree, order = gradients, results
+        program = inner.returning(made, [*order, *verdict], made_tree)
+        without_dead_ops(program.function)
+        return program
+
+
+def _check_scalar(values: Sequence[SSAValue]) -> None:
+    if len(values) != 1 or tensor_of(values[0].type).shape != ():
+        given = ", ".join(str(tensor_of(value.type)) for value in values) or "nothing"
+        raise ShapeError(
+            f"grad takes a function of one number, this one returns {given}",
+            location=calling_line(),
+            hint="return a sum or a mean; `jacrev` differentiates tensors, and has_aux=True returns others beside",
+        )
+    if not is_float(values[0]):
+        raise DTypeError(
+            f"grad of a function that returns {tensor_of(values[0].type).dtype}",
+            location=calling_line(),
+            hint="integers and booleans have no derivative: return a float",
+        )
+
+
+def grad(function: Callable[..., Any], argnums: Argnums = 0, has_aux: bool = False) -> Callable[..., Any]:
+    """The function that gives the gradient of a function of one number, with respect to the arguments at `argnums`.
+
+    With `has_aux` the function returns a pair, of which the second is passed on: (gradient, aux).
+    """
+    return Grad(function, argnums, has_aux, with_value=False)
+
+
+def value_and_grad(function: Callable[..., Any], argnums: Argnums = 0, has_aux: bool = False) -> Callable[..., Any]:
+    """As `grad`, beside the value: (value, gradient), or ((value, aux), gradient)."""
+    return Grad(function, argnums, has_aux, with_value=True)
+
+
+class Jvp(Transformed):
+    """The derivative along a direction: of arguments and tangents, as two tuples."""
+
+    def __init__(self, function: Callable[..., Any], has_aux: bool = False) -> None:
+        super().__init__(function)
+        self.has_aux = has_aux
+
+    def eager(self, *args: Any, **kwargs: Any) -> Any:
+        primals, tangents = args
+        return torch.func.jvp(self.inner.eager, primals, tangents, has_aux=self.has_aux)
+
+    def program(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Program:
+        primals, _ = args
+        inner = self.inner.program(primals, {})
+        wanted, _ = differentiated(inner, primals, tuple(range(len(primals))))
+        values, aux, tree, aux_tree = split_aux(inner, self.has_aux, "jvp")
+        made = jvp_function(inner.function, wanted)
+        given, held = inner.tensors, len(inner.function.block.args) - inner.tensors
+        count = len(wanted)
+        order = [*range(given), *range(given + held, given + held + count), *range(given, given + held)]
+        order_arguments(made, order)
+        found, total = list(made.returned.operands), len(inner.function.returned.operands)
+        moving = [n for n, value in enumerate(inner.function.returned.operands) if is_float(value)]
+        by_result = dict(zip(moving, found[total:], strict=True))
+        if integer := next((n for n in range(len(values)) if n not in by_result), None):
+            raise DTypeError(f"result {integer} is of integers, which have no tangent", hint="return it as aux")
+        results = [
+            *found[: len(values)],
+            *(by_result[n] for n in range(len(values))),
+            *found[len(values) :][: len(aux)],
+        ]
+        verdict = found[len(values) + len(aux) : total]
+        made_tree = (tree, tree, aux_tree) if self.has_aux else (tree, tree)
+        program = inner.returning(made, [*results, *verdict], made_tree, given + count)
+        without_dead_ops(program.function)
+        return program
+
+
+def jvp(
+    function: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any], *, has_aux: bool = False
+) -> tuple[Any, ...]:
+    """The value of a function and its derivative along `tangents`: (value, tangent), or (value, tangent, aux)."""
+    primals, tangents = tuple(with_tensors(primals, ())), tuple(with_tensors(tangents, ()))
+    check_tangents(primals, tangents)
+    return kept(Jvp, function, has_aux)(primals, tangents)
+
+
+def check_tangents(primals: Any, tangents: Any) -> None:
+    """Raise where tangents are not of the types of their values."""
+    (values, spec), (given, other) = pytree.tree_flatten(primals), pytree.tree_flatten(tangents)
+    if spec != other:
+        raise WeftError(
+            f"tangents of another structure, {other}, than the arguments, {spec}",
+            location=calling_line(),
+            hint="give a tuple with a tangent for each argument",
+        )
+    for value, tangent in zip(values, given, strict=True):
+        types = [(tuple(x.shape), x.dtype) if isinstance(x, torch.Tensor) else type(x) for x in (value, tangent)]
+        if types[0] != types[1]:
+            raise ShapeError(
+                f"a tangent of {types[1]} for an argument of {types[0]}",
+                location=calling_line(),
+                hint="a tangent has the shape and the type of its argument",
+            )
+
+
+def kept(make: Callable[..., Transformed], function: Callable[..., Any], *options: Any) -> Transformed:
+    """A transformed function, made once for a function: what is compiled for it is found again in the next call."""
+    memory: dict[Any, Transformed] | None = getattr(function, "_weft_func", None)
+    if memory is None:
+        memory = {}
+        try:
+            function._weft_func = memory  # pyright: ignore[reportFunctionMemberAccess]
+        except AttributeError:  # a method or a builtin: compiled in every call, from the disk cache
+            return make(function, *options)
+    key = (make, *options)
+    if key not in memory:
+        memory[key] = make(function, *options)
+    return memory[key]

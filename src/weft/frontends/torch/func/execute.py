@@ -1,0 +1,82 @@
+"""Programs as machine code: compiled once, found again in the disk cache by their text, and called on tensors."""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from weft.backends.target import require_capabilities
+from weft.config import Config
+from weft.forks import COMPILING
+from weft.frontends.torch.backend import CompiledGraph, LaterExecutor, executor_for, load_graph
+from weft.frontends.torch.devices import target_on
+from weft.frontends.torch.execution.collection import without_collection
+from weft.frontends.torch.func.program import Program
+from weft.frontends.torch.importer.imported_graph import Calling, ImportedGraph, Returned
+from weft.frontends.torch.importer.sizes import SymbolReader
+from weft.runtime.blas import blas_symbols
+from weft.runtime.cache import cache_key
+from weft.runtime.record import compilation
+from weft.runtime.sources import source_digest, versions
+from weft.tile.text import print_program
+
+Call = Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]
+_SEEDS = torch.iinfo(torch.int64)
+
+
+def compile_program(program: Program, config: Config) -> Call:
+    """A callable of the tensors that a call gives, for the tensors that the program returns."""
+    run = _boxed(program, config)
+
+    def call(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        given = [*tensors, *(program.held if program.seed is None else drawn(program))]
+        return list(run([each if each.is_contiguous() else each.contiguous() for each in given]))
+
+    return call
+
+
+def drawn(program: Program) -> list[torch.Tensor]:
+    """The constants of a program for one call: with a seed of its own, where it draws random numbers."""
+    held = list(program.held)
+    if program.seed is not None:
+        held[program.seed] = torch.randint(_SEEDS.min, _SEEDS.max, (1,), dtype=torch.int64, device=program.device)
+    return held
+
+
+def _boxed(program: Program, config: Config) -> Callable[[list[Any]], Sequence[Any]]:
+    function, device = program.function.clone(), program.device
+    calling = Calling(
+        arguments=tuple(range(len(function.block.args))),
+        constants=(),
+        symbols=SymbolReader(()),
+        outputs=tuple(Returned(number) for number in range(len(program.results))),
+        mutated=(),
+        fallbacks=(),
+        checks=program.checks,
+    )
+    imported = ImportedGraph(function, calling, (), program.objects)
+    with COMPILING, compilation(function.sym_name.data) as record, without_collection():
+        record.config = config
+        target = target_on(device, config)
+        key = _key(program, config, target.cache_key()) if config.cache and target.cache_key() else None
+        nothing = fx.GraphModule({}, fx.Graph())
+        loaded = load_graph(key, nothing, {}, record, config, device) if key and imported.cacheable else None
+        if loaded is not None:
+            return loaded.shortest()
+        require_capabilities(function, target)
+        executor = executor_for(imported, config, key, {}, target, device)
+        if isinstance(executor, LaterExecutor):
+            executor = executor.load()
+        return CompiledGraph(calling, (), executor).shortest()
+
+
+def _key(program: Program, config: Config, target: str) -> str:
+    text = print_program(program.function, locations=config.debug_lines)
+    checks = tuple(map(str, program.checks))
+    made_with = (*versions(), torch.__version__, f"blas {sorted(blas_symbols())}", source_digest())
+    return cache_key("torch function", text, checks, config.key(), made_with, target)

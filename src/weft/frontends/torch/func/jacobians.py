@@ -1,0 +1,150 @@
+"""Jacobians and Hessians: a batch of gradients, or of tangents, along the directions of a basis."""
+
+# Torch's pytrees have no types that can be followed.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false, reportUnknownLambdaType=false, reportPrivateUsage=false
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+from xdsl.ir import SSAValue
+
+from weft.diagnostics import calling_line
+from weft.errors import DTypeError
+from weft.frontends.torch.func.derivatives import Argnums, differentiated, split_aux, with_tensors
+from weft.frontends.torch.func.program import SLOT, Program
+from weft.frontends.torch.func.transformed import Transformed
+from weft.ir.expr import Size, product
+from weft.ir.types import Tensor, i64, tensor_of
+from weft.ops.graph import FuncOp, GraphBuilder
+from weft.ops.rules import move_dim
+from weft.passes.differentiate import is_float, value_and_vjp_function
+from weft.passes.transform.arguments import bind_arguments, without_dead_ops
+from weft.passes.transform.jvp import jvp_function
+from weft.passes.transform.vmap import vmap_function
+
+
+class Jacobian(Transformed):
+    """The derivatives of all results with respect to all elements of the arguments at `argnums`."""
+
+    def __init__(self, function: Callable[..., Any], argnums: Argnums, has_aux: bool, forward: bool) -> None:
+        super().__init__(function)
+        self.argnums, self.has_aux, self.forward = argnums, has_aux, forward
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return super().__call__(*with_tensors(args, self.argnums), **kwargs)
+
+    def eager(self, *args: Any, **kwargs: Any) -> Any:
+        make: Any = torch.func.jacfwd if self.forward else torch.func.jacrev
+        return make(self.inner.eager, self.argnums, has_aux=self.has_aux)(*args, **kwargs)
+
+    def program(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Program:
+        args = with_tensors(args, self.argnums)
+        inner = self.inner.program(args, kwargs)
+        wanted, arguments = differentiated(inner, args, self.argnums)
+        values, aux, tree, aux_tree = split_aux(inner, self.has_aux, "a Jacobian")
+        if bad := next((value for value in values if not is_float(value)), None):
+            raise DTypeError(
+                f"a result of {tensor_of(bad.type)}, which has no derivative",
+                location=calling_line(),
+                hint="integers and booleans have none: return floats, and others as aux",
+            )
+        ends = [tensor_of(value.type) for value in values]
+        starts = [tensor_of(inner.function.block.args[place].type) for place in wanted]
+        build = _columns if self.forward else _rows
+        made, blocks = build(inner.function, wanted, ends, starts)
+        found = list(made.returned.operands)
+        aux_values, verdict = found[len(values) :][: len(aux)], found[len(values) + len(aux) :][: len(inner.verdict)]
+        jacobian = pytree.tree_map(lambda leaf: arguments if leaf is SLOT else leaf, tree)
+        made_tree = (jacobian, aux_tree) if self.has_aux else jacobian
+        program = inner.returning(made, [*blocks, *aux_values, *verdict], made_tree)
+        without_dead_ops(program.function)
+        return program
+
+
+def _rows(
+    function: FuncOp, wanted: Sequence[int], ends: Sequence[Tensor], starts: Sequence[Tensor]
+) -> tuple[FuncOp, list[SSAValue]]:
+    """By gradients: one for each element of the results."""
+    results, taken = len(function.returned.operands), len(function.block.args)
+    joint = value_and_vjp_function(function, wanted, range(len(ends)))
+    made = _batched(joint, ends, results, taken, len(wanted))
+    b = GraphBuilder(made.block, before=made.returned)
+    found = list(made.returned.operands)[results:]
+    blocks: list[SSAValue] = []
+    for end, first in zip(ends, _offsets(ends), strict=True):
+        for start, gradients in zip(starts, found, strict=True):
+            part = _part(b, gradients, first, product(end.shape))
+            blocks.append(b.reshape(part, shape=(*end.shape, *start.shape)))
+    return made, blocks
+
+
+def _columns(
+    function: FuncOp, wanted: Sequence[int], ends: Sequence[Tensor], starts: Sequence[Tensor]
+) -> tuple[FuncOp, list[SSAValue]]:
+    """By tangents: one for each element of the arguments."""
+    results, taken = len(function.returned.operands), len(function.block.args)
+    moving = [n for n, value in enumerate(function.returned.operands) if is_float(value)]
+    made = _batched(jvp_function(function, wanted), starts, results, taken, len(moving))
+    b = GraphBuilder(made.block, before=made.returned)
+    found = list(made.returned.operands)[results:]
+    blocks: list[SSAValue] = []
+    for end, tangents in zip(ends, found, strict=False):
+        for start, first in zip(starts, _offsets(starts), strict=True):
+            part = _part(b, tangents, first, product(start.shape))
+            blocks.append(b.reshape(move_dim(b, part, 0, end.rank), shape=(*end.shape, *start.shape)))
+    return made, blocks
+
+
+def _offsets(tensors: Sequence[Tensor]) -> list[Size]:
+    """Where the directions of each tensor begin in a basis of all."""
+    return [0, *accumulate(product(each.shape) for each in tensors)][:-1]
+
+
+def _part(b: GraphBuilder, x: SSAValue, first: Size, count: Size) -> SSAValue:
+    """Some of the first dimension."""
+    shape = b.tensor(x).shape
+    if first == 0 and count == shape[0]:
+        return x
+    starts = (first, *(0 for _ in shape[1:]))
+    return b.slice(x, starts=starts, shape=(count, *shape[1:]), steps=tuple(1 for _ in shape))
+
+
+def _batched(function: FuncOp, directions: Sequence[Tensor], results: int, taken: int, derivatives: int) -> FuncOp:
+    """A function of arguments and directions for all directions of a basis at once: values stay as they are."""
+    total: Size = sum((product(each.shape) for each in directions), 0)
+    axes = [*(None for _ in range(taken)), *(0 for _ in directions)]
+    outs = [*(None for _ in range(results)), *(0 for _ in range(derivatives))]
+    made = vmap_function(without_dead_ops(function), total, axes, outs)
+
+    def basis(tensor: Tensor, first: Size) -> Callable[[GraphBuilder, SSAValue], SSAValue]:
+        def build(b: GraphBuilder, _: SSAValue) -> SSAValue:
+            shape = (total, product(tensor.shape))
+            row = b.iota(shape=shape, dim=0, dtype=i64)
+            column = b.iota(shape=shape, dim=1, dtype=i64, start=first)
+            return b.reshape(b.cast(b.eq(row, column), dtype=tensor.dtype), shape=(total, *tensor.shape))
+
+        return build
+
+    pairs = zip(directions, _offsets(directions), strict=True)
+    bind_arguments(made, {taken + n: basis(each, first) for n, (each, first) in enumerate(pairs)})
+    return made
+
+
+def jacrev(function: Callable[..., Any], argnums: Argnums = 0, *, has_aux: bool = False) -> Callable[..., Any]:
+    """The Jacobian by gradients, for functions of many arguments and few results."""
+    return Jacobian(function, argnums, has_aux, forward=False)
+
+
+def jacfwd(function: Callable[..., Any], argnums: Argnums = 0, *, has_aux: bool = False) -> Callable[..., Any]:
+    """The Jacobian by tangents, for functions of few arguments and many results."""
+    return Jacobian(function, argnums, has_aux, forward=True)
+
+
+def hessian(function: Callable[..., Any], argnums: Argnums = 0) -> Callable[..., Any]:
+    """The second derivatives: the Jacobian, by tangents, of that by gradients."""
+    return jacfwd(jacrev(function, argnums), argnums)

@@ -1,0 +1,161 @@
+"""`vjp` and `linearize`: the value of a function now, and its derivative at that point as a function for later.
+
+The function that computes both is split: what needs the point alone runs once and keeps what the derivative needs.
+"""
+
+# Torch's pytrees have no types that can be followed.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false, reportUnknownLambdaType=false, reportPrivateUsage=false
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+
+from weft.config import Config
+from weft.diagnostics import calling_line
+from weft.errors import DTypeError
+from weft.frontends.torch.dtypes import to_torch
+from weft.frontends.torch.func.capture_function import fake_tensors
+from weft.frontends.torch.func.derivatives import check_tangents, differentiated, kept, split_aux, with_tensors
+from weft.frontends.torch.func.execute import compile_program, drawn
+from weft.frontends.torch.func.program import SLOT, Program
+from weft.frontends.torch.func.transformed import Transformed, is_traced, type_of
+from weft.ir.types import tensor_of
+from weft.passes.differentiate import is_float, return_values, value_and_vjp_function
+from weft.passes.split_joint import split_joint
+from weft.passes.transform.arguments import forget_ends, order_arguments, without_dead_ops
+from weft.passes.transform.jvp import jvp_function
+
+
+class Split:
+    """A function's value and derivative for one signature: what runs first, and what runs for each direction."""
+
+    def __init__(self, inner: Program, args: Sequence[Any], forward: bool, has_aux: bool, config: Config) -> None:
+        wanted, arguments = differentiated(inner, args, tuple(range(len(args))))
+        values, _, tree, _ = split_aux(inner, has_aux, "linearize" if forward else "vjp")
+        if bad := next((value for value in values if not is_float(value)), None):
+            raise DTypeError(
+                f"a result of {tensor_of(bad.type)}, which has no derivative",
+                location=calling_line(),
+                hint="return it as aux",
+            )
+        self.inner = inner
+        results = len(inner.function.returned.operands)
+        if forward:
+            joint = jvp_function(inner.function, wanted)
+            found = list(joint.returned.operands)
+            moving = [n for n, value in enumerate(inner.function.returned.operands) if is_float(value)]
+            tangents = dict(zip(moving, found[results:], strict=True))
+            return_values(joint, [*found[:results], *(tangents[n] for n in range(len(values)))])
+            self.takes, gives = arguments, tree
+        else:
+            joint = value_and_vjp_function(inner.function, wanted, range(len(values)))
+            self.takes, gives = (tree,), arguments
+        seeds = len(wanted) if forward else len(values)
+        self.cut = split_joint(forget_ends(without_dead_ops(joint)), results, seeds)
+        first = list(self.cut.forward.returned.operands)
+        whole = replace(inner, tensors=len(inner.function.block.args), held=(), seed=None)
+        self.returned = len(inner.results)
+        residuals = first[results:]
+        order = [*first[: self.returned], *residuals, *first[self.returned : results]]
+        head = whole.returning(self.cut.forward, order, [SLOT] * (self.returned + len(residuals)))
+        self.first = compile_program(head, config)
+        backward = self.cut.backward
+        taken = len(backward.block.args)
+        order_arguments(backward, [*range(taken - seeds, taken), *range(taken - seeds)])
+        leaves, spec = pytree.tree_flatten(gives)
+        self.program = replace(whole, function=backward, tensors=taken, leaves=tuple(leaves), out_spec=spec, checks=())
+        self.second = compile_program(self.program, config)
+
+    def __call__(self, tensors: Sequence[torch.Tensor]) -> tuple[Any, list[torch.Tensor]]:
+        """What the function returns, and what its derivative needs."""
+        given = [*tensors, *drawn(self.inner)]
+        found = self.first(given)
+        residuals = [*(given[place] for place in self.cut.arguments), *found[self.returned :]]
+        return self.inner.restored(found[: self.returned]), residuals
+
+
+class LinearMap(Transformed):
+    """The derivative of a function at a point: of one tree, of gradients of the results, or of tangents."""
+
+    def __init__(self, split: Split, residuals: Sequence[torch.Tensor], eager: Callable[..., Any]) -> None:
+        self.split, self.residuals, self._eager = split, tuple(residuals), eager
+        self.config, self._compiled = Config.from_options(), {}
+
+    def eager(self, *args: Any, **kwargs: Any) -> Any:
+        return self._eager(*args)
+
+    def program(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Program:
+        self._check(args)
+        program = self.split.program
+        return replace(program, tensors=program.tensors - len(self.residuals), held=self.residuals)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        leaves = pytree.tree_leaves(args)
+        if is_traced(leaves):
+            return self._eager(*args)
+        self._check(args)
+        return self.split.program.restored(self.split.second([*leaves, *self.residuals]))
+
+    def _check(self, args: Sequence[Any]) -> None:
+        arguments = iter(self.split.program.function.block.args)
+        expected = pytree.tree_map(lambda _: _like(next(arguments)), tuple(self.split.takes))
+        check_tangents(expected, tuple(args))
+
+
+def _like(value: Any) -> torch.Tensor:
+    """A tensor of a value's type, without contents."""
+    tensor = tensor_of(value.type)
+    shape: Any = tensor.shape
+    return torch.empty(shape, dtype=to_torch(tensor.dtype), device="meta")
+
+
+class Linearized(Transformed):
+    """Splits a function, once for each signature."""
+
+    def __init__(self, function: Callable[..., Any], forward: bool, has_aux: bool = False) -> None:
+        super().__init__(function)
+        self.forward, self.has_aux = forward, has_aux
+        self._splits: dict[Any, Split] = {}
+
+    def program(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Program:
+        raise AssertionError("it returns a function, and is not transformed itself")
+
+    def eager(self, *args: Any, **kwargs: Any) -> Any:
+        if self.forward:
+            return torch.func.linearize(self.inner.eager, *args)
+        return torch.func.vjp(self.inner.eager, *args, has_aux=self.has_aux)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        args = tuple(with_tensors(args, ()))
+        leaves, spec = pytree.tree_flatten(args)
+        if is_traced(leaves):
+            return self.eager(*args)
+        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        key = (spec, *map(type_of, leaves))
+        if key not in self._splits:
+            fakes = iter(fake_tensors(tensors))
+            types = pytree.tree_map_only(torch.Tensor, lambda _: next(fakes), args)
+            inner = self.inner.program(types, {})
+            self._splits[key] = Split(inner, types, self.forward, self.has_aux, self.config)
+        split = self._splits[key]
+        returned, residuals = split(tensors)
+        derivative = LinearMap(split, residuals, lambda *given: self.eager(*args)[1](*given))
+        return (returned[0], derivative, returned[1]) if self.has_aux else (returned, derivative)
+
+
+def vjp(function: Callable[..., Any], *primals: Any, has_aux: bool = False) -> tuple[Any, ...]:
+    """The value of a function, and the function that takes gradients of the results to those of the arguments.
+
+    With `has_aux` the function returns a pair: (value, function, aux).
+    """
+    return kept(Linearized, function, False, has_aux)(*primals)
+
+
+def linearize(function: Callable[..., Any], *primals: Any) -> tuple[Any, Callable[..., Any]]:
+    """The value of a function, and the function that takes tangents of the arguments to those of the results."""
+    return kept(Linearized, function, True)(*primals)

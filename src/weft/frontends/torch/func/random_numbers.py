@@ -1,0 +1,92 @@
+"""Random numbers of captured functions: made from a seed that is an argument, so that the function is pure.
+
+The numbers are other ones than eager draws. `torch.manual_seed` decides on them: it decides on the seed of a call.
+"""
+
+# Torch's operators have no types that can be followed.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false, reportUnknownLambdaType=false
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+import weft.frontends.torch.capture.random_numbers as operators
+
+_ops: Any = torch.ops.aten
+_STEP = 0x9E3779B97F4A7C1
+"""Seeds of different calls of one function lie that far apart."""
+
+
+@dataclass
+class Seed:
+    """The seed of a function that is being traced, and how many tensors have been drawn from it."""
+
+    value: torch.Tensor
+    draws: int = 0
+
+    def uniform(self, size: Sequence[Any], dtype: torch.dtype | None = None) -> torch.Tensor:
+        """Numbers in [0, 1)."""
+        self.draws += 1
+        drawn = torch.ops.weft.uniform(self.value + _STEP * self.draws, list(size))
+        wanted = dtype or torch.get_default_dtype()
+        return drawn if wanted == drawn.dtype else drawn.to(wanted)
+
+    def normal(self, size: Sequence[Any], dtype: torch.dtype | None = None) -> torch.Tensor:
+        """Numbers of the standard normal distribution, by the transformation of Box and Muller."""
+        radius = torch.sqrt(-2 * torch.log1p(-self.uniform(size, torch.float32)))
+        return (radius * torch.cos(2 * math.pi * self.uniform(size, torch.float32))).to(
+            dtype or torch.get_default_dtype()
+        )
+
+
+def drawing_from(seed: Seed) -> dict[Any, Callable[..., Any]]:
+    """Torch's random operators, by numbers of the seed."""
+
+    def uniform(x: torch.Tensor, low: float = 0.0, high: float = 1.0, generator: Any = None) -> torch.Tensor:
+        return seed.uniform(x.shape, x.dtype) * (high - low) + low
+
+    def normal(x: torch.Tensor, mean: float = 0.0, std: float = 1.0, generator: Any = None) -> torch.Tensor:
+        return seed.normal(x.shape, x.dtype) * std + mean
+
+    def bernoulli(x: torch.Tensor, p: Any = None, generator: Any = None) -> torch.Tensor:
+        return (seed.uniform(x.shape, torch.float32) < (x if p is None else p)).to(x.dtype)
+
+    def dropout(x: torch.Tensor, p: float, train: bool | None = True) -> tuple[torch.Tensor, torch.Tensor]:
+        if train is False or p == 0:
+            return x.clone(), torch.ones_like(x, dtype=torch.bool)
+        if p == 1:
+            return torch.zeros_like(x), torch.zeros_like(x, dtype=torch.bool)
+        mask = seed.uniform(x.shape, torch.float32) < 1.0 - p
+        return x * mask * (1.0 / (1.0 - p)), mask
+
+    def integers(low: int, high: int, size: Sequence[int], dtype: torch.dtype | None = None, **_: Any) -> torch.Tensor:
+        drawn = torch.floor(seed.uniform(size, torch.float32).double() * (high - low)) + low
+        return drawn.to(dtype or torch.int64)
+
+    def exponential(x: torch.Tensor, rate: float = 1.0, generator: Any = None) -> torch.Tensor:
+        return torch.log1p(-seed.uniform(x.shape, x.dtype)) * (-1.0 / rate)
+
+    return {
+        _ops.rand.default: lambda size, dtype=None, **_: seed.uniform(size, dtype),
+        _ops.randn.default: lambda size, dtype=None, **_: seed.normal(size, dtype),
+        _ops.rand_like.default: lambda x, dtype=None, **_: seed.uniform(x.shape, dtype or x.dtype),
+        _ops.randn_like.default: lambda x, dtype=None, **_: seed.normal(x.shape, dtype or x.dtype),
+        _ops.randint.default: lambda high, size, dtype=None, **_: integers(0, high, size, dtype),
+        _ops.randint.low: integers,
+        _ops.randperm.default: lambda n, dtype=None, **_: torch.argsort(seed.uniform((n,))).to(dtype or torch.int64),
+        _ops.uniform.default: uniform,
+        _ops.normal_functional.default: normal,
+        _ops.bernoulli.default: bernoulli,
+        _ops.bernoulli.p: bernoulli,
+        _ops.bernoulli.Tensor: bernoulli,
+        _ops.exponential.default: exponential,
+        _ops.native_dropout.default: dropout,
+    }
+
+
+__all__ = ["Seed", "drawing_from", "operators"]

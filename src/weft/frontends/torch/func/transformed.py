@@ -1,0 +1,107 @@
+"""A transformed function: it builds a program for the types of a call's arguments, compiles it once, and calls it.
+
+Transformations compose on programs: `vmap(grad(f))` asks `grad(f)` for its graph and batches that. Where one is called
+while torch traces or transforms around it, it is what torch has under its name, so that all of it is traced.
+"""
+
+# Torch's pytrees have no types that can be followed.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false, reportPrivateUsage=false
+
+from __future__ import annotations
+
+import functools
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+from torch._C._functorch import is_functorch_wrapped_tensor
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
+
+from weft.config import Config
+from weft.errors import WeftError
+from weft.frontends.torch.func.capture_function import capture, fake_tensors
+from weft.frontends.torch.func.execute import Call, compile_program
+from weft.frontends.torch.func.program import Program
+
+
+class Transformed(ABC):
+    """A callable on trees of tensors whose graph is known for each signature."""
+
+    def __init__(self, function: Callable[..., Any] | Transformed) -> None:
+        if not callable(function):
+            raise WeftError(f"a transformation takes a function, got {type(function).__name__}")
+        self.inner = function if isinstance(function, Transformed) else TorchFunction(function)
+        self.config = Config.from_options()
+        self._compiled: dict[Any, tuple[Program, Call]] = {}
+        functools.update_wrapper(self, function, updated=())
+
+    @abstractmethod
+    def program(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Program:
+        """The program for arguments of these types; the contents of tensors do not matter."""
+
+    @abstractmethod
+    def eager(self, *args: Any, **kwargs: Any) -> Any:
+        """The same by torch's own transformations."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        leaves, spec = pytree.tree_flatten((args, kwargs))
+        if is_traced(leaves):
+            return self.eager(*args, **kwargs)
+        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        key = (spec, *map(type_of, leaves))
+        found = self._compiled.get(key)
+        if found is None:
+            fakes = iter(fake_tensors(tensors))
+            types = [next(fakes) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+            abstract_args, abstract_kwargs = pytree.tree_unflatten(types, spec)
+            program = self.program(abstract_args, abstract_kwargs)
+            found = self._compiled[key] = program, compile_program(program, self.config)
+        program, call = found
+        return program.restored(call(tensors))
+
+
+class TorchFunction(Transformed):
+    """A function of torch's as it is: the innermost one."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+        self.config = Config.from_options()
+        self._compiled = {}
+
+    def program(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Program:
+        return capture(self.function, args, kwargs)
+
+    def eager(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(*args, **kwargs)
+
+
+def is_traced(leaves: Sequence[Any]) -> bool:
+    """Whether torch traces, or transforms what these are part of."""
+    if get_proxy_mode() is not None or torch.compiler.is_compiling():
+        return True
+    wrapped: Any = is_functorch_wrapped_tensor
+    return any(isinstance(leaf, torch.Tensor) and wrapped(leaf) for leaf in leaves)
+
+
+def type_of(leaf: Any) -> Any:
+    """What programs differ by: a tensor's type, or a value."""
+    if isinstance(leaf, torch.Tensor):
+        return leaf.shape, leaf.dtype, leaf.device
+    try:
+        hash(leaf)
+    except TypeError as error:
+        raise WeftError(
+            f"an argument of {type(leaf).__name__}", hint="pass tensors, numbers and trees of them"
+        ) from error
+    return type(leaf), leaf
+
+
+def tensor_places(args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> list[int | None]:
+    """For each leaf of arguments the place among the tensors, None where it is no tensor."""
+    places: list[int | None] = []
+    for leaf in pytree.tree_leaves((tuple(args), dict(kwargs or {}))):
+        count = sum(place is not None for place in places)
+        places.append(count if isinstance(leaf, torch.Tensor) else None)
+    return places

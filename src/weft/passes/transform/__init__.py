@@ -1,0 +1,1 @@
+"""Transformations of graph functions, which compose: forward and reverse derivatives, batching, checkpoints, types."""

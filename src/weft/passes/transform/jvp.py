@@ -1,0 +1,148 @@
+"""Forward-mode differentiation of a graph function: the derivative along a direction, computed beside the values.
+
+No op needs a rule of its own for it. A gradient is linear in the gradients of the results, so differentiating the
+gradient rule with respect to these once more is the derivative along a direction: jvp = vjp of vjp. What the detour
+made beside that is dead. An op whose class has a rule `jvp(b, tangents, operands, results, **params)` is derived by
+that: the tangents of the results from those of the operands, None where one does not change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from xdsl.context import Context
+from xdsl.dialects.builtin import ArrayAttr, ModuleOp, StringAttr
+from xdsl.ir import Operation, SSAValue
+from xdsl.passes import ModulePass
+
+from weft.errors import ShapeError
+from weft.ir.locations import line_of, sourced
+from weft.ops.base import GraphOp
+from weft.ops.control import ControlOp
+from weft.ops.graph import FuncOp, GraphBuilder, module_of
+from weft.ops.rules import zeros
+from weft.passes.differentiate import GradientTape, depending, is_float, no_rule, return_values, transform_functions
+from weft.passes.simplify.eliminate_dead import EliminateDead
+from weft.passes.transform.jvp_regions import push_control
+
+
+@dataclass(frozen=True)
+class Jvp(ModulePass):
+    """graph.func @f(%x) { … }   →   graph.func @f_jvp(%x, %t) { … results and tangents where that of %x is %t }"""
+
+    name: ClassVar[str] = "jvp"
+
+    def apply(self, ctx: Context, op: ModuleOp) -> None:
+        transform_functions(op, jvp_function)
+
+
+_HINT = "`detach` what is not to be differentiated, or give a rule of your own"
+Tangents = dict[SSAValue, SSAValue]
+
+
+def jvp_function(function: FuncOp, wanted: Sequence[int] | None = None) -> FuncOp:
+    """The function that takes arguments and their tangents, and gives results and their tangents.
+
+        graph.func @f(%x, %y) {            graph.func @f_jvp(%x, %y, %tx, %ty) {
+          %p = graph.mul %x, %y              %p = graph.mul %x, %y
+          graph.return %p             →      %t = graph.add (graph.mul %tx, %y), (graph.mul %x, %ty)
+        }                                    graph.return %p, %t
+                                           }
+
+    Arguments of floats have tangents, of which only those at the `wanted` places are taken, and results of floats.
+    """
+    made = function.clone()
+    block, returned = made.block, made.returned
+    forward = [op for op in block.ops if op is not returned]
+    arguments = list(block.args)
+    names = [name.data for name in function.arg_names] if function.arg_names else []
+    tangents: Tangents = {}
+    for place, argument in enumerate(arguments):
+        if is_float(argument) and (wanted is None or place in wanted):
+            tangent = block.insert_arg(argument.type, len(block.args))
+            names.append(f"tangent{place}")
+            tangent.name_hint = names[-1]
+            tangents[argument] = tangent
+    for op in forward:
+        after = op.next_op
+        assert after is not None, "the return comes last"
+        with sourced(op.location):
+            push(GraphBuilder(block, before=after), op, tangents)
+    b = GraphBuilder(block, before=returned)
+    results = [tangents[x] if x in tangents else zeros(b, x) for x in returned.operands if is_float(x)]
+    return_values(made, [*returned.operands, *results])
+    made.sym_name = StringAttr(f"{function.sym_name.data}_jvp")
+    if function.arg_names:
+        made.arg_names = ArrayAttr(StringAttr(name) for name in names)
+    for stale in ("result_strides", "mutated", "replaced"):
+        made.attributes.pop(stale, None)
+    if made.parent is None:
+        EliminateDead().apply(Context(), module_of(made))
+        made.detach()
+    return made
+
+
+def push(b: GraphBuilder, op: Operation, tangents: Tangents) -> Sequence[SSAValue]:
+    """Take the tangents of an op's operands to its results: entries of `tangents`, which lacks what does not change.
+
+    It gives the results, which are those of another op where one with tangents took its place.
+    """
+    if not any(operand in tangents for operand in op.operands) or not any(map(is_float, op.results)):
+        return op.results
+    if isinstance(op, ControlOp):
+        return push_control(b, op, tangents, push)
+    if not isinstance(op, GraphOp):
+        raise no_rule(op, "derivative", _HINT)
+    own: Callable[..., Sequence[SSAValue | None]] | None = getattr(type(op), "jvp", None)
+    if own is not None:
+        given = tuple(tangents.get(operand) for operand in op.operands)
+        found = list(own(b, given, tuple(op.operands), tuple(op.results), **op.params))
+    else:
+        found = _transposed(b, op, tangents)
+    for result, tangent in zip(op.results, found, strict=True):
+        if tangent is None or not is_float(result):
+            continue
+        if tangent.type != result.type:
+            raise ShapeError(
+                f"the jvp rule of {op.name} gives {b.tensor(tangent)} for a result of {b.tensor(result)}",
+                location=line_of(op.location),
+                hint="a tangent has the type and the shape of its value",
+            )
+        tangents[result] = tangent
+    return op.results
+
+
+def _transposed(b: GraphBuilder, op: GraphOp, tangents: Mapping[SSAValue, SSAValue]) -> list[SSAValue | None]:
+    """The tangents of the results, by the gradient rule: it is linear in the gradients, and this is its transpose."""
+    rule: Callable[..., tuple[SSAValue | None, ...]] | None = getattr(type(op), "vjp", None)
+    if rule is None:
+        raise no_rule(op, "derivative", _HINT)
+    first = b.block.last_op if b.before is None else b.before.prev_op
+    seeds: list[Any] = [zeros(b, result) for result in op.results]  # stand-ins: what is linear does not read them
+    found = rule(b, tuple(seeds), tuple(op.operands), tuple(op.results), **op.params)
+    detour = _after(first, b)
+    reached = depending(detour, seeds)
+    tape = GradientTape(b)
+    for operand, gradient in zip(op.operands, found, strict=True):
+        if gradient is None or operand not in tangents or not is_float(operand):
+            continue
+        tangent = tangents[operand]
+        if gradient.type != tangent.type:  # the rule leaves summing over broadcast dimensions to its caller
+            tangent = b.broadcast(tangent, shape=b.tensor(gradient).shape)
+        tape.add(gradient, tangent)
+    for each in reversed(detour):
+        if each in reached:
+            tape.propagate(each)
+    return [tape.gradients.get(seed) for seed in seeds]
+
+
+def _after(first: Operation | None, b: GraphBuilder) -> list[Operation]:
+    """The ops that a builder has appended after one."""
+    found: list[Operation] = []
+    op = b.block.last_op if b.before is None else b.before.prev_op
+    while op is not None and op is not first:
+        found.append(op)
+        op = op.prev_op
+    return found[::-1]

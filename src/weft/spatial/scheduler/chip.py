@@ -1,0 +1,149 @@
+"""The schedule of one chip as it grows: what is taken until when, what is in memory when, and what was emitted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from weft.spatial.isa import CHAINED, EAST, NONE, Opcode
+from weft.spatial.machine import StreamingMachine
+from weft.spatial.mapping.layers import Layer, Model
+from weft.spatial.program import INSTRUCTION, Port, Program, port_of
+from weft.spatial.scheduler.emit import groups_of, texts_of
+from weft.spatial.scheduler.initial import image_of
+from weft.spatial.scheduler.memory_map import MemoryMap
+from weft.spatial.scheduler.pipeline import LayerPipeline
+
+
+@dataclass
+class Reservations:
+    """Until when each resource is taken: queues, banks of memory, and streams in the frame that moves with them."""
+
+    machine: StreamingMachine
+    positions: np.ndarray
+    ends: dict[int, int] = field(default_factory=dict[int, int])
+
+    def earliest(self, spans: Mapping[int, tuple[int, int]]) -> int:
+        """The first start at which no resource is taken twice."""
+        own = -min(first for first, _ in spans.values())
+        return max((self.ends[key] - first for key, (first, _) in spans.items() if key in self.ends), default=own)
+
+    def take(self, spans: Mapping[int, tuple[int, int]], start: int) -> None:
+        for key, (_, last) in spans.items():
+            self.ends[key] = max(self.ends.get(key, start + last + 1), start + last + 1)
+
+    def spans(self, columns: Mapping[str, np.ndarray]) -> dict[int, tuple[int, int]]:
+        """The first and the last use of each resource, in cycles of the layer."""
+        machine, op = self.machine, columns["opcode"]
+        queue, cycle = columns["queue"], columns["cycle"]
+        keys, times = [queue * 2 + port_of(op)], [cycle]
+        memory = op <= Opcode.WRITE
+        bank = columns["address"][memory] // machine.memory.bank_words
+        keys.append((1 << 20) + queue[memory] * machine.memory.banks + bank)
+        times.append(cycle[memory])
+        latency = machine.latency
+        late = np.array([latency.read, 0, 0, 0, 0, latency.accumulate, latency.alu, 0, latency.receive])
+        driven = (columns["result"] != NONE) & (columns["result"] < CHAINED)
+        stream, place = columns["result"][driven], self.positions[queue[driven]]
+        east = stream // machine.streams.per_direction == EAST
+        # A stream is two: what is on its way to the middle is gone when something else leaves it.
+        outward = (place >= 0) == east
+        width = np.where(np.isin(op[driven], (Opcode.READ, Opcode.RECEIVE)), 1, 4)
+        points = cycle[driven] + late[op[driven]] - np.where(east, place, -place)
+        for byte in range(4):
+            kept = byte < width
+            keys.append((2 << 20) + (stream[kept] + byte) * 2 + outward[kept])
+            times.append(points[kept])
+        # What comes from another chip goes on beyond the middle.
+        through = op[driven] == Opcode.RECEIVE
+        keys.append((2 << 20) + stream[through] * 2 + 1)
+        times.append(points[through])
+        every, at = np.concatenate(keys), np.concatenate(times)
+        order = np.argsort(every, kind="stable")
+        every, at = every[order], at[order]
+        starts = np.flatnonzero(np.append(True, every[1:] != every[:-1]))
+        lows, highs = np.minimum.reduceat(at, starts), np.maximum.reduceat(at, starts)
+        return {int(k): (int(a), int(b)) for k, a, b in zip(every[starts], lows, highs, strict=True)}
+
+
+class ChipSchedule:
+    """A chip that layers, and transfers to others, are put on one after another."""
+
+    def __init__(self, machine: StreamingMachine, model: Model) -> None:
+        self.machine, self.model = machine, model
+        self.memory = MemoryMap(machine, model)
+        units = self.memory.units
+        positions = np.array([units.position(queue) for queue in range(units.end)])
+        self.reservations = Reservations(machine, positions)
+        self.done: dict[int, int] = {}
+        """The cycle from which each tensor is in memory."""
+        self.groups: list[np.ndarray] = []
+        self.multiplied = self.computed = self.loads = 0
+
+    def add_layer(self, layer: Layer) -> None:
+        """A layer, as early as what it uses allows."""
+        pipeline = LayerPipeline(self.machine, self.memory, layer)
+        pipeline.run()
+        columns = pipeline.emitter.columns()
+        spans = self.reservations.spans(columns)
+        ready = [self.done[tensor] - first for tensor, first in pipeline.reads.items() if tensor in self.done]
+        start = max([self.reservations.earliest(spans), *ready])
+        self.add(columns, spans, start)
+        self.written(layer.output.number, start + pipeline.written)
+        self.multiplied += pipeline.multiplied
+        self.computed += int((columns["opcode"] == Opcode.ALU).sum())
+        self.loads += pipeline.loaded
+
+    def add(self, columns: dict[str, np.ndarray], spans: Mapping[int, tuple[int, int]], start: int) -> None:
+        """Issues whose cycles count from a start."""
+        self.reservations.take(spans, start)
+        columns["cycle"] = columns["cycle"] + start
+        self.groups.append(groups_of(columns))
+
+    def written(self, tensor: int, cycle: int) -> None:
+        """A tensor, or a part of it, is in memory from this cycle on."""
+        self.done[tensor] = max(self.done.get(tensor, cycle), cycle)
+
+    def instructions(self) -> np.ndarray:
+        return np.concatenate(self.groups) if self.groups else np.zeros(0, INSTRUCTION)
+
+    def bounds(self) -> dict[str, int]:
+        """Cycles that units are busy at the least."""
+        machine, planes = self.machine, self.machine.matrix.planes
+        return {
+            "MXM": -(-self.multiplied // planes),
+            "VXM": -(-self.computed // machine.alus),
+            "weights": -(-self.loads * machine.load_cycles // planes),
+        }
+
+    def program(self, first: int, inputs: list[Port], outputs: list[Port], bounds: Mapping[str, int]) -> Program:
+        """The program, in which cycle 0 is the given one."""
+        rows = self.instructions()
+        rows["cycle"] -= first
+        begin, end = span_of(self.machine, rows)
+        image = image_of(self.memory)
+        return Program(
+            self.machine, rows, texts_of(rows), image, inputs, outputs, self.model.origins, end - begin, bounds
+        )
+
+
+def span_of(machine: StreamingMachine, rows: np.ndarray) -> tuple[int, int]:
+    """The cycle of the first issue, and the one in which all lanes are done."""
+    if not len(rows):
+        return 0, 0
+    latency = machine.latency
+    late = {
+        Opcode.READ: latency.read,
+        Opcode.WRITE: latency.write,
+        Opcode.LOAD_WEIGHTS: latency.load_weights,
+        Opcode.INSTALL_WEIGHTS: latency.install_weights,
+        Opcode.MULTIPLY: latency.multiply,
+        Opcode.ACCUMULATE: latency.accumulate,
+        Opcode.ALU: latency.alu,
+        Opcode.SEND: latency.send,
+        Opcode.RECEIVE: latency.receive,
+    }
+    last = rows["cycle"] + (rows["count"] - 1) * rows["period"] + np.array([late[op] for op in Opcode])[rows["opcode"]]
+    return int(rows["cycle"].min()), int(last.max()) + machine.lanes.tiles

@@ -1,0 +1,286 @@
+"""Compiles a graph for many chips: stages of layers one after another, and each layer split inside its stage.
+
+Within a stage a layer's blocks of channels, or where they are too few its rows, are shared out (tensor parallel). What
+a chip computes is sent to all that read it. All chips have the same memory map, so a vector lies at the same place
+everywhere, and a chip that only hands it on keeps it there meanwhile.
+
+Transfers are slots on links: in a round every wire starts at the same base, and vectors follow each other as fast as a
+link takes them. Ends of a round differ by an offset for each link of the receiver, even at the west edge and odd at the
+east, so that no two vectors meet at a slice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from weft.errors import UnsupportedError
+from weft.ops.graph import FuncOp
+from weft.spatial.isa import EAST, WEST, Opcode
+from weft.spatial.machine import StreamingMachine
+from weft.spatial.mapping.layers import Job, Layer, Model, Pass, Placed
+from weft.spatial.program import Port
+from weft.spatial.scheduler.chip import ChipSchedule, span_of
+from weft.spatial.scheduler.compile import map_graph
+from weft.spatial.scheduler.emit import Emitter
+from weft.spatial.scheduler.expression import streams_of
+from weft.spatial.scheduler.initial import port_of
+from weft.spatial.system import System, link_between, next_hop, wires_of
+
+_SENT, _RECEIVED = 24, 20
+"""The streams to links and from them; layers of 8-bit results leave both free on this side of the middle."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """Vectors of a tensor that a chip has computed."""
+
+    block: int
+    positions: np.ndarray
+    pixels: np.ndarray
+
+
+@dataclass
+class _Distribution:
+    machine: StreamingMachine
+    model: Model
+    chips: list[ChipSchedule]
+    tensor: int
+    parts: dict[int, dict[int, list[Part]]] = field(default_factory=dict[int, dict[int, list[Part]]])
+    """For each tensor the vectors that each chip has computed."""
+    sent: int = 0
+
+    def run(self, stages: list[list[Layer]]) -> None:
+        readers = self._readers(stages)
+        for number, layers in enumerate(stages):
+            group = range(number * self.tensor, (number + 1) * self.tensor)
+            for layer in layers:
+                for place, chip in enumerate(group):
+                    jobs = _share(layer.jobs, self.tensor, place)
+                    if jobs:
+                        self.chips[chip].add_layer(replace(layer, jobs=jobs))
+                        own = [Part(job.block, job.positions, job.pixels) for job in jobs]
+                        self.parts.setdefault(layer.output.number, {})[chip] = own
+                self._deliver(layer.output, readers.get(layer.output.number, set()))
+
+    def _readers(self, stages: list[list[Layer]]) -> dict[int, set[int]]:
+        """The chips that read each tensor."""
+        found: dict[int, set[int]] = {}
+        for number, layers in enumerate(stages):
+            group = range(number * self.tensor, (number + 1) * self.tensor)
+            for layer in layers:
+                for tensor in tensors_read(layer):
+                    found.setdefault(tensor.number, set()).update(group)
+        return found
+
+    def _deliver(self, tensor: Placed, to: set[int]) -> None:
+        """Send what each chip has of a tensor to all others that read it, in rounds of one hop."""
+        per_node = self.machine.network.chips_per_node
+        holders = {owner: {owner} for owner in self.parts[tensor.number]}
+        while True:
+            hops: dict[tuple[int, int], set[int]] = {}
+            for owner, at in holders.items():
+                for chip in sorted(to - at):
+                    near = [each for each in at if each // per_node == chip // per_node]
+                    source = near[0] if near else min(at, key=lambda each: (abs(each - chip) // per_node, each))
+                    hops.setdefault((source, next_hop(self.machine, source, chip)), set()).add(owner)
+            if not hops:
+                return
+            across = {pair: owners for pair, owners in hops.items() if pair[0] // per_node != pair[1] // per_node}
+            self._round(tensor, across or hops)
+            for (_, chip), owners in (across or hops).items():
+                for owner in owners:
+                    holders[owner].add(chip)
+
+    def _round(self, tensor: Placed, hops: Mapping[tuple[int, int], set[int]]) -> None:
+        emitters: dict[int, Emitter] = {}
+        reads: dict[int, int] = {}
+        writes: dict[int, int] = {}
+        origin = next(layer.origin for layer in self.model.layers if layer.output is tensor)
+        for (chip, other), owners in sorted(hops.items()):
+            parts = [part for owner in sorted(owners) for part in self.parts[tensor.number][owner]]
+            links = link_between(self.machine, chip, other)
+            assert links is not None, "a hop follows a wire"
+            columns = [(tensor.residue(p.block, p.positions), tensor.address(p.block, p.positions)) for p in parts]
+            residues, addresses = (np.concatenate(each) for each in zip(*columns, strict=True))
+            tags = np.concatenate([tensor.tags(part.block, part.positions) for part in parts])
+            times = np.arange(len(tags)) * self._period + self._offset(links[1])
+            emit = emitters.setdefault(chip, Emitter())
+            first = self._send(emit, tensor, links[0], times, residues, addresses, tags, origin)
+            reads[chip] = min(first, reads.get(chip, first))
+            emit = emitters.setdefault(other, Emitter())
+            last = self._receive(emit, tensor, links[1], times + self._wait, residues, addresses, tags, origin)
+            writes[other] = max(last, writes.get(other, last))
+            self.sent += len(tags)
+        columns_of = {chip: emitter.columns() for chip, emitter in emitters.items()}
+        spans = {chip: self.chips[chip].reservations.spans(columns) for chip, columns in columns_of.items()}
+        base = max(self.chips[chip].reservations.earliest(own) for chip, own in spans.items())
+        base = max([base, *(self.chips[chip].done[tensor.number] - first for chip, first in reads.items())])
+        for chip, columns in columns_of.items():
+            self.chips[chip].add(columns, spans[chip], base)
+            if chip in writes:
+                self.chips[chip].written(tensor.number, base + writes[chip])
+
+    @property
+    def _period(self) -> int:
+        period = max(self.machine.link_period, self.machine.links.count)
+        return period + period % 2
+
+    @property
+    def _wait(self) -> int:
+        """From a send to its receive: odd together with the way through memory, so that reads and writes never meet."""
+        latency, wait = self.machine.latency, self.machine.link_latency
+        return wait + (latency.read + wait + latency.receive + 1) % 2
+
+    def _offset(self, link: int) -> int:
+        half = self.machine.links.count // 2
+        return 2 * (link % half) + (link >= half)
+
+    def _send(
+        self,
+        emit: Emitter,
+        tensor: Placed,
+        link: int,
+        times: np.ndarray,
+        residues: np.ndarray,
+        addresses: np.ndarray,
+        tags: np.ndarray,
+        origin: int,
+    ) -> int:
+        """Read vectors and send them at given cycles; the first read's cycle."""
+        memory = self.chips[0].memory
+        queue, slices = memory.units.link(link), memory.tensor_slices(tensor, 0, residues)
+        edge = memory.units.position(queue)
+        way = np.array([abs(memory.units.position(int(each)) - edge) for each in slices])
+        stream = (EAST if edge > 0 else WEST) * self.machine.streams.per_direction + _SENT
+        cycles = times - way - self.machine.latency.read
+        emit.emit(Opcode.READ, slices, cycles, result=stream, address=addresses, tag=tags, origin=origin)
+        emit.emit(Opcode.SEND, queue, times, source0=stream, want0=tags, origin=origin)
+        return int(cycles.min())
+
+    def _receive(
+        self,
+        emit: Emitter,
+        tensor: Placed,
+        link: int,
+        times: np.ndarray,
+        residues: np.ndarray,
+        addresses: np.ndarray,
+        tags: np.ndarray,
+        origin: int,
+    ) -> int:
+        """Receive vectors at given cycles and write them where they belong; the cycle when the last is there."""
+        memory, latency = self.chips[0].memory, self.machine.latency
+        queue = memory.units.link(link)
+        edge = memory.units.position(queue)
+        stream = (WEST if edge > 0 else EAST) * self.machine.streams.per_direction + _RECEIVED
+        emit.emit(Opcode.RECEIVE, queue, times, result=stream, tag=tags, origin=origin)
+        last = 0
+        for copy in range(memory.copies):
+            slices = memory.tensor_slices(tensor, copy, residues)
+            way = np.array([abs(memory.units.position(int(each)) - edge) for each in slices])
+            cycles = times + latency.receive + way
+            emit.emit(
+                Opcode.WRITE, slices, cycles, source0=stream, address=addresses, want0=tags, detail=16, origin=origin
+            )
+            last = max(last, int(cycles.max()) + latency.write)
+        return last
+
+
+def distribute_graph(
+    function: FuncOp,
+    machine: StreamingMachine,
+    constants: Mapping[str, np.ndarray],
+    chips: int,
+    tensor: int = 1,
+) -> System:
+    """The schedules of a function on so many chips; `tensor` of them share each stage."""
+    if tensor < 1 or chips < 1 or chips % tensor or tensor > machine.network.chips_per_node:
+        raise UnsupportedError(
+            f"{chips} chips cannot be stages of {tensor}",
+            hint=f"a stage is within a node of {machine.network.chips_per_node}, and divides the chips",
+        )
+    model = map_graph(function, machine, constants)
+    stages = split_stages(model.layers, chips // tensor)
+    made = _Distribution(machine, model, [ChipSchedule(machine, model) for _ in range(chips)], tensor)
+    made.run(stages)
+    spans = [span_of(machine, rows) for chip in made.chips if len(rows := chip.instructions())]
+    first, last = min((begin for begin, _ in spans), default=0), max((end for _, end in spans), default=0)
+    programs = [
+        chip.program(first, _inputs(model, chip, stages, tensor, number), _outputs(made, chip, number), chip.bounds())
+        for number, chip in enumerate(made.chips)
+    ]
+    bounds = {name: max(chip.bounds()[name] for chip in made.chips) for name in made.chips[0].bounds()}
+    return System(
+        machine,
+        programs,
+        wires_of(machine, chips),
+        [each.name for each in model.inputs],
+        [each.name for each in model.outputs],
+        last - first,
+        {**bounds, "vectors sent": made.sent},
+    )
+
+
+def split_stages(layers: Sequence[Layer], count: int) -> list[list[Layer]]:
+    """Layers in so many stages, in order, the longest as short as can be; later stages may be empty."""
+    costs = [sum(len(job.positions) * max(1, len(job.passes)) for job in layer.jobs) for layer in layers]
+    least, most = max(costs, default=0), sum(costs)
+    while least < most:
+        limit = (least + most) // 2
+        least, most = (least, limit) if len(_filled(costs, limit)) <= count else (limit + 1, most)
+    stages = [[layers[number] for number in stage] for stage in _filled(costs, least)]
+    return [*stages, *([] for _ in range(count - len(stages)))]
+
+
+def _filled(costs: Sequence[int], limit: int) -> list[list[int]]:
+    stages: list[list[int]] = [[]]
+    room = limit
+    for number, cost in enumerate(costs):
+        if cost > room and stages[-1]:
+            stages.append([])
+            room = limit
+        stages[-1].append(number)
+        room -= cost
+    return stages
+
+
+def tensors_read(layer: Layer) -> list[Placed]:
+    """What a layer reads."""
+    source = [layer.source] if layer.source is not None else []
+    return [*source, *(each.tensor for each in streams_of(layer.root))]
+
+
+def _share(jobs: Sequence[Job], count: int, place: int) -> tuple[Job, ...]:
+    """The jobs of one of so many chips: blocks in turn, or where they are too few, rows."""
+    if len(jobs) >= count:
+        return tuple(jobs[place::count])
+    shares: list[Job] = []
+    for job in jobs:
+        rows = np.array_split(np.arange(len(job.positions)), count)[place]
+        if len(rows):
+            passes = tuple(Pass(each.tile, each.block, each.positions[rows]) for each in job.passes)
+            shares.append(Job(job.block, job.positions[rows], job.pixels[rows], passes))
+    return tuple(shares)
+
+
+def _inputs(model: Model, chip: ChipSchedule, stages: list[list[Layer]], tensor: int, number: int) -> list[Port]:
+    read = {each.number for layer in stages[number // tensor] for each in tensors_read(layer)}
+    return [port_of(chip.memory, each, every=True) for each in model.inputs if each.number in read]
+
+
+def _outputs(made: _Distribution, chip: ChipSchedule, number: int) -> list[Port]:
+    """The parts of results that a chip has computed."""
+    ports: list[Port] = []
+    for tensor in made.model.outputs:
+        parts = made.parts[tensor.number].get(number)
+        if parts:
+            whole, count = port_of(chip.memory, tensor, every=False), tensor.lines * tensor.width
+            own = np.sort(np.concatenate([part.block * count + part.pixels for part in parts]))
+            kept = np.isin(whole.vectors, own)
+            cells = {name: getattr(whole, name)[kept] for name in ("slices", "addresses", "bytes", "tags")}
+            vectors = np.searchsorted(own, whole.vectors[kept])
+            ports.append(replace(whole, index=whole.index[own], vectors=vectors, **cells))
+    return ports

@@ -1,0 +1,109 @@
+"""Whose turn it is: which rows of a layer's jobs each plane takes, and in which order.
+
+Rows take turns on the planes, and all rows of a turn are written to different slices and take the same constants.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from weft.spatial.machine import StreamingMachine
+from weft.spatial.mapping.layers import RESIDUES, Job, Layer
+
+
+@dataclass(frozen=True)
+class Worker:
+    """A plane, or without a product a copy of the expression, and the rows of a job that it takes."""
+
+    number: int
+    half: int
+    job: Job
+    rows: np.ndarray
+    steps: np.ndarray
+    """When each row has its turn, counted from the job's first."""
+
+
+@dataclass
+class Turns:
+    """The turns of a layer whose expression runs in so many copies side by side."""
+
+    machine: StreamingMachine
+    layer: Layer
+    copies: int
+
+    def __post_init__(self) -> None:
+        padded = [self.layer.output.padded_slots(line) for line in range(self.layer.output.lines)]
+        self.variants = list(dict.fromkeys(padded))
+        """The slots that are padding in some lines."""
+        self.variant_of = np.array([self.variants.index(each) for each in padded])
+
+    def rounds(self) -> Iterator[list[Worker]]:
+        """What runs at the same time: one job on all planes, or one in each half."""
+        planes, jobs = self.machine.matrix.planes, self.layer.jobs
+        if not jobs[0].passes:
+            copies = self.copies
+            for job in jobs:
+                yield [Worker(n, 0, job, *turns) for n, turns in enumerate(self._turns(job, copies, False))]
+            return
+        per_half = planes // 2
+        pairs = [jobs[at : at + 2] for at in range(0, len(jobs), 2)]
+        together = sum(self._span(job, planes) for job in jobs)
+        apart = sum(max(self._span(job, per_half) for job in pair) for pair in pairs)
+        alike = len(self.variants) == 1
+        if apart < together and alike and all(self._distinct(pair) for pair in pairs):
+            for pair in pairs:
+                yield [
+                    Worker(half * per_half + n, half, job, *turns)
+                    for half, job in enumerate(pair)
+                    for n, turns in enumerate(self._turns(job, per_half, False))
+                ]
+        else:
+            for job in jobs:
+                turns = self._turns(job, planes, planes % RESIDUES == 0)
+                yield [Worker(n, n // per_half, job, *each) for n, each in enumerate(turns)]
+
+    def _turns(self, job: Job, workers: int, by_slice: bool) -> list[tuple[np.ndarray, np.ndarray]]:
+        """The rows of each worker and their turns; `by_slice`, no two workers write to one slice.
+
+        All rows of a turn take the same constants, which are read once for all.
+        """
+        kinds = self.variant_of[job.pixels // self.layer.output.width]
+        edges = np.flatnonzero(np.diff(kinds, prepend=-1, append=-1))
+        found: list[list[tuple[np.ndarray, np.ndarray]]] = [[] for _ in range(workers)]
+        turn = 0
+        for begin, end in pairwise(edges.tolist()):
+            rows, longest = np.arange(begin, end), 0
+            residues = self.layer.output.residue(job.block, job.positions[rows])
+            for n in range(workers):
+                own = rows[n::workers]
+                if by_slice:
+                    own = rows[residues == n % RESIDUES][n // RESIDUES :: workers // RESIDUES]
+                found[n].append((own, turn + np.arange(len(own))))
+                longest = max(longest, len(own))
+            turn += longest
+        return [(np.concatenate([a for a, _ in each]), np.concatenate([b for _, b in each])) for each in found]
+
+    def _span(self, job: Job, workers: int) -> int:
+        """Cycles of a job on so many planes."""
+        rows = -(-len(job.positions) // workers)
+        load = self.machine.load_cycles + self.machine.latency.load_weights
+        period = self.machine.matrix.planes // self.copies
+        tiles = [each.tile for each in job.passes]
+        fresh = [one != other for one, other in zip(tiles, [None, *tiles], strict=False)]
+        last = len(tiles) - 1
+        return sum(max(load if new else 0, rows * (period if n == last else 1)) for n, new in enumerate(fresh))
+
+    def _distinct(self, pair: tuple[Job, ...]) -> bool:
+        """Whether two jobs never write to one slice in one cycle."""
+        if len(pair) == 1:
+            return True
+        one, other = (self.layer.output.residue(job.block, job.positions) for job in pair)
+        count = min(len(one), len(other)) // 2 * 2
+        mixed = np.concatenate([one[:count].reshape(-1, 2), other[:count].reshape(-1, 2)], axis=1)
+        return len(pair[0].positions) == len(pair[1].positions) and bool(
+            np.all(np.diff(np.sort(mixed, axis=1), axis=1) > 0)
+        )

@@ -1,0 +1,191 @@
+"""`weft.func` against `torch.func`, on the same functions and trees."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.func as reference
+
+import weft
+from weft.errors import DTypeError, PlaceError, ShapeError, UnsupportedError, WeftError
+from weft.func import grad, hessian, jacfwd, jacrev, jvp, linearize, value_and_grad, vjp, vmap
+
+close = torch.testing.assert_close
+
+
+@pytest.fixture
+def x() -> torch.Tensor:
+    return torch.randn(2, 3, generator=torch.Generator().manual_seed(0))
+
+
+W = torch.linspace(-1, 1, 12).reshape(3, 4)
+
+
+def layer(x: torch.Tensor) -> torch.Tensor:
+    return torch.tanh(x @ W)
+
+
+def loss(x: torch.Tensor) -> torch.Tensor:
+    return layer(x).pow(2).sum()
+
+
+def tree(p: dict[str, torch.Tensor], x: torch.Tensor) -> dict[str, torch.Tensor]:
+    return {"affine": p["w"] @ x + p["b"], "norm": (p["w"] ** 2).sum()}
+
+
+def parameters() -> dict[str, torch.Tensor]:
+    return {"w": torch.linspace(-1, 1, 12).reshape(4, 3), "b": torch.arange(4.0)}
+
+
+def test_gradients_with_values_and_aux(x: torch.Tensor) -> None:
+    def both(p: dict[str, torch.Tensor], x: torch.Tensor) -> Any:
+        found = tree(p, x)
+        return found["affine"].pow(2).sum(), found["norm"]
+
+    args = (parameters(), x[0])
+    close(grad(loss)(x), reference.grad(loss)(x))
+    close(grad(both, (0, 1), has_aux=True)(*args), reference.grad(both, (0, 1), has_aux=True)(*args))
+    (value, aux), gradient = value_and_grad(both, has_aux=True)(*args)
+    expected, (other, other_aux) = reference.grad_and_value(both, has_aux=True)(*args)
+    close((value, aux, gradient), (other, other_aux, expected))
+    assert grad(lambda x: (loss(x), {"size": 4}), has_aux=True)(x)[1] == {"size": 4}
+
+
+def test_a_number_of_python_is_differentiated() -> None:
+    assert weft.grad(lambda x: x**3)(2.0) == 12.0
+
+
+@pytest.mark.parametrize("make", [jacrev, jacfwd])
+@pytest.mark.parametrize("argnums", [0, 1, (0, 1)])
+def test_jacobians_of_trees(make: Callable[..., Any], argnums: Any, x: torch.Tensor) -> None:
+    args = (parameters(), x[0])
+    close(make(tree, argnums)(*args), reference.jacrev(tree, argnums)(*args))
+
+
+def test_hessians_of_trees(x: torch.Tensor) -> None:
+    def cubed(p: dict[str, torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+        return tree(p, x)["affine"].pow(3).sum()
+
+    close(hessian(loss)(x), reference.hessian(loss)(x))
+    args = (parameters(), x[0])
+    close(hessian(cubed, (0, 1))(*args), reference.hessian(cubed, (0, 1))(*args))
+
+
+def test_transformations_compose_in_any_order(x: torch.Tensor) -> None:
+    close(vmap(grad(loss))(x), reference.vmap(reference.grad(loss))(x))
+    close(jvp(grad(loss), (x,), (x,)), reference.jvp(reference.grad(loss), (x,), (x,)))
+    close(grad(lambda x: vmap(layer)(x).sum())(x), reference.grad(lambda x: layer(x).sum())(x))
+    close(jacfwd(vmap(layer))(x), reference.jacfwd(layer)(x))
+    outer = vmap(vmap(torch.dot, in_axes=(None, 0)), in_axes=(0, None))
+    close(outer(x, x), x @ x.T)
+
+
+def test_vjp_and_linearize_give_functions_that_are_transformed_too(x: torch.Tensor) -> None:
+    value, pull = vjp(layer, x)
+    expected, reference_pull = reference.vjp(layer, x)
+    seeds = torch.randn(5, 2, 4)
+    close((value, pull(seeds[0])), (expected, reference_pull(seeds[0])))
+    close(vmap(pull)(seeds), reference.vmap(reference_pull)(seeds))
+    close(reference.vmap(pull)(seeds), reference.vmap(reference_pull)(seeds))
+    value, push = linearize(layer, x)
+    close((value, push(x)), reference.jvp(layer, (x,), (x,)))
+    value, pull, aux = vjp(lambda x: (layer(x), x + 1), x, has_aux=True)
+    close((aux, pull(seeds[0])), (x + 1, reference_pull(seeds[0])))
+    with pytest.raises(ShapeError, match="a tangent of"):
+        pull(seeds)
+
+
+def test_axes_are_trees_and_have_the_names_of_torch(x: torch.Tensor) -> None:
+    batch = {"a": x, "b": x.T.contiguous()}
+    added = vmap(lambda t, s: {"sum": t["a"] + t["b"] * s}, in_axes=({"b": 1, "a": 0}, None), out_axes={"sum": 1})
+    close(added(batch, torch.tensor(2.0))["sum"], (3 * x).T)
+    close(vmap(layer, in_dims=1, out_dims=1)(x.T.contiguous()), layer(x).T)
+    close(vmap(lambda x, y: (x, y), in_axes=(0, None), out_axes=(0, None))(x, x)[1], x)
+
+
+def test_weights_that_a_function_closes_over_may_change(x: torch.Tensor) -> None:
+    weight = torch.ones(3, 4)
+    derivative = grad(lambda x: torch.tanh(x @ weight).sum())
+    before = derivative(x)
+    weight.mul_(0.5)
+    close(derivative(x), reference.grad(lambda x: torch.tanh(x @ weight).sum())(x))
+    assert not torch.equal(before, derivative(x))
+
+
+def test_modules_and_functional_calls(x: torch.Tensor) -> None:
+    module = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.GELU(), torch.nn.Linear(5, 2))
+    state = {name: value.detach() for name, value in module.named_parameters()}
+
+    def objective(state: dict[str, torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+        return torch.func.functional_call(module, state, (x,)).pow(2).sum()
+
+    close(vmap(module)(x), module(x).detach())
+    per_sample = vmap(grad(objective), in_axes=(None, 0))(state, x)
+    close(per_sample, reference.vmap(reference.grad(objective), in_dims=(None, 0))(state, x))
+
+
+def test_gradients_stop_where_torch_stops_them(x: torch.Tensor) -> None:
+    def detached(x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            squared = x * x
+        return (squared * x + x.detach() * x).sum()
+
+    def embedded(table: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.embedding(places, table, padding_idx=0).pow(2).sum()
+
+    table, places = torch.randn(5, 3), torch.tensor([0, 1, 4])
+    close(grad(detached)(x), reference.grad(detached)(x))
+    close(grad(embedded)(table, places), reference.grad(embedded)(table, places))
+
+
+def test_random_numbers_follow_the_seed_of_torch(x: torch.Tensor) -> None:
+    noisy = vmap(lambda x: x + torch.randn(3), randomness="different")
+    torch.manual_seed(3)
+    first, second = noisy(x), noisy(x)
+    torch.manual_seed(3)
+    assert torch.equal(first, noisy(x))
+    assert not torch.equal(first, second)
+    same = vmap(lambda x: torch.dropout(x, 0.5, True), randomness="same")(torch.ones(64, 8))
+    assert len(torch.unique(same, dim=0)) == 1
+    many = vmap(lambda x: torch.randn_like(x), randomness="different")(torch.ones(64, 256))
+    assert abs(many.mean()) < 0.03 and abs(many.std() - 1) < 0.03
+
+
+def test_indices_out_of_range_are_found_with_their_line() -> None:
+    def picked(x: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
+        return x[n].sum()
+
+    x, places = torch.randn(5), torch.tensor([[0, 1], [2, 3]])
+    derivative = vmap(grad(picked), in_axes=(None, 0))
+    close(derivative(x, places), reference.vmap(reference.grad(picked), in_dims=(None, 0))(x, places))
+    with pytest.raises(PlaceError, match="test_derivatives"):
+        derivative(x, places + 3)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "words"),
+    [
+        (lambda x: grad(layer)(x), ShapeError, "returns 2x4xf32"),
+        (lambda x: grad(loss)(torch.arange(3)), DTypeError, "leaf of torch.int64"),
+        (lambda x: grad(lambda x: (x > 0).sum())(x), DTypeError, "returns i64"),
+        (lambda x: grad(loss, 1)(x), WeftError, "argnums has 1"),
+        (lambda x: vmap(layer, in_axes=(0, 0))(x), WeftError, "does not match"),
+        (lambda x: vmap(layer, in_axes=5)(x), ShapeError, "5 for a tensor of 2"),
+        (lambda x: vmap(torch.add)(x, x[:1]), ShapeError, "axes of size 2, 1"),
+        (lambda x: vmap(lambda x: x + torch.rand(3))(x), UnsupportedError, "random numbers"),
+        (lambda x: vmap(layer, randomness="some"), WeftError, "no randomness"),
+        (lambda x: vmap(layer, out_axes=None)(x), ShapeError, "differs within the batch"),
+        (lambda x: jvp(layer, (x,), (x[0],)), ShapeError, "a tangent of"),
+        (lambda x: jvp(layer, (x,), x), WeftError, "structure"),
+        (lambda x: grad(lambda x: x.sum() if x.sum() > 0 else x.max())(x), UnsupportedError, "decides by its data"),
+        (lambda x: grad(lambda x: torch.linalg.eigvals(x).real.sum())(x @ x.T), UnsupportedError, "linalg_eig"),
+        (lambda x: grad(lambda x: x.real.sum())(x + 1j), DTypeError, "complex64"),
+    ],
+)
+def test_mistakes_are_named_with_the_users_line(call: Any, error: type[WeftError], words: str, x: torch.Tensor) -> None:
+    with pytest.raises(error, match=words) as raised:
+        call(x)
+    assert raised.value.hint or raised.value.location

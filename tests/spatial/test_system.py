@@ -1,0 +1,120 @@
+"""Schedules of many chips: the cycles that were predicted, the bits of the graph on one, and links that are proved."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from weft.backends.reference.graph import run
+from weft.errors import UnsupportedError
+from weft.spatial.isa import Opcode, Units
+from weft.spatial.machine import streaming_machine
+from weft.spatial.scheduler.distribute import distribute_graph
+from weft.spatial.scheduler.emit import texts_of
+from weft.spatial.simulator.issues import SimulationError
+from weft.spatial.simulator.system import simulate_system
+from weft.spatial.system import System, link_between, next_hop, wires_of
+from weft.spatial.verifier.verify import system_violations, violations
+from weft.testing.spatial.mutants import MutantCount, count_system_mutants
+from weft.testing.spatial.programs import random_program
+
+TSP1 = streaming_machine("tsp1")
+LAYOUTS = [(1, 1), (2, 1), (2, 2), (3, 1), (8, 8), (16, 4), (16, 8)]
+
+
+def distributed(seed: int, chips: int, tensor: int, factor: float = 1) -> System:
+    given = random_program(seed)
+    return distribute_graph(given.function, TSP1.scaled(factor), given.constants, chips, tensor)
+
+
+@pytest.mark.parametrize(("chips", "tensor"), LAYOUTS)
+@pytest.mark.parametrize("seed", [3, 9])
+def test_chips_take_the_predicted_cycles_and_give_the_bits_of_the_graph(seed: int, chips: int, tensor: int) -> None:
+    given, system = random_program(seed), distributed(seed, chips, tensor)
+    assert not system_violations(system)
+    simulated = simulate_system(system, given.inputs)
+    assert simulated.cycles == system.cycles
+    for result, expected in zip(simulated.results, run(given.function, given.arrays), strict=True):
+        np.testing.assert_array_equal(result, expected, strict=True)
+
+
+@pytest.mark.parametrize("factor", [0.5, 2])
+def test_other_latencies_are_exact_too(factor: float) -> None:
+    system = distributed(3, 4, 2, factor)
+    assert not system_violations(system)
+    assert simulate_system(system, random_program(3).inputs).cycles == system.cycles
+
+
+def test_chips_of_a_node_are_linked_to_each_other_and_nodes_to_the_next() -> None:
+    wires = wires_of(TSP1, 24)
+    assert len({(wire.chip, wire.link) for wire in wires}) == len(wires)
+    back = {(wire.to_chip, wire.to_link, wire.chip, wire.link) for wire in wires}
+    assert back == {(wire.chip, wire.link, wire.to_chip, wire.to_link) for wire in wires}
+    assert sum(wire.chip == 0 for wire in wires) == 7 + 2
+    assert link_between(TSP1, 0, 9) is None
+    assert next_hop(TSP1, 0, 9) == 8
+
+
+def test_a_vector_takes_a_hop() -> None:
+    assert TSP1.link_latency == 24 + 216 + 12
+
+
+SYSTEM = distributed(3, 2, 1)
+SENDER = next(n for n, each in enumerate(SYSTEM.programs) if np.any(each.instructions["opcode"] == Opcode.SEND))
+
+
+def changed(chip: int, opcode: Opcode, column: str, by: int) -> System:
+    program = SYSTEM.programs[chip]
+    rows = program.instructions.copy()
+    rows[column][int(np.flatnonzero(rows["opcode"] == opcode)[0])] += by
+    programs = list(SYSTEM.programs)
+    programs[chip] = replace(program, instructions=rows, texts=texts_of(rows))
+    return replace(SYSTEM, programs=programs)
+
+
+HAZARDS = {
+    7: lambda: changed(1 - SENDER, Opcode.RECEIVE, "cycle", -20),
+    9: lambda: changed(1 - SENDER, Opcode.RECEIVE, "tag", 1),
+    10: lambda: replace(SYSTEM, cycles=SYSTEM.cycles + 1),
+}
+
+
+@pytest.mark.parametrize("invariant", HAZARDS)
+def test_a_hazard_of_links_is_caught_by_its_invariant(invariant: int) -> None:
+    assert invariant in {each.invariant for each in system_violations(HAZARDS[invariant]())}
+
+
+def test_a_send_that_no_one_receives_is_caught_and_does_not_run() -> None:
+    program = SYSTEM.programs[1 - SENDER]
+    rows = program.instructions[program.instructions["opcode"] != Opcode.RECEIVE]
+    programs = list(SYSTEM.programs)
+    programs[1 - SENDER] = replace(program, instructions=rows, texts=texts_of(rows))
+    broken = replace(SYSTEM, programs=programs)
+    assert 9 in {each.invariant for each in system_violations(broken)}
+    with pytest.raises(SimulationError):
+        simulate_system(broken, random_program(3).inputs)
+
+
+def test_a_program_that_needs_another_chip_is_refused_for_one() -> None:
+    found = violations(SYSTEM.programs[SENDER])
+    assert any(each.invariant == 9 and "C2C link" in each.message for each in found)
+
+
+def test_harmful_mutants_of_links_are_caught() -> None:
+    given, count = random_program(3), MutantCount()
+    count_system_mutants(SYSTEM, given.inputs, run(given.function, given.arrays), 30, 0, count)
+    assert count.harmful > 10
+    assert not count.missed, count.missed
+
+
+def test_stages_that_do_not_divide_the_chips_are_refused() -> None:
+    with pytest.raises(UnsupportedError, match="4 chips cannot be stages of 3"):
+        distributed(3, 4, 3)
+
+
+def test_links_have_queues_of_their_own() -> None:
+    units = Units(TSP1)
+    assert units.end == TSP1.control.queues
+    assert units.name(units.link(3)) == "C2C link 3"
