@@ -111,6 +111,7 @@ from weft.passes.simplify.eliminate_dead import EliminateDead
 from weft.passes.simplify.fold_constants import FoldConstants
 from weft.passes.simplify.order_by_comparing import OrderByComparing
 from weft.passes.simplify.simplify import Simplify
+from weft.passes.simplify.sink_casts import SinkCasts
 from weft.passes.update_in_place import UpdateInPlace
 from weft.runtime.blas import blas_symbols
 from weft.runtime.cache import DiskCache
@@ -138,6 +139,7 @@ def cpu_passes(config: Config, *, blas: bool = True, matrix_tiles: bool = False)
         HoistConstants(),
         EliminateDead(),
         ClaimLibraries(enabled=not config.strict, blas=blas, matrix_tiles=matrix_tiles),
+        SinkCasts(),
         GroupIntoKernels(),
         ChooseLayouts(),
         UpdateInPlace(),
@@ -203,6 +205,7 @@ def nvidia_passes(config: Config, capabilities: Capabilities = PROCESSOR) -> lis
         HoistConstants(),
         EliminateDead(),
         ClaimLibraries(enabled=not config.strict, all_floats=True, fast_matmuls=fast),
+        SinkCasts(),
         InlineSmall(),
         GroupIntoKernels(products=2 if fast else 1, updates=True, column_sums=True),
         ChooseLayouts(),

@@ -51,6 +51,7 @@ from weft.passes.simplify.eliminate_dead import EliminateDead
 from weft.passes.simplify.fold_constants import FoldConstants
 from weft.passes.simplify.order_by_comparing import OrderByComparing
 from weft.passes.simplify.simplify import Simplify
+from weft.passes.simplify.sink_casts import SinkCasts
 from weft.passes.transform.jvp import Jvp
 from weft.passes.transform.vmap import Vmap
 from weft.passes.update_in_place import UpdateInPlace
@@ -86,6 +87,7 @@ PASSES: dict[str, type[ModulePass]] = {
         HoistConstants,
         EliminateDead,
         ClaimLibraries,
+        SinkCasts,
         InlineSmall,
         GroupIntoKernels,
         ChooseLayouts,

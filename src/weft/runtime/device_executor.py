@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from weft.ir.types import u8
 from weft.lower.steps import CallStep
 from weft.runtime.array_adapter import ArrayT
 from weft.runtime.constant_sets import ConstantSet
@@ -75,14 +74,14 @@ class DeviceExecutor(PlanExecutor[DeviceProgram, ArrayT]):
 
     services: DeviceServices[ArrayT]
 
-    def plain(self, tensors: Sequence[ArrayT], symbols: Mapping[str, int]) -> list[ArrayT]:
-        """A call without a graph of its own."""
-        results = super().__call__(tensors, symbols)
+    def plain(self, tensors: list[ArrayT], symbols: Mapping[str, int]) -> list[ArrayT]:
+        """A call without a graph of its own, which empties the list."""
+        results = super().consume(tensors, symbols)
         if self.services.is_capturing():
             _keep(self.executable, self.sets)
         return results
 
-    def __call__(self, tensors: Sequence[ArrayT], symbols: Mapping[str, int]) -> list[ArrayT]:
+    def consume(self, tensors: list[ArrayT], symbols: Mapping[str, int]) -> list[ArrayT]:
         return self.plain(tensors, symbols)
 
     def stream(self) -> int:
@@ -97,7 +96,7 @@ class DeviceExecutor(PlanExecutor[DeviceProgram, ArrayT]):
 
     def _enter(self, frame: Frame[ArrayT]) -> None:
         if size := frame.binding.arena.size:
-            arena = self._maker((size,), (1,), u8)((size,), (1,), self.arrays.dtype(u8))
+            arena = self._arena(size)
             frame.place_arena(arena, self._address(arena))
 
     def _leave(self, frame: Frame[ArrayT]) -> None:

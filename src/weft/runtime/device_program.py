@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 
@@ -51,6 +51,8 @@ class DeviceTape(Tape):
 @dataclass
 class DeviceProgram(Program):
     """A program whose `code` is a `DeviceCode`, loaded on the device of this number."""
+
+    by_phases: ClassVar[bool] = True
 
     device: int = 0
     cache: DiskCache | None = None

@@ -1,12 +1,16 @@
-"""Where temporaries lie in the arena: liveness over the steps, then first fit by size."""
+"""Where temporaries lie, and for how long what a program works on is there: liveness over the steps, first fit by size.
+
+A program has either one arena for all its temporaries, or, where that saves much, phases: what a segment of its steps
+needs is made before it, and what nobody reads any more is given back after it, inputs too.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from weft.ir.expr import evaluate, product
-from weft.lower.steps import Plan, buffers_of
+from weft.lower.steps import Plan, Step, buffers_of, inner_steps
 
 ALIGNMENT = 64
 
@@ -19,10 +23,40 @@ class Arena:
     offsets: Mapping[int, int]
 
 
-def lifetimes(plan: Plan) -> dict[int, tuple[int, int]]:
+@dataclass(frozen=True)
+class Phase:
+    """What a segment needs beside what is there, and what nobody needs after it."""
+
+    makes: tuple[int, ...]
+    """Outputs, and temporaries that live on, which it is the first to touch."""
+    arena: Arena
+    """Its own temporaries."""
+    drops: tuple[int, ...]
+    """Inputs, results of calls and temporaries that it is the last to touch."""
+
+
+@dataclass(frozen=True)
+class Peak:
+    """Bytes that a program works on at most at once: in phases, and with all of it there from first to last."""
+
+    phased: int
+    whole: int
+
+    @property
+    def is_worth_phases(self) -> bool:
+        """Whether phases save enough for what they cost the host: memory is asked for again and again."""
+        return self.whole - self.phased > max(_WORTH, self.whole * _WORTH_SHARE)
+
+
+_WORTH, _WORTH_SHARE = 32 << 20, 0.02
+_MOST_TOGETHER = 8
+"""Kernels that one tape launches where phases are worth their while."""
+
+
+def lifetimes(plan: Plan, steps: Iterable[Step] | None = None) -> dict[int, tuple[int, int]]:
     """The first and last step that touches each temporary."""
     lives: dict[int, tuple[int, int]] = {}
-    for number, step in enumerate(plan.steps):
+    for number, step in enumerate(plan.steps if steps is None else steps):
         for buffer in buffers_of(step):
             if plan.buffers[buffer].role == "temporary":
                 first, _ = lives.get(buffer, (number, number))
@@ -30,19 +64,82 @@ def lifetimes(plan: Plan) -> dict[int, tuple[int, int]]:
     return lives
 
 
+def bytes_of(plan: Plan, buffer: int, sizes: Mapping[str, int]) -> int:
+    """What a buffer takes."""
+    tensor = plan.buffers[buffer].tensor
+    return evaluate(product(tensor.shape), sizes) * tensor.dtype.bytes
+
+
+def cut_finely(parts: Sequence[tuple[Step, ...]]) -> list[tuple[Step, ...]]:
+    """Runs of steps cut into shorter ones, between which memory can be given back."""
+    return [part[k : k + _MOST_TOGETHER] for part in parts for k in range(0, len(part), _MOST_TOGETHER)]
+
+
+def plan_phases(plan: Plan, sizes: Mapping[str, int], parts: Sequence[Sequence[Step]]) -> tuple[Phase, ...]:
+    """The phases of a program whose segments run these steps; none where steps stand inside of others."""
+    if any(inner_steps(step) for step in plan.steps):
+        return ()
+    first: dict[int, int] = {}
+    last: dict[int, int] = {}
+    for number, steps in enumerate(parts):
+        for buffer in (buffer for step in steps for buffer in buffers_of(step)):
+            first.setdefault(buffer, number)
+            last[buffer] = number
+    returned, roles = set(plan.outputs), [buffer.role for buffer in plan.buffers]
+    outputs = dict.fromkeys(b for b in plan.outputs if roles[b] == "output")
+    first.update((buffer, 0) for buffer in outputs if buffer not in first)  # without elements: no step writes to it
+    phases: list[Phase] = []
+    for number, steps in enumerate(parts):
+        inside = {b: life for b, life in lifetimes(plan, steps).items() if first[b] == last[b]}
+        made = [b for b, begin in first.items() if begin == number and b not in inside]
+        ended = [b for b, end in last.items() if end == number and b not in inside]
+        phases.append(
+            Phase(
+                tuple(b for b in made if roles[b] in ("output", "temporary")),
+                lay_out(inside, {b: bytes_of(plan, b, sizes) for b in inside}),
+                tuple(b for b in ended if roles[b] in ("input", "external", "temporary") and b not in returned),
+            )
+        )
+    return tuple(phases)
+
+
+def peak_of(
+    plan: Plan,
+    sizes: Mapping[str, int],
+    parts: Sequence[Sequence[Step]],
+    phases: Sequence[Phase],
+    kept: Iterable[int] = (),
+) -> Peak:
+    """What a program works on at most at once; the inputs `kept` are its caller's and stay."""
+    roles = [buffer.role for buffer in plan.buffers]
+    there = [number for number, role in enumerate(roles) if role in ("input", "output", "external")]
+    whole = sum(bytes_of(plan, b, sizes) for b in there) + plan_arena(plan, sizes).size
+    stays, known = set(kept), set[int]()
+    peak = live = sum(bytes_of(plan, b, sizes) for b in plan.inputs)
+    for steps, phase in zip(parts, phases, strict=True):
+        called = {b for step in steps for b in buffers_of(step) if roles[b] == "external"} - known
+        live += sum(bytes_of(plan, b, sizes) for b in phase.makes)
+        live += sum(bytes_of(plan, b, sizes) for b in called)
+        known |= called
+        peak = max(peak, live + phase.arena.size)
+        live -= sum(bytes_of(plan, b, sizes) for b in phase.drops if b not in stays)
+    return Peak(peak if phases else whole, whole)
+
+
 def plan_arena(plan: Plan, sizes: Mapping[str, int]) -> Arena:
     """Lay out the temporaries for known sizes; two share memory only if no step lies in both lifetimes."""
     lives = lifetimes(plan)
-    bytes_of = {
-        buffer: evaluate(product(plan.buffers[buffer].tensor.shape), sizes) * plan.buffers[buffer].tensor.dtype.bytes
-        for buffer in lives
-    }
+    return lay_out(lives, {buffer: bytes_of(plan, buffer, sizes) for buffer in lives})
+
+
+def lay_out(lives: Mapping[int, tuple[int, int]], sizes: Mapping[int, int]) -> Arena:
+    """Places for buffers of these sizes in bytes, the largest first, each the first that is free for its life."""
     placed: list[tuple[int, int, int]] = []
     offsets: dict[int, int] = {}
     total = 0
-    for buffer in sorted(lives, key=lambda n: (-bytes_of[n], n)):
+    for buffer in sorted(lives, key=lambda n: (-sizes[n], n)):
         first, last = lives[buffer]
-        need = -(-max(bytes_of[buffer], 1) // ALIGNMENT) * ALIGNMENT
+        need = -(-max(sizes[buffer], 1) // ALIGNMENT) * ALIGNMENT
         offset = 0
         for start, end, other in sorted(placed):
             other_first, other_last = lives[other]

@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeAlias, TypeVar
 import numpy as np
 
 from weft.ir.expr import evaluate
-from weft.ir.types import Tensor, boolean
+from weft.ir.types import Tensor, boolean, u8
 from weft.lower.steps import CallStep, DotStep, IfStep, LoopStep, Place, Step, all_steps
 from weft.ops.layouts import contiguous
 from weft.runtime.array_adapter import ArrayAdapter, ArrayT, ForeignCalls
@@ -63,6 +63,8 @@ class Frame(Generic[ArrayT]):
     """The program's steps one by one, once a profiler has asked for them."""
     base: int = 0
     """Where in memory the temporaries begin."""
+    makers: dict[int, Sequence[Any]] | None = None
+    """What makes the memory of phases, by buffer: a function, and the shape, strides and type that it takes."""
 
     def place_arena(self, arena: ArrayT, base: int) -> None:
         """Let temporaries lie in this arena, from the address `base` on."""
@@ -99,6 +101,10 @@ class PlanExecutor(Generic[ProgramT, ArrayT]):
         self.has_constants = bool(plan.fixed or plan.constants)
 
     def __call__(self, tensors: Sequence[ArrayT], symbols: Mapping[str, int]) -> list[ArrayT]:
+        return self.consume(list(tensors), symbols)
+
+    def consume(self, tensors: list[ArrayT], symbols: Mapping[str, int]) -> list[ArrayT]:
+        """A call that empties the list it is given: an array is let go of as soon as the program has no use for it."""
         key = tuple([symbols[name] for name in self.symbols]) if symbols else ()
         pool = self.frames.get(key)
         if pool is None:
@@ -107,7 +113,7 @@ class PlanExecutor(Generic[ProgramT, ArrayT]):
             frame = pool.pop()
         except IndexError:
             frame = self._frame(symbols)
-        held = self._run(frame, tensors)
+        held = self._run(frame, tensors, empties=True)
         results = [held[number] for number in self.returned]
         for position in self.given:
             results[position] = self.arrays.cloned(results[position])
@@ -176,31 +182,82 @@ class PlanExecutor(Generic[ProgramT, ArrayT]):
             frame.constants = constants
         return constants
 
-    def _run(self, frame: Frame[ArrayT], tensors: Sequence[ArrayT]) -> dict[int, ArrayT]:
-        """Run the program on arrays; returns those of its inputs, constants, results and calls, by their buffers."""
-        self._enter(frame)
+    def _run(self, frame: Frame[ArrayT], tensors: list[ArrayT], *, empties: bool = False) -> dict[int, ArrayT]:
+        """Run the program on arrays; returns its results, by their buffers, and what else is there in the end."""
         table, arrays, address_of = frame.table, self.arrays, self._address
         held: dict[int, ArrayT] = {}
+        given = tensors
         if self.has_constants:
             constants = self._place_constants(frame, [tensors[place] for place in self.fixed])
             held.update(constants.tensors)
             tensors = [tensors[place] for place in self.taken]
+        array = None
         for (number, strides), array in zip(frame.inputs, tensors, strict=True):
             array = self._input(array, strides)
             if not (address := address_of(array)) and arrays.count(array):
                 array = self._input(arrays.in_memory(array), strides)
                 address = address_of(array)
             held[number], table[number] = array, address
-        for number, make, shape, strides, dtype in frame.results:
-            held[number] = out = make(shape, strides, dtype)
-            if not (address := address_of(out)) and arrays.count(out):
-                arrays.in_memory(out)
-            table[number] = address
-        if (profile := active_profile()) is not None:
+        if empties:
+            del array, tensors
+            given.clear()
+        profile = active_profile()
+        if frame.binding.phases and profile is None:
+            self._run_phases(frame, held)
+            return held
+        self._enter(frame)
+        for number, *made in frame.results:
+            self._make(number, made, table, held)
+        if profile is not None:
             self._run_profiled(profile, frame, held)
         else:
             self._run_segments(frame, held)
         return held
+
+    def _make(self, number: int, made: Sequence[Any], table: memoryview, held: dict[int, ArrayT]) -> None:
+        """Make the array of a buffer: by what makes it, its shape, strides and type."""
+        make, shape, strides, dtype = made
+        held[number] = out = make(shape, strides, dtype)
+        if not (address := self._address(out)) and self.arrays.count(out):
+            self.arrays.in_memory(out)
+        table[number] = address
+
+    def _run_phases(self, frame: Frame[ArrayT], held: dict[int, ArrayT]) -> None:
+        """Run the segments with memory that is made when the first of them needs it and dropped when the last has."""
+        binding, table = frame.binding, frame.table
+        frame.base = 0  # the places of temporaries are overwritten
+        if frame.makers is None:
+            frame.makers = self._makers(frame)
+        for step, phase in zip(binding.segments, binding.phases, strict=True):
+            for number in phase.makes:
+                self._make(number, frame.makers[number], table, held)
+            arena = self._arena(phase.arena.size) if phase.arena.size else None
+            if arena is not None:
+                base = self._address(arena)
+                for number, offset in phase.arena.offsets.items():
+                    table[number] = base + offset
+            if isinstance(step, Tape):
+                self._launch(step, frame)
+            else:
+                self._carry_out(step, frame, held)
+            if step is binding.deciding:
+                self._decide(held)
+            for number in phase.drops:
+                held.pop(number, None)
+
+    def _makers(self, frame: Frame[ArrayT]) -> dict[int, Sequence[Any]]:
+        """What makes each result, and each temporary that several segments touch."""
+        binding, buffers = frame.binding, self.executable.plan.buffers
+        makers: dict[int, Sequence[Any]] = {number: made for number, *made in frame.results}
+        for number in (n for phase in binding.phases for n in phase.makes if n not in makers):
+            shape, strides = binding.shapes[number], binding.strides[number]
+            dtype = self.arrays.dtype(buffers[number].tensor.dtype)
+            makers[number] = (self._maker(shape, strides, dtype), shape, strides, dtype)
+        return makers
+
+    def _arena(self, size: int) -> ArrayT:
+        """Memory for the temporaries of one segment."""
+        return self._maker((size,), (1,), u8)((size,), (1,), self.arrays.dtype(u8))
 
     def _run_segments(self, frame: Frame[ArrayT], held: dict[int, ArrayT]) -> None:
         deciding = frame.binding.deciding

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from weft.ir.expr import evaluate
 from weft.lower.steps import CallStep, ControlStep, DotStep, IfStep, LoopStep, Plan, Step
 from weft.ops.graph import FuncOp
 from weft.runtime.constants import prepared
-from weft.runtime.memory import Arena, plan_arena
+from weft.runtime.memory import Arena, Peak, Phase, cut_finely, peak_of, plan_arena, plan_phases
 from weft.runtime.record import note_arena
 from weft.runtime.tape import Tape, cut_at, numbers_of, scratch_words, segments, size_place, table_words
 
@@ -51,6 +51,8 @@ class Binding:
     """Numbers that kernels take, by their places in the table: sizes, and what the user's kernels are given."""
     deciding: Segment | None = None
     """The segment after which it is known whether the data is right, where later ones write over inputs."""
+    phases: tuple[Phase, ...] = ()
+    """What each segment needs and what it is the last to need, where memory is made and given back in between."""
 
 
 @dataclass
@@ -61,6 +63,9 @@ class Program:
     code: Any
     prepare: FuncOp | None = None
     bindings: dict[tuple[int, ...], Binding] = field(default_factory=dict[tuple[int, ...], Binding])
+
+    by_phases: ClassVar[bool] = False
+    """Whether memory can be had and given back at any time at little cost, as from a GPU's caching allocator."""
 
     def __post_init__(self) -> None:
         self.words = table_words(self.plan)
@@ -98,13 +103,26 @@ class Program:
                 return segment
         return None
 
+    def _parts(self, sizes: Mapping[str, int]) -> tuple[list[tuple[Step, ...]], tuple[Phase, ...]]:
+        """The steps that each segment runs, and what phases do, where they save memory."""
+        parts = segments(self.plan, self.is_apart)
+        if not self.by_phases:
+            return parts, ()
+        phases = plan_phases(self.plan, sizes, parts)
+        peak = peak_of(self.plan, sizes, parts, phases)
+        fine = cut_finely(parts)
+        finer = plan_phases(self.plan, sizes, fine)
+        if Peak(peak_of(self.plan, sizes, fine, finer).phased, peak.phased).is_worth_phases:
+            return fine, finer
+        return (parts, phases) if peak.is_worth_phases and len(parts) > 1 else (parts, ())
+
     def bind(self, sizes: Mapping[str, int]) -> Binding:
         """The layout of memory for these sizes, planned once for each set of them."""
         key = tuple(sizes[name] for name in self.plan.symbols)
         binding = self.bindings.get(key)
         if binding is None:
             buffers = self.plan.buffers
-            parts = segments(self.plan, self.is_apart)
+            parts, phases = self._parts(sizes)
             carried = tuple(self.segment(steps, sizes) for steps in parts)
             binding = Binding(
                 dict(sizes),
@@ -114,6 +132,7 @@ class Program:
                 carried,
                 {size_place(self.plan, name): sizes[name] for name in self.plan.symbols} | numbers_of(self.plan, sizes),
                 self._deciding(parts, carried),
+                phases,
             )
             while len(self.bindings) >= _MOST_BINDINGS:
                 self.bindings.pop(next(iter(self.bindings)), None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -13,6 +14,7 @@ import torch
 from torch._C._dynamo.guards import _empty_strided_cpu
 from torch._dynamo.backends.common import aot_autograd
 
+import weft
 from weft.backends.nvidia.code import DeviceCode, Launch, TensorMap
 from weft.config import Config
 from weft.errors import DeviceMemoryError, ParseError
@@ -32,7 +34,7 @@ from weft.frontends.torch.importer.sizes import SymbolReader
 from weft.ir.expr import symbol
 from weft.lower.steps import CallStep, DotStep, Plan, Step
 from weft.pipelines import compile_cpu
-from weft.runtime import cuda_graphs
+from weft.runtime import cuda_graphs, memory
 from weft.runtime.cubins import decode_code, encode_code
 from weft.runtime.cuda_graphs import why_not_captured
 from weft.runtime.device_program import DeviceTape
@@ -192,6 +194,100 @@ def test_arenas_are_not_kept_between_calls() -> None:
         run(torch.randn(64, 64))
     (frame,) = executors[0].frames[()]
     assert frame.arena is None and not frame.views
+
+
+@pytest.fixture
+def phases(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give memory back between segments, however little it is."""
+    monkeypatch.setattr(memory, "_WORTH", 0)
+    monkeypatch.setattr(memory, "_WORTH_SHARE", 0.0)
+    monkeypatch.setattr(ProgramHere, "by_phases", True)
+
+
+class Allocations:
+    """What an executor has asked memory for, and what of it is still there."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.made: list[tuple[weakref.ref[torch.UntypedStorage], int]] = []
+        self.peak = 0
+        monkeypatch.setattr(cuda_executor, "_empty_strided_cuda", self.make)
+
+    def make(self, *given: Any) -> torch.Tensor:
+        made = _empty_strided_cpu(*given)
+        self.note(made)
+        return made
+
+    def note(self, tensor: torch.Tensor) -> None:
+        size = tensor.untyped_storage().nbytes()
+        self.made.append((weakref.ref(tensor), size))
+        self.peak = max(self.peak, self.live)
+
+    @property
+    def live(self) -> int:
+        return sum(size for tensor, size in self.made if tensor() is not None)
+
+
+def chain(x: torch.Tensor) -> torch.Tensor:
+    """Calls that torch carries out, with kernels between them: what each gives is read once."""
+    for _ in range(5):
+        x = called(x.cos() + 1) * 2 + x.sin()
+    return x
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_memory_that_nobody_needs_any_more_is_given_back(
+    phases: None, dynamic: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, executors = compiled(chain, dynamic, cuda_graphs=False)
+    x = torch.randn(64, 64)
+    with torch.no_grad():
+        run(x)
+        allocations = Allocations(monkeypatch)
+        for _ in range(2):
+            torch.testing.assert_close(run(x), chain(x))
+    (binding,) = executors[0].executable.bindings.values()
+    assert len(binding.phases) == len(binding.segments) > 5
+    assert allocations.peak <= 4 * x.nbytes, "of five turns no more than one is there at a time"
+    plan = executors[0].executable.plan
+    assert sum(buffer.role in ("temporary", "external", "output") for buffer in plan.buffers) > 10
+
+
+def test_a_profile_is_taken_of_the_same_program(phases: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_executor.TorchDevice, "time", lambda self, launch: launch() or 1)
+    run, _ = compiled(chain, cuda_graphs=False)
+    x = torch.randn(8, 8)
+    with torch.no_grad():
+        run(x)
+        with weft.profile() as profile:
+            torch.testing.assert_close(run(x), chain(x))
+        torch.testing.assert_close(run(x), chain(x))
+    assert len(profile.steps) > 5
+
+
+def test_arguments_are_let_go_of_when_they_have_been_read(phases: None) -> None:
+    seen: list[int] = []
+
+    def f(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return called(called(x.exp()).sin()) * y
+
+    run, executors = compiled(f, cuda_graphs=False)
+    with torch.no_grad():
+        run(torch.randn(8, 8), torch.randn(8, 8))
+    executor = executors[0]
+    carry_out = executor._carry_out
+
+    def watched(step: Any, frame: Any, held: dict[int, torch.Tensor]) -> None:
+        seen.append(sum(given() is not None for given in watching))
+        carry_out(step, frame, held)
+
+    executor._carry_out = watched  # type: ignore[method-assign]
+    arguments = [torch.randn(8, 8), torch.randn(8, 8)]
+    x, y = arguments
+    expected, watching = f(x, y), [weakref.ref(x), weakref.ref(y)]
+    del x, y
+    (found,) = executor.consume(arguments, {})
+    torch.testing.assert_close(found, expected)
+    assert seen == [1, 1] and not arguments and not any(given() for given in watching)
 
 
 def test_inputs_that_are_not_aligned_are_copied() -> None:

@@ -36,7 +36,7 @@ from weft.frontends.torch.execution.first_call import FirstCall, Loading
 from weft.frontends.torch.execution.observed_call import ObservedCall
 from weft.frontends.torch.execution.overlaps import mutated_arguments, overlaps_checked
 from weft.frontends.torch.execution.reference import TargetExecutor
-from weft.frontends.torch.execution.returning import output_of, write_back, written_inputs
+from weft.frontends.torch.execution.returning import needs_arguments, output_of, write_back, written_inputs
 from weft.frontends.torch.execution.shortcut import Shortcut
 from weft.frontends.torch.execution.torch_executor import TorchExecutor
 from weft.frontends.torch.importer.checks import failure
@@ -446,6 +446,8 @@ class CompiledGraph:
     _boxed_call: bool = True
 
     def __post_init__(self) -> None:
+        self.run: Callable[..., list[torch.Tensor]] = getattr(self.executor, "consume", self.executor)
+        self.needs_arguments = needs_arguments(self.calling)
         self.watch = Watch(self.calling.checks) if self.calling.deferred and self.calling.checks else None
 
     def shortest(self) -> Callable[[list[Any]], list[Any]]:
@@ -464,10 +466,10 @@ class CompiledGraph:
         tensors.extend(self.constants)
         for position in calling.complex_arguments:
             tensors[position] = as_real(tensors[position])
-        given = list(arguments)
+        given = list(arguments) if self.needs_arguments else []
         arguments.clear()
         try:
-            results = self.executor(tensors, symbols)
+            results = self.run(tensors, symbols)
         except WrongData as wrong:
             raise failure(calling.checks, wrong.code) from None
         if watch is not None:

@@ -90,6 +90,18 @@ def _pad(b: GraphBuilder, op: GraphOp) -> SSAValue | None:
     return op.operands[0] if _unchanged(op) else None
 
 
+def _update_slice(b: GraphBuilder, op: GraphOp) -> SSAValue | None:
+    """A part of a constant that is replaced is padded with it: whoever pads can compute the part, too."""
+    whole, update = op.operands
+    number = number_of(whole)
+    starts, steps = op.params["starts"], op.params["steps"]
+    if number is None or any(step != 1 for step in steps):
+        return None
+    sizes = zip(b.tensor(whole).shape, starts, b.tensor(update).shape, strict=True)
+    high = tuple(size - start - part for size, start, part in sizes)
+    return b.pad(update, low=tuple(starts), high=high, value=number)
+
+
 def _reduced(b: GraphBuilder, op: GraphOp) -> SSAValue | None:
     """A reduction over nothing, or over dimensions of one element each, combines nothing."""
     (x,) = op.operands
@@ -118,5 +130,6 @@ RULES: dict[str, Callable[[GraphBuilder, GraphOp], SSAValue | None]] = {
     "graph.concat": _concat,
     "graph.pad": _pad,
     "graph.take": _take,
+    "graph.update_slice": _update_slice,
     **dict.fromkeys(("graph.sum", "graph.prod", "graph.max", "graph.min", "graph.any", "graph.all"), _reduced),
 }

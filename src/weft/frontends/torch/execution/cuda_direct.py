@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from weft.frontends.torch.execution.device_checks import Watch, raise_found
-from weft.frontends.torch.execution.returning import output_of, write_back
+from weft.frontends.torch.execution.returning import needs_arguments, output_of, write_back
 from weft.frontends.torch.execution.torch_executor import BoxedCall
 from weft.frontends.torch.importer.imported_graph import Calling, Returned
 from weft.runtime.device_executor import ALIGNMENT
@@ -46,6 +46,7 @@ def direct_call(
     as_made = outputs == tuple(map(Returned, range(count)))
     graphs, device = executor.graphs, executor.index
     launch = _one_tape(executor) or partial(executor.plain, symbols={})
+    keeps = needs_arguments(calling)
 
     def call(arguments: list[Any]) -> list[Any]:
         if torch.cuda.current_device() != device:
@@ -55,6 +56,8 @@ def direct_call(
         tensors = arguments[: len(places)] if straight else [*(arguments[place] for place in places), *constants]
         results = None if graphs is None or graphs.refusal is not None else graphs.call(tensors)
         if results is None:
+            if not keeps:
+                arguments.clear()
             results = launch(tensors)
         if watch is not None:
             watch.note(results[-1])

@@ -122,11 +122,11 @@ class CudaExecutor(DeviceExecutor[torch.Tensor], TorchExecutor[DeviceProgram]):
         self.services = TorchDevice(self.tensors, executable.device)
         self.graphs = GraphedCalls(self, TorchGraphs(), written, guarded) if cuda_graphs else None
 
-    def __call__(self, tensors: Sequence[torch.Tensor], symbols: Mapping[str, int]) -> list[torch.Tensor]:
+    def consume(self, tensors: list[torch.Tensor], symbols: Mapping[str, int]) -> list[torch.Tensor]:
         if torch.cuda.current_device() != self.index:
             with torch.cuda.device(self.index):
-                return self(tensors, symbols)
-        if self.graphs is not None and not symbols and (results := self.graphs.call(list(tensors))) is not None:
+                return self.consume(tensors, symbols)
+        if self.graphs is not None and not symbols and (results := self.graphs.call(tensors)) is not None:
             return results
         return self.plain(tensors, symbols)
 

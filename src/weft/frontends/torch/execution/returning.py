@@ -45,6 +45,12 @@ def written_inputs(calling: Calling) -> dict[int, int]:
     return {result: number for number, result in replaced(pairs, calling.outputs)}
 
 
+def needs_arguments(calling: Calling) -> bool:
+    """Whether a call's arguments are of use when its program has run: to write to, or to return."""
+    bases = [output.base if isinstance(output, Viewed) else output for output in calling.outputs]
+    return bool(calling.mutated) or any(isinstance(base, Passed) for base in bases)
+
+
 def output_of(
     output: Output, arguments: Sequence[Any], results: Sequence[torch.Tensor], symbols: Mapping[str, int]
 ) -> Any:
