@@ -23,6 +23,7 @@ from weft.ir.expr import symbols_of
 from weft.ir.types import DType, dtype_of_numpy, tensor_of
 from weft.lower.steps import Plan
 from weft.ops.graph import FuncOp
+from weft.ops.size_checks import SizeChecks
 from weft.pipelines import Compiled
 from weft.runtime import stored_programs
 from weft.runtime.array_function import ArrayExecutor, ArrayFunction
@@ -105,7 +106,7 @@ def _compiled(
         else:
             plan, code, signature = found
             compiled = Compiled(plan, code, CompilationRecord(plan.name, source="cache"), None, signature.names)
-        return _loaded(target, compiled, config, signature, constants, threads)
+        return _loaded(target, compiled, config, signature, constants, threads, _TextChecks(text, function))
 
 
 def load_program(
@@ -144,11 +145,27 @@ def _loaded(
     signature: Signature,
     constants: Mapping[str, Any] | None,
     threads: int | None,
+    checks: Callable[[Mapping[str, int]], None] | None = None,
 ) -> ArrayFunction[Any]:
     program = target.load(compiled, config, Host(threads=threads))
     # Programs of Weft's own runtime, `PlanProgram`, bring what runs them.
     executor: ArrayExecutor[Any] = getattr(program, "executor", None) or ProgramOnArrays(program)
-    return ArrayFunction(signature, executor, constants)
+    return ArrayFunction(signature, executor, constants, checks)
+
+
+@dataclass
+class _TextChecks:
+    """What a text asks of symbolic sizes; it is read when a call first has some."""
+
+    text: str
+    function: str | None
+    found: SizeChecks | None = None
+
+    def __call__(self, symbols: Mapping[str, int]) -> None:
+        if self.found is None:
+            with COMPILING:
+                self.found = SizeChecks(read_function(self.text, self.function)[0])
+        self.found(symbols)
 
 
 @dataclass(frozen=True)

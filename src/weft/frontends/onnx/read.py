@@ -262,7 +262,7 @@ class _Reader:
         for dim in proto.dim:
             which = dim.WhichOneof("value")
             if which == "dim_value":
-                # Exporters write -1 and 0 for sizes that they do not know.
+                # Exporters write -1 for a size that they do not know. 0 is a size: tensors without elements exist.
                 found.append(int(dim.dim_value) if dim.dim_value >= 0 else None)
                 if dim.dim_value > self._limits.size:
                     raise ModelError(f"a shape has the size {dim.dim_value}, expected at most {self._limits.size}")
