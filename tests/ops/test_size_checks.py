@@ -32,12 +32,12 @@ SHRUNK = program(
     'starts = [0], shape = [#graph.size<"s0 - 7">], steps = [1]',
     'tensor<?xf32, #graph.sizes<["s0 - 7"]>>',
 )
-REFLECTED = program(
-    "pad_mode", 'low = [6], high = [0], mode = "reflect"', 'tensor<?xf32, #graph.sizes<["s0 + 6"]>>'
+REFLECTED = program("pad_mode", 'low = [6], high = [0], mode = "reflect"', 'tensor<?xf32, #graph.sizes<["s0 + 6"]>>')
+TOP = (
+    program("topk", "k = 7, dim = 0, largest = true, sorted = true", "tensor<7xf32>")
+    .replace("-> tensor<7xf32>\n  %1", "-> (tensor<7xf32>, tensor<7xi64>)\n  %1")
+    .replace("%0 =", "%0, %9 =")
 )
-TOP = program("topk", "k = 7, dim = 0, largest = true, sorted = true", "tensor<7xf32>").replace(
-    "-> tensor<7xf32>\n  %1", "-> (tensor<7xf32>, tensor<7xi64>)\n  %1"
-).replace("%0 =", "%0, %9 =")
 
 
 @pytest.mark.parametrize("text", [SLICE, BACKWARDS, STRIDED, SHRUNK, REFLECTED, TOP])

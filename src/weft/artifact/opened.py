@@ -123,9 +123,7 @@ def _text(data: memoryview, members: Mapping[str, Member], name: str, most: int)
     return bytes(data[found.start : found.start + found.size])
 
 
-def _check_members(
-    where: str, data: memoryview, members: Mapping[str, Member], manifest: Manifest
-) -> dict[str, bytes]:
+def _check_members(where: str, data: memoryview, members: Mapping[str, Member], manifest: Manifest) -> dict[str, bytes]:
     """Compare the members with their digests; gives the heads of those that hold tensors, as they were compared."""
     stated = manifest.members
     if {*stated, MANIFEST, SIGNATURES} != set(members) or not {GRAPH, WEIGHTS, PREPARED} <= stated.keys():

@@ -55,7 +55,7 @@ def read_head(data: memoryview, where: str) -> bytes:
 
 
 def read_tensors(data: memoryview, where: str, head: bytes | None = None) -> dict[str, np.ndarray]:
-    """The tensors of a file, as views of its memory; `head` is a copy of what stands before them, where there is one."""
+    """The tensors of a file, as views of its memory; `head` is a copy of what stands before them."""
     head = read_head(data, where) if head is None else head
     header = parse_json(head[8:], where)
     body = data[len(head) :]

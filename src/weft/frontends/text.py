@@ -106,7 +106,8 @@ def _compiled(
         else:
             plan, code, signature = found
             compiled = Compiled(plan, code, CompilationRecord(plan.name, source="cache"), None, signature.names)
-        return _loaded(target, compiled, config, signature, constants, threads, _TextChecks(text, function))
+        checks = _TextChecks(text, function) if signature.asks_sizes else None
+        return _loaded(target, compiled, config, signature, constants, threads, checks)
 
 
 def load_program(
@@ -233,6 +234,7 @@ def _signature(function: FuncOp, frozen: Iterable[str]) -> Signature:
         tuple((name, least, most) for name, (least, most) in ranges.items()),
         tuple(sorted({*already, *(names.index(name) for name in frozen)})),
         tuple(place for place, _ in replaced),
+        SizeChecks(function).may_fail,
     )
     _require_known(signature, (s for each in signature.arguments for size in each.shape for s in symbols_of(size)))
     return signature

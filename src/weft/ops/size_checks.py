@@ -6,8 +6,8 @@ end has made for these very sizes asks here first: kernels read and write where 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias
+from collections.abc import Mapping
+from typing import Any, TypeAlias, cast
 
 from xdsl.dialects.builtin import TensorType
 from xdsl.ir import Attribute, Operation
@@ -15,16 +15,25 @@ from xdsl.utils.hints import isa
 
 from weft.errors import ShapeError, WeftError
 from weft.ir.attributes import from_attribute
-from weft.ir.expr import Expr, Size, evaluate, product
+from weft.ir.expr import Expr, Size, evaluate, is_nonnegative, product
 from weft.ir.types import Tensor, tensor_of
-from weft.ops.base import GraphOp, params_of
+from weft.ops.base import Elementwise, GraphOp, params_of
 from weft.ops.control import UNBOUNDED, LoopOp
 from weft.ops.graph import FuncOp
+from weft.ops.indexing.index import Take
+from weft.ops.matmul.dot import Dot
+from weft.ops.movement import Concat, Copy
+from weft.ops.reduce import DimensionReduction
+from weft.ops.scan import DimensionScan
+from weft.ops.shape import Broadcast, Permute, Reshape
 
 Symbols: TypeAlias = Mapping[str, int]
+Params: TypeAlias = tuple[Any, ...]
 _Rule: TypeAlias = tuple[type[GraphOp], tuple[Tensor, ...], tuple[tuple[str, Any], ...], tuple[Tensor, ...]]
 _STRIDES = ("arg_strides", "result_strides")
 _MOST_KNOWN = 4096
+_FOR_ALL_SIZES = (Elementwise, Permute, Reshape, Broadcast, Copy, Concat, Dot, DimensionReduction, DimensionScan, Take)
+"""Ops whose rules compare sizes with each other: what is equal as an expression is so for all values."""
 
 
 class SizeChecks:
@@ -38,6 +47,18 @@ class SizeChecks:
         self._turns = tuple(dict.fromkeys(op.trip_count for op in ops if isinstance(op, LoopOp)))
         self._strides = tuple(_strides(function))
         self._fitting: set[tuple[tuple[str, int], ...]] = set()
+
+    @property
+    def may_fail(self) -> bool:
+        """Whether sizes exist that the program is not right for, as far as can be told without them."""
+        sizes = [size for tensor in self._tensors for size in tensor.shape]
+        free = [rule[0] for rule in self._rules if _is_open(rule)]
+        return (
+            not all(issubclass(cls, _FOR_ALL_SIZES) for cls in free)
+            or not all(map(is_nonnegative, sizes))
+            or any(isinstance(turns, Expr) for turns in self._turns)
+            or bool(self._strides)
+        )
 
     def __call__(self, symbols: Symbols) -> None:
         """Raise unless the program is right for these sizes."""
@@ -86,10 +107,18 @@ def tensors_of(function: FuncOp) -> list[Tensor]:
 
 
 def _rule(op: GraphOp) -> _Rule:
-    operands, results = (
-        tuple(tensor_of(value.type) for value in values) for values in (op.operands, op.results)
-    )  # an op's types repeat with its layer
+    operands, results = (tuple(tensor_of(value.type) for value in values) for values in (op.operands, op.results))
     return type(op), operands, tuple(params_of(op).items()), results
+
+
+def _is_open(rule: _Rule) -> bool:
+    """Whether a rule has anything symbolic to look at."""
+    _, operands, params, _ = rule
+
+    def symbolic(value: Any) -> bool:
+        return isinstance(value, Expr) or (isinstance(value, tuple) and any(map(symbolic, cast("Params", value))))
+
+    return not all(each.is_static for each in operands) or any(symbolic(value) for _, value in params)
 
 
 def _strides(function: FuncOp) -> list[tuple[Tensor, tuple[Size, ...]]]:
@@ -118,8 +147,9 @@ def states_strides(op: Operation) -> bool:
 def _at(value: Any, symbols: Symbols) -> Any:
     if isinstance(value, Expr):
         return evaluate(value, symbols)
-    many: Callable[[Any], Any] = lambda items: tuple(_at(item, symbols) for item in items)  # noqa: E731
-    return many(value) if isinstance(value, tuple) else value
+    if isinstance(value, tuple):
+        return tuple(_at(item, symbols) for item in cast("Params", value))
+    return value
 
 
 def _tensor(tensor: Tensor, symbols: Symbols) -> Tensor:

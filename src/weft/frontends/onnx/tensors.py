@@ -108,7 +108,9 @@ class TensorReader:
         values, places = self.tensor(proto.values, where), self.tensor(proto.indices, where)
         dims = [int(size) for size in proto.dims]
         if len(dims) > self._limits.rank or any(not 0 <= size <= self._limits.size for size in dims):
-            raise ModelError(f"sparse tensor {where!r} has the shape {dims[:40]}, expected at most {self._limits.rank} sizes")
+            raise ModelError(
+                f"sparse tensor {where!r} has the shape {dims[:40]}, expected at most {self._limits.rank} sizes"
+            )
         if values.dtype == STRINGS:
             raise ModelError(f"sparse tensor {where!r} holds strings, expected numbers")
         self._written_out += prod(dims) * max(values.dtype.itemsize, 1)
