@@ -1,6 +1,6 @@
 """The entry point `weft`, and `python -m weft` where the script is not installed.
 
-`weft run` starts processes that serve one result: a plain command line of it does not wait for the import of all others.
+A plain `weft run` does not wait for the import of all other commands: it starts processes that give one result.
 """
 
 from __future__ import annotations

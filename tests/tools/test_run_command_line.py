@@ -50,21 +50,22 @@ def test_all_else_is_left_to_the_whole_command_line(words: list[str]) -> None:
 
 
 def test_neither_typer_nor_rich_nor_xdsl_is_imported_for_a_run(tmp_path: Path) -> None:
-    import numpy as np
-
-    from weft.artifact.write import Request, write_artifact
-    from weft.testing.hostile_artifacts import layer_inputs, layer_source
-
-    write_artifact(tmp_path / "layer.weft", layer_source(), Request(("host",)))
-    np.save(tmp_path / "x.npy", layer_inputs())
-    code = (
+    make = (
+        "import pathlib, numpy as np\n"
+        "from weft.artifact.write import Request, write_artifact\n"
+        "from weft.testing.hostile_artifacts import layer_inputs, layer_source\n"
+        "write_artifact(pathlib.Path('layer.weft'), layer_source(), Request(('host',)))\n"
+        "np.save('x.npy', layer_inputs())"
+    )
+    run = (
         "import sys, atexit\n"
         "atexit.register(lambda: print(sorted({'typer', 'rich', 'xdsl', 'llvmlite', 'torch'} & set(sys.modules))))\n"
         "from weft.__main__ import main\n"
-        f"sys.argv = ['weft', 'run', {str(tmp_path / 'layer.weft')!r}, '--input', {str(tmp_path / 'x.npy')!r}]\n"
+        "sys.argv = ['weft', 'run', 'layer.weft', '--input', 'x.npy']\n"
         "main()"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    for code in (make, run):
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "[]"
     assert "float32[5, 3]" in done.stdout
