@@ -96,7 +96,7 @@ def test_cubins_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     (entry,) = cache.entries()
     assert entry.key == cubins.cubin_key(driver(), device_facts(0), PTX)
     monkeypatch.setattr(cubins, "_resident", {})
-    monkeypatch.setattr(cubins, "compile_ptx", lambda *arguments: pytest.fail("it was compiled again"))
+    monkeypatch.setattr(cubins, "ptx_to_cubin", lambda *arguments: pytest.fail("it was compiled again"))
     x = torch.randn(SIZE, device="cuda")
     assert torch.equal(executor(chain(kernel("scale", 0, 1)), cache=cache)([x], {})[0], first([x], {})[0])
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 from torch.nn import functional as F
@@ -21,9 +23,10 @@ CASES = [case for suite in ("memory", "gemv", "gemm", "attention") for case in S
 
 
 @pytest.fixture(autouse=True)
-def whole_products(monkeypatch: pytest.MonkeyPatch) -> None:
+def whole_products() -> Iterator[None]:
     """Results are held against float64: eager itself must not shorten its operands."""
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):  # torch's own tests forbid to set it
+        yield
 
 
 @pytest.mark.parametrize("name", list(SMALL))

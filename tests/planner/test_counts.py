@@ -41,7 +41,9 @@ def test_torch_counts_the_same(name: str) -> None:
     mask = torch.zeros(1, 1, TOKENS, TOKENS, dtype=torch.bfloat16, device="meta")
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         built(ids, attention_mask=mask, position_ids=ids, use_cache=False)
-    assert found.flops == counter.get_total_flops()
+    # Some releases of transformers find the angles of rotary embeddings by a product, which is no work of the model's.
+    angles = [sum(each.values()) for name, each in counter.get_flop_counts().items() if name.endswith("rotary_emb")]
+    assert found.flops == counter.get_total_flops() - sum(angles)
 
 
 @pytest.mark.parametrize(

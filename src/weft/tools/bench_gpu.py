@@ -18,8 +18,9 @@ from weft.tools.terminal import Terminal, UsageError, check_folder, counted, par
 
 if TYPE_CHECKING:
     from weft.testing.gpu.case import GpuCase
+    from weft.testing.gpu.train.models import TrainCase
 
-SUITES = ("memory", "gemv", "gemm", "attention", "moe", "kernels", "models")
+SUITES = ("memory", "gemv", "gemm", "attention", "moe", "kernels", "models", "train")
 REHEARSAL_SHRINK = 2048
 JOURNAL = "bench-gpu.jsonl"
 
@@ -40,6 +41,8 @@ class GpuRequest:
     into: Path | None = None
     rehearse: bool = False
     search: bool = True
+    steps: int = 20
+    profile: bool = False
 
     def wants(self, name: str) -> bool:
         return not self.cases or any(fnmatchcase(name, pattern) for pattern in self.cases)
@@ -65,7 +68,16 @@ def bench_gpu(terminal: Terminal, request: GpuRequest) -> None:
         device = "cpu" if request.rehearse else "cuda"
         device_named(device)  # says so at once where there is none
         shrink = REHEARSAL_SHRINK if request.rehearse else 1
-        setting = Setting(device, shrink, request.rounds, request.seconds, request.budget, search=request.search)
+        setting = Setting(
+            device,
+            shrink,
+            request.rounds,
+            request.seconds,
+            request.budget,
+            search=request.search,
+            steps=request.steps,
+            profile=request.profile,
+        )
         cases = _chosen(request)
         check_text(request.into, {PREFIX + case.suite for case in cases})
         mine = part(cases, shard)
@@ -93,10 +105,12 @@ def bench_gpu(terminal: Terminal, request: GpuRequest) -> None:
     terminal.finish(results.figures(), code=0 if results.ok and not results.not_begun else 1)
 
 
-def _chosen(request: GpuRequest) -> list[GpuCase]:
+def _chosen(request: GpuRequest) -> list[GpuCase | TrainCase]:
     from weft.testing.gpu.suites import SUITES as MAKERS
+    from weft.testing.gpu.train.models import SUITE as TRAIN
+    from weft.testing.gpu.train.models import train_cases
 
-    known = [case for suite in request.suites for case in MAKERS[suite]()]
+    known = [case for suite in request.suites for case in (train_cases() if suite == TRAIN else MAKERS[suite]())]
     chosen = [case for case in known if request.wants(case.name)]
     if not chosen:
         names = ", ".join(case.name for case in known)

@@ -77,7 +77,7 @@ def bench_cpu(
 def bench_gpu(
     suite: Annotated[
         list[str] | None,
-        typer.Option(help="memory, gemv, gemm, attention, moe, kernels or models; all if none is named."),
+        typer.Option(help="memory, gemv, gemm, attention, moe, kernels, models or train; all if none is named."),
     ] = None,
     case: Annotated[list[str] | None, typer.Option(help="Cases by pattern: `softmax_*`.")] = None,
     shard: Shard = None,
@@ -90,6 +90,8 @@ def bench_gpu(
     into: Annotated[Path | None, typer.Option(help="A text with marks: `<!-- bench gpu-memory -->`.")] = None,
     rehearse: Annotated[bool, typer.Option("--rehearse", help="Small cases on the CPU: times mean nothing.")] = False,
     search: Annotated[bool, typer.Option(help="With peers that try many kernels, which takes them minutes.")] = True,
+    steps: Annotated[int, typer.Option(help="Training: for how many steps losses are kept.", min=1)] = 20,
+    profile: Annotated[bool, typer.Option("--profile", help="Training: kernels by time, of one step.")] = False,
     json: Json = False,
 ) -> None:
     """Weft, libraries, Inductor and Triton on a GPU, with the L2 flushed, and a copy of the same bytes."""
@@ -99,7 +101,9 @@ def bench_gpu(
     terminal = Terminal(json=json)
     with terminal.reporting_errors():
         chosen = tuple(suite or SUITES), tuple(case or ())
-        asked = GpuRequest(*chosen, shard, resume, rounds, seconds, budget, reports, results, into, rehearse, search)
+        asked = GpuRequest(
+            *chosen, shard, resume, rounds, seconds, budget, reports, results, into, rehearse, search, steps, profile
+        )
         run(terminal, asked)
 
 

@@ -69,12 +69,12 @@ class GpuResults:
         """For people to read."""
         parts: list[RenderableType] = []
         for suite, rows in self.suites().items():
-            table = Table(title=f"{suite}: medians, L2 flushed", title_justify="left")
+            table = Table(title=f"{suite}: medians{'' if suite == 'train' else ', L2 flushed'}", title_justify="left")
             for number, column in enumerate(COLUMNS):
                 table.add_column(column, justify="right" if 0 < number < len(COLUMNS) - 1 else "left", overflow="fold")
             for row in rows:
                 table.add_row(*map(Text, cells(row)))
-            parts += [table, Text(in_words(summary(rows)))]
+            parts += [table, Text(in_words(summary(rows))), *(profile for row in rows for profile in profiles(row))]
         if self.not_begun:
             parts.append(Text(f"no time was left for {', '.join(self.not_begun)}; go on with --resume"))
         return [*parts, Text(self.machine, style="dim")]
@@ -153,6 +153,18 @@ def in_words_apart(rows: Sequence[Row]) -> str:
     return f"the same weights on both sides: {same}\n\n4 or 8 bits against 16: {in_words(summary(wider))}"
 
 
+def profiles(row: Row) -> list[Table]:
+    """Where a step of a contender goes, by kernel."""
+    tables: list[Table] = []
+    for name, found in row.get("profile", {}).items():
+        table = Table("µs", "times", "kernel", title_justify="left")
+        table.title = f"{row['name']}, {name}: {found['us']:.0f} µs in {counted(found['kernels'], 'kernel')}"
+        for kernel in found["top"]:
+            table.add_row(f"{kernel['us']:.0f}", str(kernel["count"]), Text(kernel["name"][:110]))
+        tables.append(table)
+    return tables
+
+
 def left_out_in_words(rows: Sequence[Row]) -> list[str]:
     """Who did not take part in which cases, and why: said once below a table, not in each of its rows."""
     found: dict[tuple[str, str], list[str]] = {}
@@ -226,9 +238,17 @@ def cells(row: Row) -> list[str]:
     return [row["name"], mine, peer, row["unit"], ratio, share, compiling, trouble(row)]
 
 
+def in_gib(peaks: Mapping[str, Mapping[str, float] | None]) -> str:
+    """The peaks of a training step: what torch gave out, and what the device did."""
+    known = {name: peak for name, peak in peaks.items() if peak}
+    said = ", ".join(f"{name} {peak['allocated']:.2f} ({peak['device']:.2f})" for name, peak in known.items())
+    return f"peak GiB by torch (by the device): {said}" if said else ""
+
+
 def trouble(row: Row) -> str:
     """What is to be said beside the figures."""
-    said = [f"{name} failed: {what}" for name, what in row["failures"].items()]
+    said = [memory] if (memory := in_gib(row.get("peak", {}))) else []
+    said += [f"{name} failed: {what}" for name, what in row["failures"].items()]
     said += [f"{name} {what}" for name, what in row["wrong"].items()]
     said += [f"left to torch: {row['uncompiled']}"] if row["uncompiled"] else []
     said += [f"by {', '.join(row['claims'])}"] if row["claims"] else []

@@ -12,7 +12,7 @@ import pytest
 import weft.triton.language as tl
 from weft.frontends.triton.builders import builder
 from weft.frontends.triton.builders.numpy_builder import NumpyBuilder
-from weft.frontends.triton.errors import KernelShapeError, KernelTypeError, KernelUnsupportedError, KernelValueError
+from weft.frontends.triton.errors import KernelShapeError, KernelTypeError, KernelValueError
 from weft.frontends.triton.language.promotion import common_type
 from weft.frontends.triton.language.types import OF_STORED, block_type
 from weft.frontends.triton.language.values import tensor
@@ -295,11 +295,6 @@ def test_umulhi(width: int) -> None:
 def test_libdevice(function: Callable[..., tensor], expected: Callable[..., np.ndarray]) -> None:
     x = floats(200) * 3
     np.testing.assert_allclose(function(tile(x)).handle, expected(x.astype(np.float64)), rtol=2e-6)
-
-
-def test_assembly_is_refused() -> None:
-    with pytest.raises(KernelUnsupportedError, match="inline_asm_elementwise"):
-        tl.inline_asm_elementwise("mov $0, $1;", "=r,r", [tile(floats(4))], tl.float32, True, 1)
 
 
 def test_map_elementwise_of_a_function_with_branches() -> None:

@@ -26,6 +26,7 @@ from weft.backends.cpu.position import (
     read_along,
     write_along,
 )
+from weft.backends.cpu.rounded_halves import meets_a_rounding
 from weft.backends.cpu.sort import emit_sort
 from weft.backends.cpu.target import CpuTarget
 from weft.backends.cpu.views import emit_take, emit_view, prepare_views
@@ -319,6 +320,8 @@ class KernelCodegen:
             assert isinstance(source, DType) and isinstance(target, DType)
             raw = store_convert(self.b, args[0], source)
             return load_convert(self.b, self.b.bitcast(raw, vector(memory_type(target), raw.lanes)), target)
+        if args[0].element == "float" and meets_a_rounding(op):
+            return self.b.binary(f"f{function}", args[0], args[1])
         return emit_function(self.b, function, args, operand)
 
     def _offset(self, strides: Sequence[V], here: Position) -> V:

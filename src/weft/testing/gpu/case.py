@@ -126,10 +126,10 @@ def run_gpu_case(
         race = interleave(calls, limits, progress, started.race, seconds_of)
     row = _row(case, work, race, place.device.nominal_flops)
     found = {
-        "backend_seconds": _with_waiting(started.backend_seconds, records),
+        "backend_seconds": with_waiting(started.backend_seconds, records),
         "wrong": wrong,
         "left_out": left_out,
-        **_made(records),
+        **made(records),
         "took": time.perf_counter() - begin,
     }
     place.device.tidy()
@@ -165,31 +165,37 @@ def _copy(place: Place, moved: int, *, graph: bool) -> Call:
 
 def _row(case: GpuCase, work: Work, race: Race, nominal_flops: float | None) -> dict[str, Any]:
     medians = {name: timing.median for name, timing in race.timings.items()}
-    mine, peer, ratio = medians.get(WEFT), race.best_peer, race.ratio
     return {
         "suite": case.suite,
         "name": case.name,
-        "weft": _figure(work, mine),
-        "peer": _figure(work, medians.get(peer) if peer else None),
-        "peer_name": peer,
+        **figures_of(race, lambda seconds: _figure(work, seconds)),
         "unit": work.unit,
+        "share_of_limit": _share(work, medians.get(WEFT), medians.get(COPY), nominal_flops),
+        "bytes": work.bytes,
+        "flops": work.flops,
+    }
+
+
+def figures_of(race: Race, figure: Callable[[float], float]) -> dict[str, Any]:
+    """What a race gave: Weft's figure and its best peer's, their ratio, and everybody's times and troubles."""
+    medians = {name: timing.median for name, timing in race.timings.items()}
+    peer, ratio = race.best_peer, race.ratio
+    return {
+        "weft": figure(medians[WEFT]) if WEFT in medians else None,
+        "peer": figure(medians[peer]) if peer else None,
+        "peer_name": peer,
         "ratio": ratio and ratio.median,
         "ratio_low": ratio and ratio.low,
         "ratio_high": ratio and ratio.high,
-        "share_of_limit": _share(work, mine, medians.get(COPY), nominal_flops),
         "seconds": medians,
         "spread": {name: timing.spread for name, timing in race.timings.items()},
         "rounds": max((len(timing.seconds) for timing in race.timings.values()), default=0),
-        "bytes": work.bytes,
-        "flops": work.flops,
         "first_call": race.first_calls,
         "failures": race.failures,
     }
 
 
-def _figure(work: Work, seconds: float | None) -> float | None:
-    if seconds is None:
-        return None
+def _figure(work: Work, seconds: float) -> float:
     return seconds * 1e3 if work.amount is None else work.amount / seconds / UNITS[work.unit]
 
 
@@ -201,7 +207,7 @@ def _share(work: Work, mine: float | None, copy: float | None, nominal_flops: fl
     return max(limits) / mine if any(limits) else None
 
 
-def _with_waiting(backend_seconds: dict[str, float], records: Sequence[CompilationRecord]) -> dict[str, float]:
+def with_waiting(backend_seconds: dict[str, float], records: Sequence[CompilationRecord]) -> dict[str, float]:
     """Seconds inside the backends; for Weft's also what its first calls waited for kernels that were not ready."""
     if WEFT not in backend_seconds:
         return backend_seconds
@@ -209,7 +215,7 @@ def _with_waiting(backend_seconds: dict[str, float], records: Sequence[Compilati
     return {**backend_seconds, WEFT: backend_seconds[WEFT] + waited}
 
 
-def _made(records: Sequence[CompilationRecord]) -> dict[str, Any]:
+def made(records: Sequence[CompilationRecord]) -> dict[str, Any]:
     """What Weft's code consists of: kernels count as generated only where no library has a part."""
     claims = [f"{claim.library}: {claim.op}" for record in records for claim in record.claims]
     return {

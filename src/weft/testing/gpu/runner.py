@@ -11,6 +11,8 @@ from typing import Any
 from weft.testing.child import START_LIMIT, Child
 from weft.testing.conformance.journal import Journal
 from weft.testing.gpu.case import GpuCase
+from weft.testing.gpu.train.models import TrainCase
+from weft.testing.gpu.train.race import TrainSetting, train_row
 
 CASE_LIMIT = 400.0
 
@@ -20,7 +22,8 @@ OnRow = Callable[[dict[str, Any], int, int], None]
 @dataclass(frozen=True)
 class Setting:
     """How cases run: where, how much smaller, how long. `budget` is the time after which no case is begun; without
-    `search`, peers that try many kernels are left out."""
+    `search`, peers that try many kernels are left out. `steps` and `profile` are for training: whose losses are kept,
+    and whether kernels are listed by time."""
 
     device: str = "cuda"
     shrink: int = 1
@@ -29,6 +32,8 @@ class Setting:
     budget: float = 420.0
     case_limit: float = CASE_LIMIT
     search: bool = True
+    steps: int = 20
+    profile: bool = False
 
 
 @dataclass
@@ -40,11 +45,13 @@ class Outcome:
     not_begun: list[str] = field(default_factory=list[str])
 
 
-def key(case: GpuCase) -> str:
+def key(case: GpuCase | TrainCase) -> str:
     return f"{case.suite}/{case.name}"
 
 
-def run_cases(cases: Sequence[GpuCase], setting: Setting, journal: Journal, on_row: OnRow | None = None) -> Outcome:
+def run_cases(
+    cases: Sequence[GpuCase | TrainCase], setting: Setting, journal: Journal, on_row: OnRow | None = None
+) -> Outcome:
     """Run the cases that the journal does not have, until the budget is spent."""
     begin = time.perf_counter()
     done = journal.results()
@@ -62,12 +69,29 @@ def run_cases(cases: Sequence[GpuCase], setting: Setting, journal: Journal, on_r
             if time.perf_counter() - begin > setting.budget:
                 outcome.not_begun = [key(each) for each in waiting[number - 1 :]]
                 break
-            row = _row(child, case, setting)
+            if isinstance(case, TrainCase):
+                child.stop()  # its context would count as memory in use
+                row = train_row(case, _for_training(setting))
+            else:
+                row = _row(child, case, setting)
             journal.add(key(case), row)
             outcome.rows.append(row)
             if on_row is not None:
                 on_row(row, number, len(waiting))
     return outcome
+
+
+def _for_training(setting: Setting) -> TrainSetting:
+    return TrainSetting(
+        setting.device,
+        setting.shrink,
+        setting.rounds,
+        setting.seconds,
+        setting.steps,
+        setting.profile,
+        setting.search,
+        setting.case_limit,
+    )
 
 
 def _about(child: Child) -> dict[str, Any]:

@@ -1,19 +1,18 @@
-"""What an author tells and asks the compiler: hints, assertions, prints, loops with hints, and assembly (refused)."""
+"""What an author tells and asks the compiler: hints, assertions, prints, loops with hints, and assembly."""
 
 from __future__ import annotations
 
 import builtins
 import inspect
 import string
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from operator import index
-from typing import Any
+from typing import Any, cast
 
 from weft.frontends.triton.builders import builder
 from weft.frontends.triton.errors import (
     CompileTimeAssertionFailure,
     KernelTypeError,
-    KernelUnsupportedError,
     KernelValueError,
 )
 from weft.frontends.triton.language import types
@@ -22,7 +21,8 @@ from weft.frontends.triton.language.casting import converted
 from weft.frontends.triton.language.constants import base_value, constexpr, unwrap
 from weft.frontends.triton.language.promotion import broadcast_pair, to_tensor
 from weft.frontends.triton.language.shapes import items
-from weft.frontends.triton.language.values import tensor
+from weft.frontends.triton.language.values import tensor, tuple_of
+from weft.frontends.triton.language.values import tuple as value_tuple
 
 
 def _hint(input: Any, values: Any, name: str) -> tensor:
@@ -132,11 +132,20 @@ def author_location() -> str:
 def inline_asm_elementwise(
     asm: Any, constraints: Any, args: Any, dtype: Any, is_pure: Any, pack: Any, **options: Any
 ) -> Any:
-    """Refused: assembly is written for one machine."""
-    raise KernelUnsupportedError(
-        "inline_asm_elementwise is not supported on this target: the assembly is that of an NVIDIA or AMD GPU",
-        hint="write it with tl operations: bit operations, casts and tl.math have what most such code is for",
-    )
+    """PTX of single elements, on any target: it is read, and computed by the language's own operations."""
+    from weft.frontends.triton.inline_ptx.elementwise import assembled
+
+    text, places, count, given = unwrap(asm), unwrap(constraints), unwrap(pack), unwrap(dtype)
+    for name, value in (("asm", text), ("constraints", places)):
+        if not isinstance(value, str):
+            raise KernelTypeError(f"inline_asm_elementwise takes {name} as text, got {value!r}")
+    if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+        raise KernelValueError(f"inline_asm_elementwise takes pack as a number from 1 on, got {count!r}")
+    several = isinstance(given, (builtins.tuple, list, value_tuple))
+    named = cast("Sequence[Any]", given) if several else [given]
+    results = [unwrap(each).scalar for each in named]
+    found = assembled(text, places, [to_tensor(arg) for arg in args], results, count)
+    return tuple_of(found) if several else found[0]
 
 
 def extern_elementwise(
