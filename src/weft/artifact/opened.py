@@ -29,7 +29,7 @@ from weft.artifact.manifest import (
     parse_manifest,
 )
 from weft.artifact.processors import runs_here
-from weft.artifact.safetensors import read_tensors
+from weft.artifact.safetensors import read_head, read_tensors
 from weft.artifact.trust import Signatures, parse_signatures, who_vouches
 from weft.errors import ArtifactError, CorruptArtifactError
 
@@ -46,6 +46,8 @@ class Artifact:
     vouched: str
     """Whom the user trusts for it: `machine`, `key ...`, or nobody."""
     members: Mapping[str, Member]
+    heads: Mapping[str, bytes]
+    """What stands before the tensors of members: read once, and checked as it was read."""
     data: memoryview
     size: int
 
@@ -60,7 +62,8 @@ class Artifact:
     def tensors(self, name: str) -> dict[str, np.ndarray]:
         """The arrays of a member, where they lie in the file."""
         found = self.members[name]
-        return read_tensors(self.data[found.start : found.start + found.size], f"{self.path}: {name}")
+        data = self.data[found.start : found.start + found.size]
+        return read_tensors(data, f"{self.path}: {name}", self.heads[name])
 
     @cached_property
     def weights(self) -> dict[str, np.ndarray]:
@@ -91,9 +94,9 @@ def open_artifact(path: str | os.PathLike[str]) -> Artifact:
     ]
     manifest = parse_manifest(texts[0])
     signatures = parse_signatures(texts[1])
-    _check_members(where, data, members, manifest)
+    heads = _check_members(where, data, members, manifest)
     vouched = who_vouches(texts[0], signatures)
-    return Artifact(where, manifest, signatures, vouched, members, data, len(data))
+    return Artifact(where, manifest, signatures, vouched, members, heads, data, len(data))
 
 
 def _mapped(where: str) -> memoryview:
@@ -120,17 +123,23 @@ def _text(data: memoryview, members: Mapping[str, Member], name: str, most: int)
     return bytes(data[found.start : found.start + found.size])
 
 
-def _check_members(where: str, data: memoryview, members: Mapping[str, Member], manifest: Manifest) -> None:
+def _check_members(where: str, data: memoryview, members: Mapping[str, Member], manifest: Manifest) -> dict[str, bytes]:
+    """Compare the members with their digests; gives the heads of those that hold tensors, as they were compared."""
     stated = manifest.members
     if {*stated, MANIFEST, SIGNATURES} != set(members) or not {GRAPH, WEIGHTS, PREPARED} <= stated.keys():
         raise CorruptArtifactError(f"{where} has other members than its manifest says")
     for name, digest in stated.items():
         if digest.size != members[name].size:
             raise _damaged(where, name)
+    heads: dict[str, bytes] = {}
     for name, digest in stated.items():
         found = members[name]
-        if digest_of(data[found.start : found.start + found.size]) != digest.sha512:
+        content = data[found.start : found.start + found.size]
+        if name in (WEIGHTS, PREPARED):
+            heads[name] = read_head(content, f"{where}: {name}")
+        if digest_of(content, heads.get(name, b"")) != digest.sha512:
             raise _damaged(where, name)
+    return heads
 
 
 def _damaged(where: str, name: str) -> CorruptArtifactError:

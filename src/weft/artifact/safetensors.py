@@ -43,15 +43,22 @@ def to_pieces(tensors: Mapping[str, np.ndarray]) -> list[bytes | memoryview]:
     return [struct.pack("<Q", len(text)), text, *pieces]
 
 
-def read_tensors(data: memoryview, where: str) -> dict[str, np.ndarray]:
-    """The tensors of a file, as views of its memory."""
-    if len(data) < 8:
+def read_head(data: memoryview, where: str) -> bytes:
+    """A copy of all that stands before the tensors: what happens to the file later does not change it."""
+    start = bytes(data[:8])
+    if len(start) < 8:
         raise CorruptArtifactError(f"{where} is cut off")
-    (length,) = struct.unpack_from("<Q", data)
+    (length,) = struct.unpack("<Q", start)
     if length > min(MOST_HEADER, len(data) - 8):
         raise CorruptArtifactError(f"{where} has a header of {length} bytes, and {len(data)} in all")
-    header = parse_json(bytes(data[8 : 8 + length]), where)
-    body = data[8 + length :]
+    return start + bytes(data[8 : 8 + length])
+
+
+def read_tensors(data: memoryview, where: str, head: bytes | None = None) -> dict[str, np.ndarray]:
+    """The tensors of a file, as views of its memory; `head` is a copy of what stands before them."""
+    head = read_head(data, where) if head is None else head
+    header = parse_json(head[8:], where)
+    body = data[len(head) :]
     spans: list[tuple[int, int]] = []
     found: dict[str, np.ndarray] = {}
     for name, entry in header.items():

@@ -23,6 +23,7 @@ from weft.ir.expr import symbols_of
 from weft.ir.types import DType, dtype_of_numpy, tensor_of
 from weft.lower.steps import Plan
 from weft.ops.graph import FuncOp
+from weft.ops.size_checks import SizeChecks
 from weft.pipelines import Compiled
 from weft.runtime import stored_programs
 from weft.runtime.array_function import ArrayExecutor, ArrayFunction
@@ -132,7 +133,8 @@ def _compiled(
         else:
             plan, code, signature = found
             compiled = Compiled(plan, code, CompilationRecord(plan.name, source="cache"), None, signature.names)
-        return _loaded(target, compiled, config, signature, constants, threads)
+        checks = _TextChecks(text, function) if signature.asks_sizes else None
+        return _loaded(target, compiled, config, signature, constants, threads, checks)
 
 
 def load_program(
@@ -171,11 +173,27 @@ def _loaded(
     signature: Signature,
     constants: Mapping[str, Any] | None,
     threads: int | None,
+    checks: Callable[[Mapping[str, int]], None] | None = None,
 ) -> ArrayFunction[Any]:
     program = target.load(compiled, config, Host(threads=threads))
     # Programs of Weft's own runtime, `PlanProgram`, bring what runs them.
     executor: ArrayExecutor[Any] = getattr(program, "executor", None) or ProgramOnArrays(program)
-    return ArrayFunction(signature, executor, constants)
+    return ArrayFunction(signature, executor, constants, checks)
+
+
+@dataclass
+class _TextChecks:
+    """What a text asks of symbolic sizes; it is read when a call first has some."""
+
+    text: str
+    function: str | None
+    found: SizeChecks | None = None
+
+    def __call__(self, symbols: Mapping[str, int]) -> None:
+        if self.found is None:
+            with COMPILING:
+                self.found = SizeChecks(read_function(self.text, self.function)[0])
+        self.found(symbols)
 
 
 @dataclass(frozen=True)
@@ -243,6 +261,7 @@ def _signature(function: FuncOp, frozen: Iterable[str]) -> Signature:
         tuple((name, least, most) for name, (least, most) in ranges.items()),
         tuple(sorted({*already, *(names.index(name) for name in frozen)})),
         tuple(place for place, _ in replaced),
+        SizeChecks(function).may_fail,
     )
     _require_known(signature, (s for each in signature.arguments for size in each.shape for s in symbols_of(size)))
     return signature

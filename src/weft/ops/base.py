@@ -91,10 +91,13 @@ class GraphOp(WeftOp):
         except KeyError as error:
             given = ", ".join(self.params) or "none"
             raise VerifyException(f"{self.name} has no attribute {error}; it has {given}") from error
-        except (WeftError, TypeError) as error:
+        except (WeftError, TypeError, ZeroDivisionError) as error:
             # The rule may have named the op itself.
             raise VerifyException(f"{self.name}: {str(error).removeprefix(f'{self.name}: ')}") from error
-        expected = [tensor_type(t) for t in ((results,) if isinstance(results, Tensor) else results)]
+        results = (results,) if isinstance(results, Tensor) else results
+        if any(isinstance(size, int) and size < 0 for result in results for size in result.shape):
+            raise VerifyException(f"{self.name}: a size of {', '.join(map(str, results))} is negative")
+        expected = [tensor_type(t) for t in results]
         if expected != list(self.result_types):
             raise VerifyException(f"{self.name}: results are {self.result_types}, the type rule gives {expected}")
 

@@ -9,7 +9,7 @@ import numpy as np
 from xdsl.ir import SSAValue
 
 from weft.errors import ShapeError
-from weft.ir.expr import Size, is_nonnegative, maximum, minimum, mod, product
+from weft.ir.expr import Size, maximum, minimum, mod, product
 from weft.ir.types import Tensor, boolean, f32, i64
 from weft.ops.base import Movement, op, same_dtype
 from weft.ops.body import Body, Operand, Value
@@ -367,9 +367,11 @@ class AsStrided(Movement):
         shape, strides, offset = params["shape"], params["strides"], params["offset"]
         if len(shape) != len(strides):
             raise ShapeError(f"as_strided: {len(shape)} sizes and {len(strides)} strides")
-        last = offset + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
+        reach = [(size - 1) * stride for size, stride in zip(shape, strides, strict=True)]
+        first, last = (offset + sum(each(step, 0) for step in reach) for each in (minimum, maximum))
         room = product(x.shape) - 1 - last
-        if 0 not in shape and isinstance(room, int) and not (is_nonnegative(room) and is_nonnegative(offset)):
+        outside = any(isinstance(each, int) and each < 0 for each in (first, room, *shape))
+        if outside and 0 not in shape:
             raise ShapeError(f"as_strided: {shape} in strides of {strides} from {offset} leaves {x}")
         return Tensor(x.dtype, shape)
 

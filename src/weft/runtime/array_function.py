@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, Protocol
 
 import numpy as np
@@ -43,8 +43,14 @@ class ArrayFunction(Generic[ArrayT]):
     """
 
     def __init__(
-        self, signature: Signature, executor: ArrayExecutor[ArrayT], constants: Mapping[str, Any] | None = None
+        self,
+        signature: Signature,
+        executor: ArrayExecutor[ArrayT],
+        constants: Mapping[str, Any] | None = None,
+        checks: Callable[[Mapping[str, int]], None] | None = None,
     ) -> None:
+        self._checks = checks
+        """Raises where the program is not right for the sizes of a call."""
         self.signature = signature
         self.executor = executor
         places = {name: place for place, name in enumerate(signature.names)}
@@ -77,6 +83,8 @@ class ArrayFunction(Generic[ArrayT]):
             given[places[name]] = self._taken(places[name], array)
         taken = [given[place] for place in range(len(given))]
         symbols = signature.sizes({place: self.executor.arrays.shape(array) for place, array in enumerate(taken)})
+        if symbols and self._checks is not None:
+            self._checks(symbols)
         if signature.replaced:
             taken = kept_apart(self.executor.arrays, taken, signature.replaced)
         return self._run(taken, symbols)

@@ -16,7 +16,8 @@ class Signature:
     """The arguments of a function, in their order.
 
     `ranges` has the least and the greatest value that a symbolic size may have, `constants` the places of arguments
-    that are the same in every call, and `replaced` those of arguments that are written over.
+    that are the same in every call, and `replaced` those of arguments that are written over. `asks_sizes` says that
+    the graph may not be right for all sizes that fit the arguments.
     """
 
     name: str
@@ -25,6 +26,7 @@ class Signature:
     ranges: tuple[tuple[str, int, int | None], ...] = ()
     constants: tuple[int, ...] = ()
     replaced: tuple[int, ...] = ()
+    asks_sizes: bool = False
 
     def check_type(self, place: int, dtype: DType) -> None:
         """Raise if an argument has not the type that the function was compiled for."""

@@ -247,7 +247,9 @@ def reduce(
 
 @app.command()
 def fuzz(
-    kind: Annotated[list[str] | None, typer.Option(help="torch, graph, triton or nnsmith; torch if none.")] = None,
+    kind: Annotated[
+        list[str] | None, typer.Option(help="torch, graph, triton, nnsmith or onnx; torch if none.")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Of the first program; those that follow have the next ones.", min=0)] = 0,
     count: Annotated[int | None, typer.Option(help="How many programs of each kind.", min=1)] = None,
     minutes: Annotated[float | None, typer.Option(help="After which no program is begun.", min=0)] = None,

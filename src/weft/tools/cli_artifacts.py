@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from weft.tools.cli_options import Json
+from weft.tools import run_command_line as options
+from weft.tools.cli_options import Json, stated
 from weft.tools.terminal import Terminal
 
 Artifact = Annotated[Path, typer.Argument(help="A file that `weft compile` wrote.")]
@@ -43,21 +44,15 @@ def compile_command(
 
 def run_command(
     artifact: Artifact,
-    input: Annotated[
-        list[str] | None, typer.Option("--input", help="An array: `x.npy` in order, or `name=x.npy`; may be repeated.")
-    ] = None,
-    output: Annotated[Path | None, typer.Option(help="Write the results to this file: `out.npz`.")] = None,
-    trust: Annotated[bool, typer.Option("--trust", help="Run the file's machine code, whoever made it.")] = False,
-    device: Annotated[str, typer.Option(help="Where to run: cpu, or cuda.")] = "cpu",
-    threads: Annotated[int | None, typer.Option(help="How many threads; by default one a core.", min=1)] = None,
+    input: Annotated[list[str] | None, stated(options.INPUT)] = None,
+    output: Annotated[Path | None, stated(options.OUTPUT)] = None,
+    trust: Annotated[bool, stated(options.TRUST)] = False,
+    device: Annotated[str, stated(options.DEVICE)] = "cpu",
+    threads: Annotated[int | None, stated(options.THREADS)] = None,
     json: Json = False,
 ) -> None:
     """Run a compiled model on arrays from files. Neither torch nor onnx is needed."""
-    terminal = Terminal(json=json)
-    with terminal.reporting_errors():
-        from weft.tools.artifacts import RunOptions, run_model
-
-        run_model(terminal, artifact, RunOptions(tuple(input or ()), output, trust, device, threads))
+    options.run(options.RunRequest(artifact, tuple(input or ()), output, trust, device, threads, json))
 
 
 def inspect_command(

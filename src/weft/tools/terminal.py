@@ -10,14 +10,15 @@ import os
 import sys
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
-from typing import Any, NoReturn
-
-import typer
-from rich.console import Console, RenderableType
-from rich.text import Text
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from weft.errors import WeftError, missing
+
+# Neither typer nor rich is imported for a command that prints text alone: they take longer than `weft run` does.
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
 
 
 class UsageError(WeftError):
@@ -88,9 +89,19 @@ class Terminal:
 
     def __init__(self, *, json: bool = False) -> None:
         self.json = json
+
+    @cached_property
+    def out(self) -> Console:
+        from rich.console import Console
+
         # A report in a pipe or a file keeps its tables whole, whatever the terminal was.
-        self.out = Console() if sys.stdout.isatty() else Console(width=140, color_system=None)
-        self.err = Console(stderr=True)
+        return Console() if sys.stdout.isatty() else Console(width=140, color_system=None)
+
+    @cached_property
+    def err(self) -> Console:
+        from rich.console import Console
+
+        return Console(stderr=True)
 
     def show(self, *renderables: RenderableType) -> None:
         """Print for people."""
@@ -108,7 +119,7 @@ class Terminal:
         if self.json:
             sys.stdout.write(json_module.dumps(dict(figures), default=str) + "\n")
         sys.stdout.flush()
-        raise typer.Exit(code)
+        raise SystemExit(code)
 
     @contextmanager
     def working(self, what: str) -> Generator[None]:
@@ -126,6 +137,8 @@ class Terminal:
             with _missing_packages():
                 yield
         except WeftError as error:
+            from rich.text import Text
+
             kind = type(error).__name__
             self.err.print(Text.assemble(("error", "bold red"), f" ({kind}): {error}"), soft_wrap=True)
             figures = {"ok": False, "error": kind, "message": error.message}

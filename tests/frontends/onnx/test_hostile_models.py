@@ -366,3 +366,19 @@ def test_mutated_files_are_refused_by_typed_errors_or_read() -> None:
                 read_model(changed_.tobytes())
             except WeftError:
                 continue
+
+
+def test_sparse_initializers_have_a_limit_in_all() -> None:
+    proto = layer(2)
+    for number in range(40):  # 16 MB each, of a hundred bytes
+        values = numpy_helper.from_array(np.ones(1, np.float32), f"sparse{number}")
+        places = numpy_helper.from_array(np.array([0]), "places")
+        proto.graph.sparse_initializer.append(helper.make_sparse_tensor(values, places, [1 << 22]))
+    with pytest.raises(ModelError, match="sparse tensors written out"):
+        read_model(proto.SerializeToString())
+
+
+def test_a_size_of_0_is_a_size_and_a_negative_one_is_open() -> None:
+    relu = helper.make_node("Relu", ["x"], ["y"])
+    found = read_model(model([relu], [info("x", F32, [0, -1, 3])], [info("y", F32, [0, -1, 3])]).SerializeToString())
+    assert found.graph.inputs[0].type.shape == (0, None, 3)

@@ -121,7 +121,7 @@ class Importer:
         return made if made.opsets is not None else replace(made, opsets=node.opsets)
 
     def _bind(self, node: Node, made: Sequence[Value]) -> None:
-        if len(made) < len([name for name in node.outputs if name]):
+        if len(made) < max((place for place, name in enumerate(node.outputs, 1) if name), default=0):
             raise ModelError(f"{node} has {len(node.outputs)} outputs, expected at most {len(made)}")
         for name, value in zip(node.outputs, made, strict=False):
             if name:

@@ -47,13 +47,20 @@ class OnnxFunction:
     `inputs` and `outputs` have names, element types and shapes, where a size that is open is a name or None.
     """
 
-    def __init__(self, model: Model, config: Config, device: str = "cpu", threads: int | None = None) -> None:
+    def __init__(
+        self,
+        model: Model,
+        config: Config,
+        device: str = "cpu",
+        threads: int | None = None,
+        program: StagedProgram | None = None,
+    ) -> None:
         self.name = model.graph.name
         self.inputs = tuple(each for each in model.graph.inputs if each.name not in model.graph.initializers)
         self.outputs = model.graph.outputs
         # Inputs with an initializer have a default: a call may give them by name.
         self.defaults = tuple(each for each in model.graph.inputs if each.name in model.graph.initializers)
-        self._program = StagedProgram(model, config, device, threads)
+        self._program = program or StagedProgram(model, config, device, threads)
         numbers = all(each.type.kind == "tensor" and each.type.dtype != STRINGS for each in self.inputs)
         self._names = tuple(each.name for each in self.inputs) if numbers else None
         """The names of inputs, where each is one array."""

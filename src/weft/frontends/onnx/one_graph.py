@@ -27,7 +27,7 @@ _OWN = re.compile(r"[cx]\d+")
 """Names that stages give to constants and inputs."""
 
 
-class _Texts(StagedProgram):
+class GraphTexts(StagedProgram):
     """A model whose stages are written down and not compiled."""
 
     def __post_init__(self) -> None:
@@ -43,7 +43,7 @@ def read_one_graph(path: Path, sizes: Mapping[str, int]) -> tuple[str, dict[str,
     """The text and the weights of a model; `sizes` are those that it leaves open, by name."""
     model = read_model(path, None)
     inputs = [each for each in model.graph.inputs if each.name not in model.graph.initializers]
-    program = _Texts(model, Config(strict=True, freeze=True))
+    program = GraphTexts(model, Config(strict=True, freeze=True))
     slots = [_example(each, sizes) for each in inputs]
     values: dict[str, Value] = {each.name: Slot(place, np.dtype(np.void), ()) for place, each in enumerate(inputs)}
     state = program.start(values)

@@ -124,7 +124,7 @@ class _Reader:
         inputs = tuple(self._name(name) for name in proto.input)
         scope = _Scope(None, set(inputs))
         nodes = self._ordered(proto.node, scope, 0, f"function {proto.name!r}")
-        missing = [name for name in proto.output if name not in scope]
+        missing = [name for name in proto.output if not name or name not in scope]
         if missing and not partial:
             raise ModelError(f"function {proto.name!r} has no node that makes its output {missing[0]!r}")
         own = {**opsets, **self._opsets(proto.opset_import)}
@@ -132,7 +132,15 @@ class _Reader:
         return Function(proto.name, inputs, tuple(proto.output), nodes, own, defaults)
 
     def _opsets(self, protos: Iterable[Any]) -> dict[str, int]:
-        return {_domain(self._name(each.domain)): int(each.version) for each in protos}
+        found: dict[str, int] = {}
+        for each in protos:
+            if not 0 <= each.version < 1 << 31:
+                raise ModelError(
+                    f"the operator set of {self._name(each.domain) or 'ai.onnx'!r} has the version {each.version}, "
+                    f"expected a number from 0 to {(1 << 31) - 1}"
+                )
+            found[_domain(self._name(each.domain))] = int(each.version)
+        return found
 
     def _name(self, text: str) -> str:
         if len(text) > self._limits.names:
@@ -154,12 +162,14 @@ class _Reader:
             raise ModelError(f"graph {proto.name!r} has two initializers of one name")
         inputs = tuple(self._value(each) for each in proto.input)
         names = [each.name for each in inputs]
+        if "" in names:
+            raise ModelError(f"graph {proto.name!r} has an input without a name")
         if len(set(names)) != len(names):
             raise ModelError(f"graph {proto.name!r} has two inputs of one name")
         scope = _Scope(outer, {*names, *initializers})
         nodes = self._ordered(proto.node, scope, depth, f"graph {proto.name!r}")
         outputs = tuple(self._value(each) for each in proto.output)
-        if missing := [each.name for each in outputs if each.name not in scope]:
+        if missing := [each.name for each in outputs if not each.name or each.name not in scope]:
             raise ModelError(f"graph {proto.name!r} has no node that makes its output {missing[0]!r}")
         return Graph(proto.name, nodes, inputs, outputs, initializers)
 
@@ -262,7 +272,7 @@ class _Reader:
         for dim in proto.dim:
             which = dim.WhichOneof("value")
             if which == "dim_value":
-                # Exporters write -1 and 0 for sizes that they do not know.
+                # Exporters write -1 for a size that they do not know. 0 is a size: tensors without elements exist.
                 found.append(int(dim.dim_value) if dim.dim_value >= 0 else None)
                 if dim.dim_value > self._limits.size:
                     raise ModelError(f"a shape has the size {dim.dim_value}, expected at most {self._limits.size}")

@@ -194,7 +194,7 @@ class StagedProgram:
     def _last(self, importer: Importer) -> tuple[Step, Imported]:
         export = _Export(importer.target)
         results = tuple(export.source(importer.values[name]) for name in self._outputs)
-        made = self._compiled(importer.target, export.wanted)
+        made = self._compiled(importer.target, tuple(export.wanted))
         return Step(made.function, made.arguments, None, (), None, results), made
 
     def _cut(self, importer: Importer, host: RunsOnHost | None, needed: Traced | Slot | None) -> Step:
@@ -219,7 +219,7 @@ class StagedProgram:
         if needed is not None:
             source = export.source(needed)
             following.by_value |= {place for place, each in enumerate(carried) if each == source}
-        made = self._compiled(importer.target, export.wanted)
+        made = self._compiled(importer.target, tuple(export.wanted))
         return Step(made.function, made.arguments, call, tuple(carried), following)
 
     def _compiled(self, target: Target, wanted: Sequence[SSAValue]) -> Imported:
@@ -270,7 +270,8 @@ class _Export:
 
     def __init__(self, target: Target) -> None:
         self._target = target
-        self.wanted: list[SSAValue] = []
+        self.wanted: dict[SSAValue, int] = {}
+        """In order, each with its place."""
 
     def source(self, value: Value) -> Source:
         match value:
@@ -284,9 +285,7 @@ class _Export:
                 place = self._target.place_of(ssa)
                 if place is not None:
                     return "slot", place
-                if ssa not in self.wanted:
-                    self.wanted.append(ssa)
-                return "made", self.wanted.index(ssa)
+                return "made", self.wanted.setdefault(ssa, len(self.wanted))
 
 
 def _carried(value: Value, export: _Export, carried: list[Source], places: dict[Any, int]) -> Value:

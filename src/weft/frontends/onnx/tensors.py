@@ -28,6 +28,8 @@ class Limits:
     rank: int = 32
     size: int = 1 << 48
     file: int = (1 << 31) - 1
+    written_out: int = 1 << 28
+    """Bytes that sparse tensors have in all once they are written out: a file of a few names many."""
 
 
 def element_dtype(number: int, where: str) -> np.dtype:
@@ -43,6 +45,7 @@ class TensorReader:
     def __init__(self, files: ExternalFiles, limits: Limits) -> None:
         self._files = files
         self._limits = limits
+        self._written_out = 0
 
     def tensor(self, proto: Any, where: str) -> np.ndarray:
         """An array; the bytes that its shape needs are compared with those that are there before it is made."""
@@ -107,8 +110,18 @@ class TensorReader:
         """A sparse tensor written out; its places are checked."""
         values, places = self.tensor(proto.values, where), self.tensor(proto.indices, where)
         dims = [int(size) for size in proto.dims]
-        if any(size < 0 for size in dims) or prod(dims) > 1 << 28:
-            raise ModelError(f"sparse tensor {where!r} has the shape {dims}, which is too large")
+        if len(dims) > self._limits.rank or any(not 0 <= size <= self._limits.size for size in dims):
+            raise ModelError(
+                f"sparse tensor {where!r} has the shape {dims[:40]}, expected at most {self._limits.rank} sizes"
+            )
+        if values.dtype == STRINGS:
+            raise ModelError(f"sparse tensor {where!r} holds strings, expected numbers")
+        self._written_out += prod(dims) * max(values.dtype.itemsize, 1)
+        if self._written_out > self._limits.written_out:
+            raise ModelError(
+                f"sparse tensor {where!r} of {values.dtype}{dims} makes {self._written_out} bytes of sparse tensors "
+                f"written out, expected at most {self._limits.written_out} in a model"
+            )
         if values.ndim != 1:
             raise ModelError(f"sparse tensor {where!r} has values of {list(values.shape)}, expected one dimension")
         if places.dtype != np.int64 or places.shape not in ((len(values),), (len(values), len(dims))):

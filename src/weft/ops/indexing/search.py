@@ -15,7 +15,7 @@ from weft.ops.base import Movement, op, same_dtype
 from weft.ops.body import Body, Operand, Value
 from weft.ops.elementwise.pointwise import NUMBERS
 from weft.ops.graph import GraphBuilder
-from weft.ops.indexing.index import check_index
+from weft.ops.indexing.index import check_index, wrapped, wrapped_reference
 from weft.ops.numerics import NARROW
 from weft.ops.rules import Values, all_batched
 from weft.ops.samples import Input, Sample
@@ -64,7 +64,7 @@ class SearchSorted(Movement):
     @staticmethod
     def reference(line: np.ndarray, values: np.ndarray, *order: np.ndarray, right: bool) -> np.ndarray:
         wide, sought = (each.astype(np.float32) if each.dtype in NARROW else each for each in (line, values))
-        ordered = np.take_along_axis(wide, order[0].astype(np.int64), -1) if order else wide
+        ordered = np.take_along_axis(wide, wrapped_reference(order[0], line.shape[-1]), -1) if order else wide
         start, end = np.zeros(values.shape, np.int64), np.full(values.shape, line.shape[-1], np.int64)
         for _ in range(line.shape[-1].bit_length()):
             middle = (start + end) // 2
@@ -95,7 +95,7 @@ class SearchSorted(Movement):
             left = body.math("lt", start, end)
             place = body.index(body.math("min", middle, last), size)
             if order:
-                place = body.index(body.cast(body.at(order[0], [*lead, place], left), i64), size)
+                place = wrapped(body, body.at(order[0], [*lead, place], left), size)
             probe = body.at(line, [*lead, place], left)
             behind = body.math("gt" if right else "ge", probe, sought)
             before = body.math("and", left, body.math("not", behind))

@@ -82,6 +82,8 @@ class Convolution(Reduction):
         strides, padding, dilation = params["strides"], params["padding"], params["dilation"]
         groups: Size = params["groups"]
         rank = len(strides)
+        if isinstance(groups, int) and groups < 1:
+            raise ShapeError(f"convolution: {groups} groups, expected at least 1")
         inputs, outputs = (
             (w.shape[0], w.shape[1] * groups) if params["transposed"] else (w.shape[1] * groups, w.shape[0])
         )
@@ -93,6 +95,8 @@ class Convolution(Reduction):
         if not params["transposed"]:
             counts = window_counts("convolution", x.shape[2:], w.shape[2:], strides, padding, dilation)
             return Tensor(dtype, (x.shape[0], outputs, *counts))
+        if any(isinstance(each, int) and each < 1 for each in (*strides, *dilation)):
+            raise ShapeError(f"convolution: strides {strides} and dilation {dilation}, expected at least 1 each")
         spread = [
             (size - 1) * stride - low - high + step * (extent - 1) + 1 + extra
             for size, extent, stride, (low, high), step, extra in zip(

@@ -120,6 +120,8 @@ class Resize(Movement):
         lead = x.rank - len(shape)
         if lead < 0 or len(params["scales"]) != len(shape) or 0 in x.shape[lead:]:
             raise ShapeError(f"{cls.name}: {x} cannot be resized to {shape} with scales {params['scales']}")
+        if any(scale is not None and not 0 < scale < float("inf") for scale in params["scales"]):
+            raise ShapeError(f"{cls.name}: scales of {params['scales']}, expected numbers above 0")
         if params["coordinates"] not in COORDINATES or params.get("rounding", "floor") not in ROUNDINGS:
             raise ShapeError(f"{cls.name}: coordinates are one of {COORDINATES}, roundings one of {ROUNDINGS}")
         if cls.FLOATS_ONLY and not x.dtype.is_float:

@@ -28,6 +28,10 @@ def window_counts(
         raise ShapeError(f"{name}: {window}, {strides}, {padding} and {dilation} do not describe windows over {sizes}")
     counts: list[Size] = []
     for size, extent, stride, (low, high), step in zip(sizes, window, strides, padding, dilation, strict=True):
+        if any(isinstance(each, int) and each < 1 for each in (extent, stride, step)):
+            raise ShapeError(
+                f"{name}: a window of {extent} in steps of {step}, every {stride}, expected at least 1 each"
+            )
         room = size + low + high - step * (extent - 1) - 1
         if isinstance(room, int) and room < 0:
             raise ShapeError(f"{name}: a window of {extent} in steps of {step} is larger than {size}, padded")

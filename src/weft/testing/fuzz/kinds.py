@@ -24,7 +24,7 @@ class Kind:
     read: Callable[[dict[str, Any]], Case]
 
 
-NAMES = ("torch", "graph", "triton", "nnsmith")
+NAMES = ("torch", "graph", "triton", "nnsmith", "onnx")
 
 
 def backend_of(kind: str, name: str) -> Any:
@@ -62,4 +62,8 @@ def kind_named(name: str) -> Kind:
         from weft.testing.fuzz.nnsmith_models import NnsmithCase, draw_model, judge_model, shrink_model
 
         return Kind(draw_model, judge_model, shrink_model, NnsmithCase.from_json)
+    if name == "onnx":
+        from weft.testing.fuzz.onnx_files import OnnxFileCase, draw_file, judge_file, shrink_file
+
+        return Kind(draw_file, judge_file, shrink_file, OnnxFileCase.from_json)
     raise ValueError(f"no kind of program is called {name}")

@@ -49,7 +49,12 @@ class FuzzSettings:
     """What is judged in Weft's place: see `kinds.backend_of`."""
 
     def child(self) -> Child:
-        settings = {"kind": self.kind, "device": self.device, "backend": self.backend, "torch": self.kind != "graph"}
+        settings = {
+            "kind": self.kind,
+            "device": self.device,
+            "backend": self.backend,
+            "torch": self.kind not in ("graph", "onnx"),
+        }
         return Child(CHILD, settings, {"OMP_NUM_THREADS": "2", "WEFT_CACHE": "0"})
 
 

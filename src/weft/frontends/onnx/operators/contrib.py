@@ -10,9 +10,10 @@ from weft.errors import ShapeError
 from weft.frontends.onnx.call import Call, static
 from weft.frontends.onnx.operators.matmul import product
 from weft.frontends.onnx.operators.table import onnx_op
-from weft.ir.types import u8
+from weft.ir.types import i32, u8
 from weft.ops import composites
 from weft.ops.composites import narrowed, widened
+from weft.ops.rules import iota
 
 _DOMAIN = "com.microsoft"
 
@@ -37,19 +38,18 @@ def quick_gelu(c: Call) -> Any:
 
 @onnx_op("FusedMatMul", domain=_DOMAIN)
 def fused_matmul(c: Call) -> Any:
-    if c.flag("transBatchA") or c.flag("transBatchB"):
-        raise c.unsupported("dimensions of batches are not exchanged")
-    x, y = (_exchanged(c, c.x(n)) if c.flag(name) else c.x(n) for n, name in enumerate(("transA", "transB")))
+    x, y = (_exchanged(c, c.x(n), c.flag(f"transBatch{name}"), c.flag(f"trans{name}")) for n, name in enumerate("AB"))
     made, alpha = product(c, x, y), c.float("alpha", 1.0)
     return made if alpha == 1 else c.b.mul(made, c.b.full_like(made, alpha))
 
 
-def _exchanged(c: Call, x: SSAValue) -> SSAValue:
-    """The transpose of the last two dimensions."""
+def _exchanged(c: Call, x: SSAValue, batch: bool, last: bool) -> SSAValue:
+    """The first dimension behind those of the batch, if `batch`; and then the last two exchanged, if `last`."""
     rank = c.b.tensor(x).rank
-    if rank < 2:
-        return x
-    return c.b.permute(x, dims=(*range(rank - 2), rank - 1, rank - 2))
+    order = [*range(1, rank - 1), 0, rank - 1] if batch and rank > 2 else list(range(rank))
+    if last and rank > 1:
+        order[-2:] = order[:-3:-1]
+    return x if order == list(range(rank)) else c.b.permute(x, dims=tuple(order))
 
 
 def _root_mean_square(c: Call, x: SSAValue, scale: SSAValue, dims: tuple[int, ...], eps: float) -> tuple[Any, Any]:
@@ -81,6 +81,21 @@ def skip_layer_normalization(c: Call) -> Any:
         return made, None, inverse, total
     made, mean, inverse = composites.layer_norm(b, total, c.x(2), c.optional(3), dims, eps)
     return made, mean, inverse, total
+
+
+@onnx_op("EmbedLayerNormalization", domain=_DOMAIN)
+def embed_layer_normalization(c: Call) -> Any:
+    """The sum of embeddings of words, positions and segments, normalized; and how many words of each row count."""
+    b, (batch, length) = c.b, c.shape(0)
+    positions = c.x(8) if c.has(8) else b.reshape(iota(b, length), shape=(1, length))
+    total = b.add(b.take(c.x(2), c.x(0), dim=0), b.take(c.x(3), positions, dim=0))
+    if c.has(1) and c.has(4):
+        total = b.add(total, b.take(c.x(4), c.x(1), dim=0))
+    made, _, _ = composites.layer_norm(b, total, c.x(5), c.optional(6), (2,), c.float("epsilon", 1e-12))
+    counts = b.full(value=0, shape=(batch,), dtype=i32)
+    if c.has(7):
+        counts = b.sum(b.cast(c.x(7), dtype=i32), dims=(1,), keep=False)
+    return made, counts, total
 
 
 @onnx_op("MatMulNBits", domain=_DOMAIN)
