@@ -1,4 +1,4 @@
-"""Hundreds of hostile files, made of each kind of model: refused by typed errors that say what was found, and quickly."""
+"""Hundreds of hostile files, made of each kind of model: refused quickly, by typed errors."""
 
 from __future__ import annotations
 

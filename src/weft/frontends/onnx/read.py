@@ -142,7 +142,9 @@ class _Reader:
             found[_domain(self._name(each.domain))] = int(each.version)
         return found
 
-    def _name(self, text: str) -> str:
+    def _name(self, text: str | bytes) -> str:
+        if isinstance(text, bytes):  # as which protobuf gives what it cannot decode
+            raise ModelError(f"a name is {text[:40]!r}, expected UTF-8")
         if len(text) > self._limits.names:
             raise ModelError(
                 f"a name has {len(text)} characters, expected at most {self._limits.names}: {text[:40]!r}…"

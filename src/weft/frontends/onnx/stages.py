@@ -23,7 +23,7 @@ from xdsl.dialects.builtin import ArrayAttr, StringAttr
 from xdsl.ir import SSAValue
 
 from weft.config import Config
-from weft.errors import UnsupportedError
+from weft.errors import ModelError, UnsupportedError
 from weft.frontends.onnx.call import HostFunction
 from weft.frontends.onnx.import_nodes import Importer, NeedsElements, RunsOnHost, StageFull, Target, call_host
 from weft.frontends.onnx.model import Model, Node, free_names
@@ -193,6 +193,8 @@ class StagedProgram:
 
     def _last(self, importer: Importer) -> tuple[Step, Imported]:
         export = _Export(importer.target)
+        if missing := [name for name in self._outputs if name not in importer.values]:
+            raise ModelError(f"no node has made the output {missing[0]!r}, which the model gives")
         results = tuple(export.source(importer.values[name]) for name in self._outputs)
         made = self._compiled(importer.target, tuple(export.wanted))
         return Step(made.function, made.arguments, None, (), None, results), made

@@ -112,7 +112,8 @@ def _odd_message(data: bytes, chance: random.Random) -> bytes:
         for _ in range(chance.choice((1, 1, 2, 3))):
             places = list(_fields(proto))
             if places:
-                _change(*chance.choice(places), chance)
+                message, field = chance.choice(places)
+                _change(message, field, chance)
         return proto.SerializeToString()
     except (ValueError, DecodeError, EncodeError, TypeError):  # a message that cannot be read, or not be written
         return _damaged(data, chance)
