@@ -25,6 +25,7 @@ from weft.passes.convolution.fold_batch_norm import FoldBatchNorm
 from weft.passes.convolution.lay_out_convolutions import LayOutConvolutions
 from weft.passes.differentiate import Vjp
 from weft.passes.dot.align_operands import AlignOperands
+from weft.passes.dot.hoist_reshapes import HoistReshapes
 from weft.passes.dot.read_gathered_weights import ReadGatheredWeights
 from weft.passes.dot.scale_after_dots import ScaleAfterDots
 from weft.passes.dot.sink_reshapes import SinkReshapes
@@ -74,6 +75,7 @@ PASSES: dict[str, type[ModulePass]] = {
         SplitDots,
         LayOutConvolutions,
         SinkReshapes,
+        HoistReshapes,
         QuantizeWeights,
         RecognizeDequantization,
         QuantizeWeightOnly,
