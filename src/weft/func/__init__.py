@@ -1,4 +1,4 @@
-"""Transformations of torch functions that compose, compiled: derivatives, batches, recomputation, types, own rules.
+"""Transformations of torch functions that compose, compiled: derivatives, batches, Jacobians and Hessians.
 
 Like `torch.func`, on the same functions and trees of tensors, but each call runs one compiled graph:
 

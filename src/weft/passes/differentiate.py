@@ -180,8 +180,8 @@ def no_rule(op: Operation, what: str, hint: str) -> UnsupportedError:
         name, hint = op.target.data, "torch carries it out, and Weft does not look into it: give it a rule of your own"
     else:
         name = op.name
-    reasons = op.NO_RULE if isinstance(op, GraphOp) else {}
-    why = reasons.get("batch" if what == "batching" else "vjp")
+    rule = "batch" if what == "batching" else "vjp"
+    why = op.NO_RULE.get(rule) if isinstance(op, GraphOp) else None
     return UnsupportedError(
         f"{name} has no {what} rule{f': {why}' if why else ''}", location=line_of(op.location), hint=hint
     )

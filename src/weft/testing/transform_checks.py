@@ -106,8 +106,7 @@ def _slope(function: FuncOp, arrays: Arrays, direction: dict[int, np.ndarray]) -
 
 
 def _normal(rng: np.random.Generator, shape: Any) -> np.ndarray:
-    drawn: np.ndarray = rng.standard_normal(shape)
-    return drawn
+    return np.asarray(cast(Any, rng).standard_normal(shape))
 
 
 def _close(actual: float, expected: float, scale: float, what: str) -> None:

@@ -1,1 +1,1 @@
-"""Transformations of graph functions, which compose: forward and reverse derivatives, batching, checkpoints, types."""
+"""Transformations of graph functions, which compose: forward derivatives and batches, of control flow too."""

@@ -18,7 +18,7 @@ from weft.frontends.torch.capture.stop_gradients import stopped
 _ops: Any = torch.ops.aten
 
 
-def _shifted(x: torch.Tensor, dims: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+def _shifted(x: torch.Tensor, dims: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
     """The elements less the greatest ones, which are 0 where they are infinite, and these."""
     greatest = stopped(torch.amax(x, dims, keepdim=True))
     shift = torch.where(torch.isinf(greatest), 0, greatest)
