@@ -115,6 +115,29 @@ def distribute_command(
         distribute_file(terminal, file, machine, overrides_of(set_ or []), constants, seed, chips, tensor)
 
 
+@spatial.command("explore")
+def explore_command(
+    file: Annotated[str, typer.Argument(help="A graph of 8-bit integers.")],
+    vary: Annotated[list[str], typer.Option(help="A field and its values: `memory.bank_words=2048,4096`.")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="Where to draw them: a page of its own.")] = Path(
+        "explore.html"
+    ),
+    machine: Machine = "tsp1",
+    constants: Annotated[
+        Path | None, typer.Option(help="An .npz of arguments that are constant; random without one.")
+    ] = None,
+    workers: Annotated[int, typer.Option(help="Processes that schedule side by side.", min=1)] = 2,
+    seed: Seed = 0,
+    json: Json = False,
+) -> None:
+    """Schedule a graph on variants of a machine, and draw the front of time, area and energy."""
+    from weft.tools.spatial import explore_file
+
+    terminal = Terminal(json=json)
+    with terminal.reporting_errors():
+        explore_file(terminal, file, machine, vary, constants, seed, workers, output)
+
+
 @spatial.command("systolic")
 def systolic_command(
     m: Annotated[int, typer.Argument(help="Rows of the first matrix.", min=1)],

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from weft.backends.reference.graph import run as run_graph
 from weft.backends.target import argument_names
 from weft.ir.types import tensor_of
 from weft.ops.graph import FuncOp
+from weft.spatial.explore import explore, page_of, pareto_front
 from weft.spatial.machine import StreamingMachine, SystolicMachine, load_machine, streaming_machine
 from weft.spatial.program import Program
 from weft.spatial.schedule_dialect import load_program, save_program
@@ -197,6 +200,49 @@ def _inputs(program: Program, path: Path | None, seed: int) -> list[np.ndarray]:
         if missing := [port.name for port in program.inputs if port.name not in arrays]:
             raise UsageError(f"{path} has no array {missing[0]}")
         return [arrays[port.name] for port in program.inputs]
+
+
+def explore_file(
+    terminal: Terminal,
+    file: str,
+    machine_name: str,
+    vary: list[str],
+    constants: Path | None,
+    seed: int,
+    workers: int,
+    output: Path,
+) -> None:
+    """Schedule a graph on every combination of values, and draw what each takes."""
+    check_file(output, "--output")
+    values = {path: _values(word, given) for word in vary for path, _, given in [word.partition("=")]}
+    if not values:
+        raise UsageError("nothing varies", hint="--vary memory.bank_words=2048,4096")
+    known = _constants(_function(file), constants, seed)
+    with terminal.working(f"scheduling {prod(len(each) for each in values.values())} variants"):
+        found = explore(read_source(file)[0], known, machine_name, values, workers)
+    front = pareto_front(found)
+    table = Table(
+        *values, "cycles", "µs", "M transistors", "µJ", "busy", title=f"{len(front)} of {len(found)}: the front"
+    )
+    for number in front:
+        each = found[number]
+        figures = (f"{each.cycles:,}", f"{each.microseconds:.3f}", f"{each.area:,.0f}", f"{each.joules * 1e6:.1f}")
+        table.add_row(*(str(value) for value in each.overrides.values()), *figures, each.binding)
+    problems = {each.problem for each in found if each.problem}
+    output.write_text(page_of(f"{Path(file).name} on {machine_name}", found), encoding="utf-8")
+    terminal.show(table, *(f"not possible: {problem}" for problem in sorted(problems)), f"drawn in {output}")
+    figures_of = [{**asdict(each), "front": number in front} for number, each in enumerate(found)]
+    terminal.finish({"ok": bool(front), "variants": figures_of}, code=int(not front))
+
+
+def _values(word: str, given: str) -> list[Any]:
+    try:
+        values: list[Any] = json.loads(f"[{given}]")
+    except json.JSONDecodeError:
+        values = []
+    if not values:
+        raise UsageError(f"{word} gives no values", hint="--vary memory.bank_words=2048,4096")
+    return values
 
 
 def trace_file(terminal: Terminal, path: Path, output: Path) -> None:
