@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 import torch
 from functorch.compile import make_boxed_func  # pyright: ignore[reportMissingTypeStubs, reportPrivateImportUsage]
 from torch import fx
-from torch._dynamo import disable
+from torch._dynamo import disable  # pyright: ignore[reportUnknownVariableType]
 from torch._dynamo.backends.common import aot_autograd
 
 from weft.backends.nvidia.code import DeviceCode

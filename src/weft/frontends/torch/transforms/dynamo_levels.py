@@ -1,7 +1,7 @@
 """Lets Dynamo trace functions while `torch.func` transforms them: it leaves those to eager, unless Weft compiles them.
 
-Dynamo guards on the levels that are entered. It traces outside of them, on plain tensors of the shapes that the function
-sees: what is transformed is the graph that it captures, by `transformed_call`.
+Dynamo guards on the levels that are entered. It traces outside of them, on plain tensors of the shapes that the
+function sees: what is transformed is the graph that it captures, by `transformed_call`.
 """
 
 # Dynamo has no public interface to it.
