@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 import torch
 from functorch.compile import make_boxed_func  # pyright: ignore[reportMissingTypeStubs, reportPrivateImportUsage]
 from torch import fx
+from torch._dynamo import disable  # pyright: ignore[reportUnknownVariableType]
 from torch._dynamo.backends.common import aot_autograd
 
 from weft.backends.nvidia.code import DeviceCode
@@ -107,7 +108,7 @@ def weft_backend(
     config = settings(options, mode)
     captured = Captured(with_recurrent_layers(with_traced_gradients(module)), config, compile_program)
     if traced_under_transforms():
-        return torch._dynamo.disable(captured)
+        return disable(captured)
     traced = captured.differentiable(example_inputs)
     compiled, _ = _by_aot_autograd(traced, example_inputs, config, lambda *given: captured.program(given)[1])
     written = mutated_arguments(len(example_inputs))

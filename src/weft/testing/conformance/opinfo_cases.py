@@ -35,8 +35,8 @@ from weft.testing.conformance.identity import (
     record_identity_targets,
     resolve,
 )
-from weft.testing.conformance.transform_cases import is_supported, run_oracle, run_transformed
 from weft.testing.conformance.ties import SORTING, eager_in_the_order_of
+from weft.testing.conformance.transform_cases import is_supported, run_oracle, run_transformed
 
 Status = Literal["passed", "wrong", "error", "refused", "skipped"]
 Backend = str | Callable[..., Any]

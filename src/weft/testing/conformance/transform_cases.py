@@ -78,7 +78,7 @@ def _gradgrad(call: Call, arguments: Any, process: Process) -> Any:
     if not results or not wanted:
         return ()
     seeds = [seed.requires_grad_() for seed in _random_like(results)]
-    first = torch.autograd.grad(results, wanted, seeds, create_graph=True, allow_unused=True)
+    first: Any = torch.autograd.grad(results, wanted, seeds, create_graph=True, allow_unused=True)
     again = [each for each in first if each is not None and each.requires_grad]
     second: Any = ()
     if again:
@@ -115,7 +115,7 @@ def _forward_over_reverse(call: Call, arguments: Any, process: Process) -> Any:
         results = [each for each in _results(call, given, process) if each.requires_grad]
         if not results or not wanted:
             return ()
-        found = torch.autograd.grad(results, wanted, _random_like(results, 21), allow_unused=True)
+        found: Any = torch.autograd.grad(results, wanted, _random_like(results, 21), allow_unused=True)
         pairs = [forward_ad.unpack_dual(each) for each in found if each is not None]
         return [_tangent(primal, tangent) for primal, tangent in pairs]
 
@@ -125,7 +125,7 @@ def _tangents_by_gradients(call: Call, arguments: Any, process: Process) -> Any:
     results = _results(call, arguments, process)
     kept = [each for each in results if each.requires_grad]
     seeds = [torch.zeros_like(each, requires_grad=True) for each in kept]
-    grads = torch.autograd.grad(kept, wanted, seeds, create_graph=True, allow_unused=True)
+    grads: Any = torch.autograd.grad(kept, wanted, seeds, create_graph=True, allow_unused=True)
     pairs = [(g, t) for g, t in zip(grads, _random_like(wanted), strict=True) if g is not None and g.requires_grad]
     found = torch.autograd.grad([g for g, _ in pairs], seeds, [t for _, t in pairs], allow_unused=True)
     tangents = dict(zip(map(id, kept), found, strict=True))
@@ -133,13 +133,16 @@ def _tangents_by_gradients(call: Call, arguments: Any, process: Process) -> Any:
 
 
 def _batched(arguments: Any) -> tuple[Any, Any]:
-    """The arguments, the floats among them with samples of different scale along a new dimension; and which those are."""
+    """The arguments, with samples of different scale along a new dimension of floats; and which those are."""
 
     def stack(leaf: Tensor) -> Tensor:
         scales = [1.0 - 0.125 * n for n in range(_BATCH)]
         return torch.stack([leaf.detach() * scale for scale in scales]) if _is_batched(leaf) else leaf.detach()
 
-    dims = pytree.tree_map(lambda leaf: 0 if isinstance(leaf, Tensor) and _is_batched(leaf) else None, arguments)
+    def dim(leaf: Any) -> int | None:
+        return 0 if isinstance(leaf, Tensor) and _is_batched(leaf) else None
+
+    dims = pytree.tree_map(dim, arguments)
     return pytree.tree_map_only(Tensor, stack, arguments), dims
 
 

@@ -12,7 +12,7 @@ from torch._higher_order_ops import map as map_rows
 from torch._higher_order_ops import scan
 from torch.func import grad, jvp, vmap
 
-X, W = torch.linspace(-1, 1, 20).reshape(5, 4), torch.linspace(-0.4, 0.5, 16).reshape(4, 4)
+X, W = torch.linspace(-1, 1.3, 20).reshape(5, 4), torch.linspace(-0.4, 0.5, 16).reshape(4, 4)
 
 
 def turns(x: Tensor, w: Tensor) -> Tensor:

@@ -122,9 +122,7 @@ def test_batch_norm_counts_a_batch_once_and_dropout_draws_once() -> None:
 
     eager, net = Net(), Net()
     x = torch.randn(16, 3)
-    torch.testing.assert_close(
-        penalized(compiled(net), x)[0], penalized(eager, x)[0], rtol=1e-3, atol=1e-2
-    )
+    torch.testing.assert_close(penalized(compiled(net), x)[0], penalized(eager, x)[0], rtol=1e-3, atol=1e-2)
     torch.testing.assert_close(dict(net.named_buffers()), dict(eager.named_buffers()))
 
 

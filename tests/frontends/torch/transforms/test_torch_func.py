@@ -97,9 +97,7 @@ def test_tangents_for_which_torch_has_no_rule() -> None:
     q, k, v = torch.randn(3, 1, 2, 5, 4, dtype=torch.float64)
     found = jvp(compiled(F.scaled_dot_product_attention), (q, k, v), (k, v, q))[1]
     step = 1e-6
-    above, below = (
-        F.scaled_dot_product_attention(q + s * k, k + s * v, v + s * q) for s in (step, -step)
-    )
+    above, below = (F.scaled_dot_product_attention(q + s * k, k + s * v, v + s * q) for s in (step, -step))
     torch.testing.assert_close(found, (above - below) / (2 * step), rtol=1e-6, atol=1e-7)
 
 

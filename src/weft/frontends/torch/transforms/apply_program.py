@@ -1,8 +1,8 @@
 """Programs under torch's transformations: an `autograd.Function` whose derivatives and batches are programs again.
 
-    torch.func.grad(f)  ─►  Function.backward  ─►  the program's vjp
-    torch.func.vmap(f)  ─►  Function.vmap      ─►  the program's vmap        torch peels one level after the other off
-    torch.func.jvp(f)   ─►  Function.jvp       ─►  the program's jvp
+torch.func.grad(f)  ─►  Function.backward  ─►  the program's vjp
+torch.func.vmap(f)  ─►  Function.vmap      ─►  the program's vmap        torch peels one level after the other off
+torch.func.jvp(f)   ─►  Function.jvp       ─►  the program's jvp
 """
 
 # torch leaves some of its functions without types.

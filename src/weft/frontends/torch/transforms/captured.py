@@ -1,7 +1,7 @@
 """The program of a graph that Dynamo captured: its function made pure, and what it does beside giving results.
 
 What the graph writes to an argument is one more result, which the caller writes back. Blocks without gradients, custom
-functions and autocasting mean what they mean in eager: it is the captured graph that is transformed, before AOTAutograd.
+functions and autocasting mean what they mean in eager: it is the captured graph that is transformed.
 """
 
 # torch leaves some of its functions without types.
@@ -101,7 +101,7 @@ def program_of(
     module: fx.GraphModule,
     effects: Effects,
     casting: Sequence[Autocasting],
-    compile: Callable[[Program, Sequence[Any]], CompiledProgram],  # noqa: A002  what the program does with itself
+    compile: Callable[[Program, Sequence[Any]], CompiledProgram],
 ) -> Program:
     """The program of a graph: its results that are tensors, and the values that it writes."""
 

@@ -57,7 +57,9 @@ def associative_scan(body: Body, xs: Sequence[Any], captured: Sequence[Any]) -> 
     return tuple(torch.cat([x[:1], rest]) for x, rest in zip(xs, results[len(xs) :], strict=True))
 
 
-def while_loop(going: Body, body: Body, carried: Sequence[Any], captured: Sequence[Any]) -> tuple[Any, ...]:
+def while_loop(
+    going: Callable[..., Any], body: Body, carried: Sequence[Any], captured: Sequence[Any]
+) -> tuple[Any, ...]:
     """What is carried when the condition holds no longer."""
     return _While.apply(going, body, len(carried), *carried, *captured)
 
@@ -209,7 +211,7 @@ class _Cond(torch.autograd.Function):
         else:
             branches = [torch.func.vmap(lambda *x, body=body: tuple(body(*x)), **options) for body in (then, otherwise)]
             if in_dims[0] is None:
-                results = cond(predicate, *branches, operands)
+                results = cond(predicate, branches[0], branches[1], operands)
                 return results, (0,) * len(results)
             one, other = (branch(*operands) for branch in branches)
         chosen = predicate.movedim(in_dims[0], 0).reshape(-1)
@@ -221,7 +223,7 @@ class _Cond(torch.autograd.Function):
 
 class _While(torch.autograd.Function):
     @staticmethod
-    def forward(going: Body, body: Body, carried: int, *values: Any) -> tuple[Any, ...]:
+    def forward(going: Callable[..., Any], body: Body, carried: int, *values: Any) -> tuple[Any, ...]:
         operands = tuple(values[:carried]), tuple(values[carried:])
         return tuple(_operators.while_loop(lambda *x: going(*x), _own(body), *operands))
 
@@ -263,7 +265,7 @@ class _While(torch.autograd.Function):
 
     @staticmethod
     def vmap(
-        info: Any, in_dims: tuple[Any, ...], going: Body, body: Body, carried: int, *values: Any
+        info: Any, in_dims: tuple[Any, ...], going: Callable[..., Any], body: Body, carried: int, *values: Any
     ) -> tuple[Any, Any]:
         """Turns as long as one sample goes on; the others keep what they have."""
         dims = in_dims[3:]
@@ -344,10 +346,12 @@ def _at(body: Body, values: Sequence[Any], places: Sequence[int], given: Sequenc
 
 
 def _pulled(body: Body, values: Sequence[Any], places: Sequence[int], given: Sequence[int]) -> Callable[..., Any]:
-    return torch.func.vjp(_at(body, values, places, given), *(values[n] for n in places))[1]
+    pulled: Any = torch.func.vjp(_at(body, values, places, given), *(values[n] for n in places))
+    return pulled[1]
 
 
 def _pushed(
     body: Body, values: Sequence[Any], places: Sequence[int], tangents: tuple[Any, ...]
 ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    return torch.func.jvp(_at(body, values, places), tuple(values[n] for n in places), tangents)
+    found: Any = torch.func.jvp(_at(body, values, places), tuple(values[n] for n in places), tangents)
+    return found

@@ -7,11 +7,11 @@ it is computed by a program: the vjp of the graph that Dynamo captured, which is
 
 # AOTAutograd has no public interface to it; torch leaves some of its functions without types.
 # pyright: reportPrivateUsage=false, reportUnknownMemberType=false, reportUnknownVariableType=false
-# pyright: reportUnknownArgumentType=false
+# pyright: reportUnknownArgumentType=false, reportAttributeAccessIssue=false
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ _OWN = (OutputType.non_alias, OutputType.unsafe_view_alias, OutputType.custom_fu
 
 
 @contextmanager
-def functions_made() -> Iterator[list[Any]]:
+def functions_made() -> Generator[list[Any]]:
     """The `autograd.Function`s that AOTAutograd makes meanwhile."""
     _watch_factory()
     found: list[Any] = []

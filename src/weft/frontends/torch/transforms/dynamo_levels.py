@@ -1,12 +1,12 @@
 """Lets Dynamo trace functions while `torch.func` transforms them: it leaves those to eager, unless Weft compiles them.
 
-Dynamo guards on the levels that are entered. It traces outside of them, on plain tensors of the shapes that the function
-sees: what is transformed is the graph that it captures, by `transformed_call`.
+Dynamo guards on the levels that are entered. It traces outside of them, on plain tensors of the shapes that the
+function sees: what is transformed is the graph that it captures, by `transformed_call`.
 """
 
 # Dynamo has no public interface to it.
 # pyright: reportPrivateUsage=false, reportUnknownMemberType=false, reportUnknownVariableType=false
-# pyright: reportUnknownArgumentType=false
+# pyright: reportUnknownArgumentType=false, reportAttributeAccessIssue=false
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def trace_under_transforms(backend: Callable[..., Any]) -> None:
     refuse = getattr(translator, "_throw_if_in_functorch", None)
     if refuse is None:
         return  # then such functions run in eager
-    run, describer = translator.run, meta_utils.MetaTensorDescriber
-    describe: Any = describer.describe_tensor
+    describer: Any = meta_utils.MetaTensorDescriber
+    run, describe = translator.run, describer.describe_tensor
 
     def is_own(traced: Any) -> bool:
         asked = inspect.getattr_static(traced.output.compiler_fn, "compiler_fn", traced.output.compiler_fn)

@@ -141,11 +141,7 @@ def _custom(forward: fx.GraphModule, backward: fx.GraphModule, constant: Sequenc
         def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
             own = iter(output[len(given) :])
             kept = [
-                inputs[places[node]]
-                if node in places
-                else output[given.index(node)]
-                if node in given
-                else next(own)
+                inputs[places[node]] if node in places else output[given.index(node)] if node in given else next(own)
                 for node in saved
             ]
             ctx.others = [None if isinstance(value, Tensor) else (value,) for value in kept]

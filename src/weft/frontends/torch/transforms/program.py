@@ -12,7 +12,7 @@ that function, and it is AOTAutograd that traces the whole: what torch can diffe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Generator, Hashable, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -75,8 +75,8 @@ class Program:
         def function(*values: Any) -> tuple[Any, ...]:
             arguments, seeds = values[: len(values) - len(seeded)], values[len(values) - len(seeded) :]
             primals = tuple(arguments[place] for place in wanted)
-            _, pull = torch.func.vjp(self._of(arguments, wanted, seeded), *primals)
-            return pull(seeds)
+            pulled: Any = torch.func.vjp(self._of(arguments, wanted, seeded), *primals)
+            return pulled[1](seeds)
 
         return self._derive(("vjp", wanted, seeded), function, 1)
 
@@ -126,9 +126,10 @@ class Program:
 
 def _jvp_by_vjp(function: Function, primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Any, ...]:
     """Tangents by reverse mode: what pulls back is linear in its seeds, and what pulls that back takes tangents."""
-    results, pull = torch.func.vjp(function, *primals)
-    _, push = torch.func.vjp(lambda *seeds: pull(seeds), *(torch.zeros_like(each) for each in results))
-    return push(tangents)
+    found: Any = torch.func.vjp(function, *primals)
+    results, pull = found
+    pushed: Any = torch.func.vjp(lambda *seeds: pull(seeds), *(torch.zeros_like(each) for each in results))
+    return pushed[1](tangents)
 
 
 def _key(arguments: Sequence[Any]) -> Hashable:
@@ -150,7 +151,7 @@ def _require_gradients(arguments: Sequence[Any]) -> bool:
 
 
 @contextmanager
-def _tracing(order: int) -> Iterator[None]:
+def _tracing(order: int) -> Generator[None]:
     """Tracing of what is differentiated `order` times, as from the top."""
     entered = int(forward_ad._current_level >= 0 and eager_transforms.JVP_NESTING == 0)
     # torch.func.jvp would enter a level of its own, but levels of forward mode do not nest.

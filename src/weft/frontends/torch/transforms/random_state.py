@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -34,7 +34,7 @@ class RandomState:
         return cls(torch.Generator().manual_seed(seed).get_state(), states)
 
     @contextmanager
-    def replayed(self) -> Iterator[None]:
+    def replayed(self) -> Generator[None]:
         """Draw from these states; the generators go on afterwards from where they are now."""
         now = torch.get_rng_state()
         on_devices = {device: torch.cuda.get_rng_state(device) for device in self.devices}

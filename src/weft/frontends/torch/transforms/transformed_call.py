@@ -64,7 +64,7 @@ class Captured:
         return found
 
     def differentiable(self, arguments: Sequence[Any]) -> torch.nn.Module:
-        """The graph for AOTAutograd: as it is, or with loops that it can differentiate, where it has to and could not."""
+        """The graph for AOTAutograd: as it is, or with loops that it can differentiate where it has to."""
         trained = torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in arguments)
         return Body(lambda *given: evaluate(self.module, given)) if trained and has_scan(self.module) else self.module
 
