@@ -120,7 +120,8 @@ def test_commands_and_their_options_exist(name: str) -> None:
         command = " ".join(words[:2]) if " ".join(words[:2]) in known else words[0]
         assert command in known or any(each.startswith(f"{command} ") for each in known), words
         if command in known:
-            options = {option for parameter in known[command].params for option in parameter.opts} | {"--help"}
+            given = known[command].params
+            options = {option for each in given for option in (*each.opts, *each.secondary_opts)} | {"--help"}
             used = {word.split("=")[0] for word in words if word.startswith("--") and word != "--"}
             assert used <= options | {"--no-gradients"}, words
 
