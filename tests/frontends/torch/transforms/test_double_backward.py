@@ -11,6 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from weft.errors import UnsupportedError
+from weft.frontends.torch.transforms.double_backward import has_second_derivatives
+
+pytestmark = pytest.mark.skipif(not has_second_derivatives(), reason="this release of torch has no place for them")
 
 Function = Callable[..., Any]
 

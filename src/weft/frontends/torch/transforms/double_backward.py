@@ -44,8 +44,15 @@ def functions_made() -> Generator[list[Any]]:
         _made.reset(token)
 
 
+def has_second_derivatives() -> bool:
+    """Whether this release of torch lets functions of AOTAutograd's be found: 2.13 does."""
+    return hasattr(runtime_wrappers, "_AOTDispatchAutogradFunctionFactory")
+
+
 @cache
 def _watch_factory() -> None:
+    if not has_second_derivatives():
+        return  # torch refuses them itself then, with a message
     factory: Any = runtime_wrappers._AOTDispatchAutogradFunctionFactory
     build = factory.build
 
@@ -93,6 +100,8 @@ def make_differentiable(function: Any, program: Callable[..., Program], *, leadi
 
     The function takes `leading` arguments before those of the program.
     """
+    if not all(hasattr(function, name) for name in ("_fwd_fn", "_bwd_fn", "_backward_impl", "metadata")):
+        return  # another release has other names: torch refuses second derivatives itself
     forward, whole, backward = function._fwd_fn, function._bwd_fn, function._backward_impl
 
     def noting(ctx: Any, arguments: Any, *rest: Any) -> Any:
