@@ -18,7 +18,6 @@ from weft.ir.attributes import from_attribute
 from weft.ir.expr import Expr, Size, evaluate, is_nonnegative, product
 from weft.ir.types import Tensor, tensor_of
 from weft.ops.base import Elementwise, GraphOp, params_of
-from weft.ops.control import UNBOUNDED, LoopOp
 from weft.ops.graph import FuncOp
 from weft.ops.indexing.index import Take
 from weft.ops.matmul.dot import Dot
@@ -44,7 +43,6 @@ class SizeChecks:
         self.name = function.sym_name.data
         self._rules = tuple(dict.fromkeys(_rule(op) for op in ops if isinstance(op, GraphOp)))
         self._tensors = tuple(dict.fromkeys(tensors_of(function)))
-        self._turns = tuple(dict.fromkeys(op.trip_count for op in ops if isinstance(op, LoopOp)))
         self._strides = tuple(_strides(function))
         self._fitting: set[tuple[tuple[str, int], ...]] = set()
 
@@ -56,7 +54,6 @@ class SizeChecks:
         return (
             not all(issubclass(cls, _FOR_ALL_SIZES) for cls in free)
             or not all(map(is_nonnegative, sizes))
-            or any(isinstance(turns, Expr) for turns in self._turns)
             or bool(self._strides)
         )
 
@@ -89,9 +86,6 @@ class SizeChecks:
             expected = tuple(_tensor(each, symbols) for each in results)
             if found != expected:
                 raise ShapeError(f"{cls.name} gives {', '.join(map(str, found))} in place of {results[0]}")
-        for turns in self._turns:
-            if turns != UNBOUNDED and evaluate(turns, symbols) < 0:
-                raise ShapeError(f"a loop of {turns} turns")
         for tensor, strides in self._strides:
             shape, steps = (tuple(evaluate(size, symbols) for size in each) for each in (tensor.shape, strides))
             last = sum((size - 1) * step for size, step in zip(shape, steps, strict=True))
