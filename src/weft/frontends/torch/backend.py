@@ -119,12 +119,17 @@ def compile_program(
     body: torch.nn.Module, arguments: Sequence[Any], config: Config, program: Program
 ) -> CompiledProgram:
     """A program for arguments like these, whose gradients are those of the program's vjp."""
-    compiled, traced = _by_aot_autograd(body, arguments, config, lambda *_: program)
+    compiled, traced = _by_aot_autograd(body, arguments, config, lambda *_: program, keeps_arguments=True)
     return CompiledProgram(compiled, traced.reads)
 
 
 def _by_aot_autograd(
-    module: torch.nn.Module, example_inputs: Sequence[Any], config: Config, program: Callable[..., Program]
+    module: torch.nn.Module,
+    example_inputs: Sequence[Any],
+    config: Config,
+    program: Callable[..., Program],
+    *,
+    keeps_arguments: bool = False,
 ) -> tuple[Callable[..., Any], TracedGraph]:
     """A module as AOTAutograd captures it, and what it traced; `program` gives what second derivatives are made of."""
     shortcut, traced = Shortcut(), TracedGraph()
@@ -153,7 +158,9 @@ def _by_aot_autograd(
         compiled = shortcut.shortened(backend(module, example_inputs))
     leading = len([*module.parameters(), *module.buffers()])
     for function in functions:
-        make_differentiable(function, program, leading=leading, is_random=traced.is_random)
+        make_differentiable(
+            function, program, leading=leading, is_random=traced.is_random, keeps_arguments=keeps_arguments
+        )
     return compiled, traced
 
 

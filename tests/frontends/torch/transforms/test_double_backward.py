@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from weft.errors import UnsupportedError
 from weft.frontends.torch.transforms.double_backward import has_second_derivatives
@@ -196,6 +197,53 @@ def test_a_backward_without_create_graph_frees_the_arguments_that_it_noted() -> 
     result = compiled(lambda x: (x * 2).sin())(x)
     result.sum().backward()
     assert result.grad_fn.weft_kept is None
+
+
+def written(x: Tensor) -> Tensor:
+    x.mul_(2)
+    return x.sin()
+
+
+@pytest.mark.parametrize("function", [lambda x: x + 1, torch.relu, torch.tanh, lambda x: x.sum(), written])  # pyright: ignore
+def test_a_call_keeps_no_argument_alive_that_its_gradient_does_not_need(function: Function) -> None:
+    run, x = compiled(function), torch.randn(8, 8, requires_grad=True)
+    run(x * 2).sum().backward()  # compiled
+    between = x * 2
+    storage = StorageWeakRef(between.untyped_storage())
+    result = run(between)
+    del between
+    assert storage.expired()
+    result.sum().backward()
+
+
+def test_hooks_for_saved_tensors_see_what_is_saved_and_nothing_else() -> None:
+    packed: list[Tensor] = []
+
+    def pack(tensor: Tensor) -> Tensor:
+        packed.append(tensor)
+        return tensor
+
+    run, x = compiled(torch.tanh), torch.randn(8, 8, requires_grad=True)
+    run(x * 2).sum().backward()
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        between = x * 2
+        packed.clear()
+        run(between)
+    assert len(packed) == 1
+
+
+def test_an_argument_that_was_freed_is_refused_only_if_the_second_derivative_reads_it() -> None:
+    x = torch.linspace(-1, 1, 4, dtype=torch.float64, requires_grad=True)
+    (first,) = torch.autograd.grad(compiled(lambda x: (x * 3).sum())(x**3), x, create_graph=True)
+    torch.testing.assert_close(torch.autograd.grad(first.sum(), x)[0], 18 * x.detach())
+    run = compiled(torch.tanh)
+    run(x**3)  # compiled
+    with pytest.raises(UnsupportedError, match="of a compiled function, which was freed after the call"):
+        torch.autograd.grad(run(x**3).sum(), x, create_graph=True)
+    cube = x**3
+    (first,) = torch.autograd.grad(run(cube).sum(), x, create_graph=True)
+    expected = torch.autograd.grad(torch.tanh(x**3).sum(), x, create_graph=True)[0]
+    torch.testing.assert_close(torch.autograd.grad(first.sum(), x)[0], torch.autograd.grad(expected.sum(), x)[0])
 
 
 def test_views_of_intermediate_results_are_refused_with_the_line() -> None:

@@ -11,7 +11,7 @@ it is computed by a program: the vjp of the graph that Dynamo captured, which is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Collection, Generator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -19,9 +19,11 @@ from functools import cache
 from typing import Any
 
 import torch
+import torch._dynamo  # before AOTAutograd, which it imports  # pyright: ignore[reportUnusedImport]
 from torch import Tensor
 from torch._functorch._aot_autograd import runtime_wrappers
 from torch._functorch._aot_autograd.schemas import OutputType
+from torch.utils.weak import TensorWeakRef
 
 from weft.errors import UnsupportedError
 from weft.frontends.torch.transforms.apply_program import apply
@@ -68,45 +70,123 @@ def _watch_factory() -> None:
 
 @dataclass(frozen=True, eq=False)
 class Kept:
-    """The arguments of one call, as they were."""
+    """The arguments of one call, as they were: those that live until the gradient anyway, and traces of the others."""
 
-    tensors: list[Any]
-    """Each is itself, or what the hook for saved tensors made of it, in a tuple with the other hook."""
+    values: list[Any]
+    """Each is a number, a tensor, or one of the classes below."""
     versions: list[int]
     state: RandomState | None
 
-    @classmethod
-    def of(cls, arguments: Sequence[Any], is_random: bool) -> Kept:
-        state = RandomState.before(arguments) if is_random else None
-        hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks(True)
-        kept = list(arguments)
-        if hooks is not None:
-            pack, unpack = hooks
-            for place, value in enumerate(kept):
-                if isinstance(value, Tensor) and value.grad_fn is not None:
-                    kept[place] = (pack(value), unpack)
-        return cls(kept, [_version(value) for value in arguments], state)
+    def arguments(self, ctx: Any) -> list[Any]:
+        """The arguments; those that are gone are tensors without values, at the places that `gone` has."""
+        saved: Any = ctx.saved_tensors if any(isinstance(value, _Saved) for value in self.values) else ()
+        return [value.given(saved) if isinstance(value, _Trace) else value for value in self.values]
 
-    def arguments(self) -> list[Any]:
-        return [value[1](value[0]) if isinstance(value, tuple) else value for value in self.tensors]
+    def gone(self) -> set[int]:
+        return {n for n, value in enumerate(self.values) if isinstance(value, _Noticed) and value.reference() is None}
+
+
+class _Trace:
+    """Leads to an argument."""
+
+    def given(self, saved: Sequence[Tensor]) -> Tensor:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, eq=False)
+class _Saved(_Trace):
+    """A tensor that the function saved for its gradient: torch keeps it, and its hooks may do so elsewhere."""
+
+    place: int
+
+    def given(self, saved: Sequence[Tensor]) -> Tensor:
+        return saved[self.place]
+
+
+@dataclass(frozen=True, eq=False)
+class _Packed(_Trace):
+    """What a hook for saved tensors made of an argument, and the hook that gives it back."""
+
+    value: Any
+    unpack: Callable[[Any], Tensor]
+
+    def given(self, saved: Sequence[Tensor]) -> Tensor:
+        return self.unpack(self.value)
+
+
+@dataclass(frozen=True, eq=False)
+class _Noticed(_Trace):
+    """A tensor that the gradient does not need: to keep it would cost memory in every step of a training."""
+
+    reference: TensorWeakRef
+    shape: torch.Size
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+    requires_grad: bool
+
+    @classmethod
+    def of(cls, value: Tensor) -> _Noticed:
+        shape, strides = value.shape, value.stride()
+        return cls(TensorWeakRef(value), shape, strides, value.dtype, value.device, value.requires_grad)
+
+    def given(self, saved: Sequence[Tensor]) -> Tensor:
+        found = self.reference()
+        if found is not None:
+            return found
+        made = torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device=self.device)
+        return made.requires_grad_(self.requires_grad)
+
+
+def _traced(ctx: Any, arguments: Sequence[Any], written: Collection[int]) -> list[Any]:
+    """The arguments of a call that has been computed, so that none lives longer than for its first gradient."""
+    places = {id(value): n for n, value in enumerate(ctx.to_save or ())}
+    unchecked = {id(value) for value in getattr(ctx, "_tensors_no_vc_check", ())}
+    return [
+        value
+        if not isinstance(value, Tensor) or id(value) in unchecked
+        else _Noticed.of(value)  # one that is written to has this call in its own history: a cycle
+        if n in written
+        else _Saved(places[id(value)])
+        if id(value) in places
+        else value
+        if value.requires_grad and value.is_leaf
+        else _view_kept(value, ctx.to_save or ())
+        for n, value in enumerate(arguments)
+    ]
+
+
+def _view_kept(value: Tensor, saved: Sequence[Tensor]) -> Any:
+    """A tensor that is not saved as such; of a view AOTAutograd saves what is detached from it."""
+    if not value._is_view() or all(value.data_ptr() != each.data_ptr() for each in saved):
+        return _Noticed.of(value)
+    hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    return value if hooks is None else _Packed(hooks[0](value), hooks[1])
 
 
 def _version(value: Any) -> int:
     return value._version if isinstance(value, Tensor) and not value.is_inference() else 0
 
 
-def make_differentiable(function: Any, program: Callable[..., Program], *, leading: int, is_random: bool) -> None:
+def make_differentiable(
+    function: Any, program: Callable[..., Program], *, leading: int, is_random: bool, keeps_arguments: bool = False
+) -> None:
     """Let gradients of a function of AOTAutograd's have gradients: those of the program's vjp.
 
-    The function takes `leading` arguments before those of the program.
+    The function takes `leading` arguments before those of the program. It keeps its arguments from being freed only if
+    `keeps_arguments`; a second derivative that needs one that was freed is an error.
     """
     if not all(hasattr(function, name) for name in ("_fwd_fn", "_bwd_fn", "_backward_impl", "metadata")):
         return  # another release has other names: torch refuses second derivatives itself
     forward, whole, backward = function._fwd_fn, function._bwd_fn, function._backward_impl
+    written = frozenset(function.metadata.mutated_inp_runtime_indices)
 
     def noting(ctx: Any, arguments: Any, *rest: Any) -> Any:
-        ctx.weft_kept = Kept.of(arguments, is_random)
-        return forward(ctx, arguments, *rest)
+        state = RandomState.before(arguments) if is_random else None
+        versions = [_version(value) for value in arguments]
+        results = forward(ctx, arguments, *rest)
+        ctx.weft_kept = Kept(list(arguments) if keeps_arguments else _traced(ctx, arguments, written), versions, state)
+        return results
 
     def releasing(ctx: Any, arguments: list[Any]) -> Any:
         if not torch._C._autograd._get_current_graph_task_keep_graph():
@@ -128,14 +208,14 @@ def _gradients(
     kept: Kept | None = ctx.weft_kept
     if kept is None:
         raise RuntimeError("Trying to backward through the graph a second time: retain_graph=True keeps what it needs")
-    whole = kept.arguments()
+    whole = kept.arguments(ctx)
     arguments = whole[leading:]
     program = of(*arguments)
     seeds = {result: grads[place] for result, place in _seeded(metadata, program) if grads[place] is not None}
     wanted = tuple(n for n in floats(arguments) if arguments[n].requires_grad)
     derived = program.vjp(wanted, tuple(seeds))
     taken = [*arguments, *seeds.values()]
-    _check_versions(derived, kept, whole, leading, taken)
+    _check_read(derived, kept, whole, leading, taken)
     found: list[Any] = [None] * len(whole)
     for place, gradient in zip(wanted, apply(derived, taken, kept.state), strict=True):
         found[leading + place] = gradient
@@ -158,8 +238,21 @@ def _seeded(metadata: Any, program: Program) -> list[tuple[int, int]]:
     ]
 
 
-def _check_versions(derived: Program, kept: Kept, whole: Sequence[Any], leading: int, taken: Sequence[Any]) -> None:
-    changed = [n - leading for n, value in enumerate(whole) if _version(value) != kept.versions[n] and n >= leading]
+def _check_read(derived: Program, kept: Kept, whole: Sequence[Any], leading: int, taken: Sequence[Any]) -> None:
+    """Refuse to read arguments that were freed, or written to, since the call."""
+    gone = kept.gone()
+    if gone and (read := derived.compiled_for(taken).reads.intersection(n - leading for n in gone)):
+        raise UnsupportedError(
+            f"a second derivative needs argument {min(read)} of a compiled function, which was freed after the call: "
+            "its first derivative does not need it",
+            location=derived.location,
+            hint="keep a reference to it until then, or compile what makes it and what takes it as one function",
+        )
+    changed = [
+        n - leading
+        for n, (value, before) in enumerate(zip(whole, kept.values, strict=True))
+        if n >= leading and n not in gone and not isinstance(before, _Saved) and _version(value) != kept.versions[n]
+    ]
     if changed and (read := derived.compiled_for(taken).reads.intersection(changed)):
         raise RuntimeError(
             "one of the variables needed for gradient computation has been modified by an inplace operation: "
