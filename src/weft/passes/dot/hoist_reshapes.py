@@ -53,6 +53,10 @@ def _hoist(function: FuncOp) -> None:
         result, wanted = tensor_of(op.results[0].type), shapes[op]
         b = GraphBuilder(function.block, op.location, before=op)
         operands = [made[x] if x in made else _reshaped(b, x, result.shape, wanted) for x in op.operands]
+        if all(tensor_of(x.type).rank < len(wanted) for x in operands):
+            # Numbers and rows are left without dimensions of one element: of them alone would come fewer than wanted.
+            first = tensor_of(operands[0].type).shape
+            operands[0] = b.reshape(operands[0], shape=(*(1,) * (len(wanted) - len(first)), *first))
         new = type(op).create(
             operands=operands,
             result_types=[tensor_type(Tensor(result.dtype, wanted))],
