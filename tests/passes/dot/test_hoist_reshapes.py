@@ -18,6 +18,8 @@ PROGRAMS: list[tuple[Callable[..., Tensor], list[tuple[int, ...]]]] = [
     (lambda x, y: torch.where(x > 0, x, y).reshape(1, 1) * 2, [(1, 1, 1), (1,)]),
     (lambda x, y: (x + y).reshape(1, 1, 12) * 2, [(12,), (1, 1)]),
     (lambda x, y: ((x + y) * y).reshape(12, 5) + 1, [(3, 4, 5), (3, 4, 1)]),
+    (lambda x, y: ((x + 1).reshape(12, 5).exp() * y).reshape(3, 4, 5).sum(2), [(3, 4, 5), (12, 5)]),
+    (lambda x, y: ((x + y).reshape(12, 5).exp() * 2).reshape(3, 4, 5) * y, [(3, 4, 5), (3, 4, 5)]),
 ]
 
 
