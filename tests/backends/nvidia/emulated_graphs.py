@@ -85,6 +85,10 @@ class EmulatedExecutor(TorchExecutor[EmulatedProgram]):
         arena = torch.full((frame.binding.arena.size + LINE,), PATTERN, dtype=torch.uint8)
         frame.place_arena(arena, -(-arena.data_ptr() // LINE) * LINE)
 
+    def _leave(self, frame: Frame) -> None:
+        frame.arena = None
+        frame.views.clear()  # they show the arena of this call
+
     def _fitting(self, tensor: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
         return aligned(super()._fitting(tensor, strides))
 

@@ -53,6 +53,10 @@ def _hoist(function: FuncOp) -> None:
         result, wanted = tensor_of(op.results[0].type), shapes[op]
         b = GraphBuilder(function.block, op.location, before=op)
         operands = [made[x] if x in made else _reshaped(b, x, result.shape, wanted) for x in op.operands]
+        if all(tensor_of(x.type).rank < len(wanted) for x in operands):
+            # Numbers and rows are left without dimensions of one element: of them alone would come fewer than wanted.
+            first = tensor_of(operands[0].type).shape
+            operands[0] = b.reshape(operands[0], shape=(*(1,) * (len(wanted) - len(first)), *first))
         new = type(op).create(
             operands=operands,
             result_types=[tensor_type(Tensor(result.dtype, wanted))],
@@ -95,13 +99,26 @@ def _shapes(function: FuncOp) -> dict[Operation, Shape]:
             if shape is not None and shape != own and all(_is_free(x, own, shape) for x in op.operands):
                 shapes[op] = shape
     # An op that cannot be moved is read in its own shape, and so are those that it is computed of.
-    while stuck := [op for op in shapes if any(_stays(x, shapes, op) for x in op.operands)]:
+    while stuck := [
+        op for op in shapes if _is_read_as_it_is(op, shapes) or any(_stays(x, shapes, op) for x in op.operands)
+    ]:
         for op in stuck:
             del shapes[op]
         for op in list(shapes):
             if any(not _is_reshape(use.operation) and use.operation not in shapes for use in op.results[0].uses):
                 del shapes[op]
     return shapes
+
+
+def _is_read_as_it_is(op: Operation, shapes: dict[Operation, Shape]) -> bool:
+    """Whether what reads an op's result behind a reshape moves to the shape before that reshape."""
+    for reshape in (use.operation for use in op.results[0].uses if _is_reshape(use.operation)):
+        own = tensor_of(reshape.results[0].type).shape
+        for reader in (use.operation for use in reshape.results[0].uses if use.operation in shapes):
+            target = _target(own, tensor_of(reader.results[0].type).shape, shapes[reader])
+            if target is not None and _source(reshape.results[0], target) is not None:
+                return True
+    return False
 
 
 def _stays(x: SSAValue, shapes: dict[Operation, Shape], reader: Operation) -> bool:

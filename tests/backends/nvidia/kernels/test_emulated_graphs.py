@@ -122,3 +122,17 @@ def test_products_of_many_rows_have_coded_weights_too() -> None:
         found = emulated(model, quantize="fp8")(x)
         wanted = x.double() @ coded(model.weight, "fp8").T + model.bias.double()
     assert (found.double() - wanted).norm() < 2**-7 * wanted.norm()
+
+
+@torch.no_grad()
+def test_what_torch_is_called_with_is_of_this_call() -> None:
+    """Memory of temporaries is another in every call, and so are the views of it that calls are given."""
+
+    def fill(x: Tensor, rows: Tensor) -> Tensor:
+        rows[1:].fill_(2)
+        return x.clamp(-3, 3)
+
+    run = emulated(fill, fallback="quiet")
+    for number in range(3):
+        own, eager = (torch.arange(number, number + 7, dtype=torch.int32).view(7, 1) for _ in range(2))
+        assert torch.equal(run(own, own[::2]), fill(eager, eager[::2])) and torch.equal(own, eager)
