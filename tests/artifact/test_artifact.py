@@ -103,6 +103,20 @@ def test_wrong_arguments_are_told_with_the_signature(layer: Path) -> None:
         model(x=layer_inputs()[:, :7])
     with pytest.raises(ShapeError):
         model(layer_inputs()[0])
+    with pytest.raises(DTypeError, match=r"a list that NumPy cannot read.*\n.*x f32\[s0, 8\]"):
+        model([[1.0, 2.0], [3.0]])
+    with pytest.raises(DTypeError, match=r"the argument x of .* cannot lend"):
+        model(_Unlendable())
+
+
+class _Unlendable:
+    """An array that is not to be read by others, as tensors of torch are not that require gradients."""
+
+    def __dlpack__(self, **_: object) -> object:
+        raise BufferError("cannot lend")
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 1, 0
 
 
 def test_calls_from_several_threads_do_not_meet(layer: Path) -> None:

@@ -58,3 +58,9 @@ def test_bad_requests_are_refused(weft, schedule: Path, tmp_path: Path) -> None:
     assert weft(*compiling, "--set", "latency.raed=1").exit_code == 1
     assert weft(*compiling, "-m", "systolic128").exit_code == 1
     assert weft("spatial", "verify", str(tmp_path / "none.mlir")).exit_code == 2
+
+
+def test_a_graph_that_is_refused_leaves_no_schedule_behind(weft, tmp_path: Path) -> None:
+    (tmp_path / "wide.mlir").write_text(PRODUCT.replace("i8>", "f32>"))
+    result = weft("spatial", "compile", str(tmp_path / "wide.mlir"), "-o", str(tmp_path / "made.mlir"), "--json")
+    assert not last_json(result)["ok"] and not (tmp_path / "made.mlir").exists()

@@ -38,7 +38,7 @@ class Signature:
             got = [f"{len(given)} by position", *named]
             raise GuardError(f"{self.name} got {', '.join(got)}", hint=f"it takes {self}")
         values = dict(zip(names, given, strict=False)) | dict(named)
-        arrays = [_array(values[name]) for name in names]
+        arrays = [self._array(name, values[name]) for name in names]
         for argument, array, dtype in zip(self.free, arrays, self._types, strict=True):
             if array.dtype != dtype:
                 got = name_of(array.dtype)
@@ -47,6 +47,16 @@ class Signature:
                     hint=f"it takes {self}",
                 )
         return arrays
+
+    def _array(self, name: str, value: Any) -> np.ndarray:
+        """An argument as an array of NumPy's, on the same memory where that can be."""
+        if isinstance(value, np.ndarray):
+            return value  # pyright: ignore[reportUnknownVariableType]
+        try:
+            return np.from_dlpack(value) if hasattr(value, "__dlpack__") else np.asarray(value)
+        except (BufferError, RuntimeError, TypeError, ValueError) as error:  # nested without order, not to be lent
+            got = f"a {type(value).__name__} that NumPy cannot read: {str(error)[:200]}"
+            raise DTypeError(f"the argument {name} of {self.name} is {got}", hint=f"it takes {self}") from error
 
     def sizes(self, arrays: Sequence[np.ndarray]) -> dict[str, int]:
         """The values of symbols, by the shapes of arrays, which have to fit each other."""
@@ -76,9 +86,3 @@ class Signature:
             f"got {array.shape}",
             hint=f"it takes {self}; sizes with one name are equal",
         )
-
-
-def _array(value: Any) -> np.ndarray:
-    if isinstance(value, np.ndarray):
-        return value  # pyright: ignore[reportUnknownVariableType]
-    return np.from_dlpack(value) if hasattr(value, "__dlpack__") else np.asarray(value)

@@ -63,12 +63,15 @@ def check_folder(folder: Path, option: str) -> None:
 
 
 def check_file(path: Path, option: str, *, exists: bool = False) -> None:
-    """Say at once that a file cannot be written, or is not there where it has to be."""
+    """Say at once that a file cannot be written, or is not there where it has to be. It makes no file."""
     if exists and not path.is_file():
         raise UsageError(f"there is no file {path}", hint=f"write it first, or give {option} another")
     try:
+        there = path.exists()
         with path.open("a"):
             pass
+        if not there:
+            path.unlink()
     except OSError as error:
         raise UsageError(
             f"{path} cannot be written: {error.strerror}", hint=f"give {option} a file in a folder that is there"

@@ -12,7 +12,7 @@ from onnx import helper  # noqa: E402
 
 import weft.onnx  # noqa: E402
 from tests.frontends.onnx.models import BOOL, F32, I64, arrays_of, info, layer, model  # noqa: E402
-from weft.errors import DataError, GuardError, UnsupportedError  # noqa: E402
+from weft.errors import DataError, GuardError, ModelError, UnsupportedError  # noqa: E402
 
 
 def expected_layer(proto: onnx.ModelProto, x: np.ndarray) -> np.ndarray:
@@ -47,12 +47,31 @@ def test_bytes_and_messages_are_loaded_alike() -> None:
         ({"x": np.ones((2, 8))}, "float64\\[2, 8\\], expected float32\\[n, 8\\]"),
         ({"x": np.ones((2, 7), np.float32)}, "float32\\[2, 7\\], expected float32\\[n, 8\\]"),
         ({"x": np.ones(8, np.float32)}, "float32\\[8\\], expected float32\\[n, 8\\]"),
+        ({"x": [[1.0, 2.0], [3.0]]}, "a list that cannot be read"),
     ],
 )
 def test_wrong_inputs_are_told_with_the_signature(given: dict[str, np.ndarray], told: str) -> None:
     with pytest.raises(GuardError, match=told) as caught:
         weft.onnx.load(layer())(**given)
     assert "(x: float32[n, 8]) -> (y: float32[n, 4])" in str(caught.value)
+
+
+def test_tensors_of_torch_are_read_by_dlpack_also_types_that_numpy_lacks() -> None:
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    bf16 = onnx.TensorProto.BFLOAT16
+    twice = model([helper.make_node("Add", ["x", "x"], ["y"])], [info("x", bf16, ["n"])], [info("y", bf16, ["n"])])
+    (y,) = weft.onnx.load(twice)(torch.tensor([1.0, 2.5], dtype=torch.bfloat16))
+    np.testing.assert_array_equal(y.astype(np.float32), [2, 5])
+    for given in (torch.ones(2, 8, requires_grad=True), torch.ones(2, 8, device="meta"), torch.ones(2, 8).to_sparse()):
+        with pytest.raises(GuardError, match="a Tensor that cannot be read") as caught:
+            weft.onnx.load(layer())(given)
+        assert "(x: float32[n, 8])" in str(caught.value)
+
+
+@pytest.mark.parametrize("given", [None, 3, ["layer.onnx"]])
+def test_what_is_no_model_is_refused(given: object) -> None:
+    with pytest.raises(ModelError, match="is not an ONNX model"):
+        weft.onnx.load(given)
 
 
 def test_one_name_of_a_size_is_one_size() -> None:

@@ -14,13 +14,14 @@ from typing import Any
 import numpy as np
 
 from weft.config import Config
-from weft.errors import GuardError
+from weft.errors import GuardError, UnsupportedError, WeftError
 from weft.frontends.onnx import operators as operators  # fills the table of converters
 from weft.frontends.onnx.dtypes import STRINGS
 from weft.frontends.onnx.model import Model, ModelInput, ValueType
 from weft.frontends.onnx.read import read_model
 from weft.frontends.onnx.stages import StagedProgram, State
 from weft.frontends.onnx.values import Absent, Items, Slot, Value
+from weft.runtime.dlpack import lent
 
 
 def load(
@@ -140,9 +141,10 @@ class OnnxFunction:
         return Slot(len(slots) - 1, np.dtype(np.void), ())
 
     def _array(self, given: ModelInput, type_: ValueType, value: Any, sizes: dict[str, int]) -> np.ndarray:
-        if not isinstance(value, np.ndarray | np.generic) and hasattr(value, "__dlpack__"):
-            value = np.from_dlpack(value)
-        array = np.asarray(value, object) if type_.dtype == STRINGS else np.asarray(value)
+        try:
+            array = _on_host(value, type_)
+        except (BufferError, RuntimeError, TypeError, ValueError, WeftError) as error:  # no order in it, not to be lent
+            raise self._wrong(given, f"a {type(value).__name__} that cannot be read ({str(error)[:200]})") from error
         if type_.dtype is not None and array.dtype != type_.dtype:
             raise self._wrong(given, f"{array.dtype}{list(array.shape)}")
         if type_.shape is not None:
@@ -158,3 +160,13 @@ class OnnxFunction:
         return GuardError(
             f"input {given.name!r} is {found}, expected {given.type}", hint=f"the model takes {self.signature}"
         )
+
+
+def _on_host(value: Any, type_: ValueType) -> np.ndarray:
+    """Any library's array as one of NumPy's, on the same memory where that can be."""
+    if not isinstance(value, np.ndarray | np.generic) and hasattr(value, "__dlpack__"):
+        found = lent(value)
+        if found.device is not None:
+            raise UnsupportedError(f"it is on the GPU {found.device}", hint="copy it to the CPU")
+        return found.numpy()
+    return np.asarray(value, object) if type_.dtype == STRINGS else np.asarray(value)

@@ -41,8 +41,12 @@ def read_model(
             proto.ParseFromString(bytes(source))
         except DecodeError as error:
             raise ModelError(f"the file is not an ONNX model: {error}", hint="it may be cut off or damaged") from error
-    else:
+    elif isinstance(source, onnx.ModelProto):
         proto = source
+    else:
+        raise ModelError(
+            f"a {type(source).__name__} is not an ONNX model", hint="give a path, the bytes of a file, or a ModelProto"
+        )
     return _Reader(ExternalFiles(None if folder is None else Path(folder)), limits).model(proto)
 
 
