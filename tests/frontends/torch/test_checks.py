@@ -53,9 +53,12 @@ def test_places(name: str) -> None:
     function, good, bad = PLACES[name]
     run = compiled(function)
     torch.testing.assert_close(run(good), function(good))
-    with pytest.raises((IndexError, RuntimeError)) as eager:
-        function(bad)
-    with pytest.raises(eager.type, match=r"(out of range|offset).*\n.*test_checks.py:\d+") as found:
+    kinds: Any = RuntimeError
+    if name != "descending offset":  # of which eager reads memory of others, and mostly, not always, finds it wrong
+        with pytest.raises((IndexError, RuntimeError)) as eager:
+            function(bad)
+        kinds = eager.type
+    with pytest.raises(kinds, match=r"(out of range|offset).*\n.*test_checks.py:\d+") as found:
         run(bad)
     assert isinstance(found.value, PlaceError | IndexError)
     torch.testing.assert_close(run(good), function(good))
