@@ -18,14 +18,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from xdsl.dialects.builtin import ArrayAttr, IndexType, StringAttr, UnitAttr
-from xdsl.ir import Block, Region, SSAValue
+from xdsl.dialects.builtin import UnitAttr
+from xdsl.ir import SSAValue
 
 from weft.ir.expr import Size, minimum, product, simplify, symbol
-from weft.ir.types import DType, Tensor, element_type, f32, f64, tensor_of, tensor_type
+from weft.ir.types import DType, Tensor, f32, f64, tensor_of, tensor_type
 from weft.lower.emit.body import TileValue
-from weft.lower.emit.kernel import Kernel, group_symbols
-from weft.lower.groups.columns import PART, GroupEmitter
+from weft.lower.emit.kernel import Kernel
+from weft.lower.groups.columns import PART
+from weft.lower.groups.kernel_frame import KernelFrame
 from weft.lower.groups.kernels import lower_group
 from weft.lower.index_space.domain import Domain, Run
 from weft.lower.index_space.evaluate import Address, AddressRecorder, Source
@@ -175,42 +176,14 @@ class _RowsOfColumns:
         return recorder.addresses
 
     def kernel(self) -> Kernel:
-        group, schedule = self.group, self.schedule
-        names = group_symbols(group, [*self.layouts.values(), *self.outputs])
-        arguments, count = group.block.args, len(self.outputs)
-        own = [group.yielded[n] for n in range(len(group.yielded)) if n not in self.in_place]
-        dtypes = [tensor_of(value.type).dtype for value in (*arguments, *own)]
-        pointers = [tile.PointerType(element_type(dtype)) for dtype in dtypes]
-        block = Block(arg_types=[*pointers, *(IndexType() for _ in names)])
-        self.emit = emit = GroupEmitter(
-            self.layouts,
-            domain=self.domain,
-            block=block,
-            pointers=dict(zip(arguments, block.args, strict=False)),
-            scalars=dict(zip(names, block.args[len(dtypes) :], strict=True)),
-            schedule=schedule.schedule,
-        )
-        free = iter(block.args[len(arguments) : len(dtypes)])
-        targets = [
-            block.args[self.in_place[n]] if n in self.in_place else next(free) for n in range(len(group.yielded))
-        ]
-        emit.pointers |= {target: target for target in targets}
+        schedule, count = self.schedule, len(self.outputs)
+        frame = KernelFrame.open(self.group, self.layouts, self.outputs, self.in_place, self.domain, schedule.schedule)
+        self.emit, targets = frame.emit, frame.targets
         grid = self._place_columns()
-        carried = [self._zeros(value) for value in group.yielded[count:]]
+        carried = [self._zeros(value) for value in self.group.yielded[count:]]
         self._walk([run for run in self.domain.row_runs if run.name != schedule.along], carried, targets)
         self._store_sums(carried, targets[count:])
-        block.add_op(tile.ReturnOp.create())
-        op = tile.KernelOp.create(
-            attributes={
-                "sym_name": StringAttr(self.name),
-                "grid": tile.Sizes(tuple(grid)),
-                "symbols": ArrayAttr(StringAttr(name) for name in names),
-                "schedule": StringAttr(str(schedule.schedule)),
-                "persistent": UnitAttr(),
-            },
-            regions=[Region(block)],
-        )
-        return Kernel(op, names, schedule.schedule)
+        return frame.close(self.name, grid, persistent=UnitAttr())
 
     def _place_columns(self) -> list[Size]:
         """Give columns their axes or programs, and rows the last number of the grid; returns that."""

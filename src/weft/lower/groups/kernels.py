@@ -18,14 +18,14 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
-from xdsl.dialects.builtin import ArrayAttr, IndexType, StringAttr
-from xdsl.ir import Block, Region, SSAValue
+from xdsl.ir import SSAValue
 
 from weft.errors import LoweringError
 from weft.ir.expr import Size, ceildiv, product, simplify, symbol, symbols_of
-from weft.ir.types import element_type, tensor_of
-from weft.lower.emit.kernel import Kernel, group_symbols
-from weft.lower.groups.columns import PART, GroupEmitter
+from weft.ir.types import tensor_of
+from weft.lower.emit.kernel import Kernel
+from weft.lower.groups.columns import PART
+from weft.lower.groups.kernel_frame import KernelFrame
 from weft.lower.groups.online_softmax import OnlinePair, may_run, online_pairs, stages_of
 from weft.lower.index_space.domain import Domain, Run
 from weft.lower.index_space.evaluate import Address, AddressRecorder, Source, StridedLayout
@@ -36,7 +36,6 @@ from weft.ops.base import Reduction
 from weft.ops.body import Value
 from weft.ops.graph import GroupOp
 from weft.ops.reduce import DimensionReduction
-from weft.tile import dialect as tile
 from weft.tile.functions import COMBINERS
 
 
@@ -199,40 +198,11 @@ class GroupLowering:
     pairs: Sequence[OnlinePair] = ()
 
     def kernel(self) -> Kernel:
-        found = group_symbols(self.group, [*self.layouts.values(), *self.outputs])
-        names = tuple(name for name in found if name != PART)
-        arguments = self.group.block.args
-        written = [value for result, value in enumerate(self.group.yielded) if result not in self.in_place]
-        values = [*arguments, *written]
-        pointer_types = [tile.PointerType(element_type(tensor_of(value.type).dtype)) for value in values]
-        block = Block(arg_types=[*pointer_types, *(IndexType() for _ in names)])
-        self.emit = emit = GroupEmitter(
-            self.layouts,
-            domain=self.domain,
-            block=block,
-            pointers=dict(zip(arguments, block.args, strict=False)),
-            scalars=dict(zip(names, block.args[len(values) :], strict=True)),
-            schedule=self.schedule,
-        )
-        own = iter(block.args[len(arguments) : len(values)])
-        self.targets = [
-            block.args[self.in_place[result]] if result in self.in_place else next(own)
-            for result in range(len(self.group.yielded))
-        ]
-        emit.pointers |= {target: target for target in self.targets}
+        frame = KernelFrame.open(self.group, self.layouts, self.outputs, self.in_place, self.domain, self.schedule)
+        self.emit, self.targets = frame.emit, frame.targets
         grid = self._place_rows()
         getattr(self, f"_{self.schedule.mode}")()
-        block.add_op(tile.ReturnOp.create())
-        op = tile.KernelOp.create(
-            attributes={
-                "sym_name": StringAttr(self.name),
-                "grid": tile.Sizes(tuple(grid)),
-                "symbols": ArrayAttr(StringAttr(name) for name in names),
-                "schedule": StringAttr(str(self.schedule)),
-            },
-            regions=[Region(block)],
-        )
-        return Kernel(op, names, self.schedule)
+        return frame.close(self.name, grid)
 
     def _place_rows(self) -> list[Size]:
         """Give every row run a program number or an axis; returns the grid."""
