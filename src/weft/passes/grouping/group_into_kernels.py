@@ -1,9 +1,9 @@
 """Kernel fusion: decide which ops become one kernel.
 
 Elementwise ops and movements join the kernel that makes what they read, those behind a matmul too (epilogue fusion); a
-reduction joins the kernel of its operand and
-later ops over the same rows or the same elements join it in turn, so that a softmax or a layer norm is one kernel.
-Views and cheap constants belong to no kernel: whoever needs one computes it on the fly.
+reduction joins the kernel of its operand and later ops over the same rows or the same elements join it in turn, so that
+a softmax or a layer norm is one kernel. Views and cheap constants belong to no kernel: whoever needs one computes it on
+the fly.
 """
 
 from __future__ import annotations
@@ -13,31 +13,25 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from xdsl.context import Context
-from xdsl.dialects.builtin import ModuleOp, StringAttr
+from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import Operation, OpResult, SSAValue
 from xdsl.passes import ModulePass
 
-from weft.ir.attributes import to_attribute
 from weft.ir.expr import Size, product
 from weft.ir.types import tensor_of
-from weft.ops.base import Elementwise, GraphOp, Movement, Reduction, Scan, Scatter, Structured, View, viewed
-from weft.ops.control import ControlOp
-from weft.ops.graph import FuncOp, GroupOp, ReturnOp
-from weft.ops.layouts import StridedLayout, blas_takes, contiguous, goes_forward, source_layout
+from weft.ops.base import Elementwise, GraphOp, Movement, Reduction, Scan, Scatter, Structured, View
+from weft.ops.graph import FuncOp, ReturnOp
 from weft.ops.reduce import DimensionReduction
 from weft.passes.dot.split_dots import share_rows
 from weft.passes.grouping.build_groups import (
     CLAIM,
-    EPILOGUE,
     ValueLayouts,
-    emit_group,
-    fitting_calls,
     is_free,
     result_targets,
-    strides_of,
 )
 from weft.passes.grouping.epilogue_costs import epilogue_cost
 from weft.passes.grouping.kernel_groups import Group, is_column_sum
+from weft.passes.grouping.rebuild_groups import RebuildGroups
 from weft.passes.grouping.sink_epilogue import sink_epilogue
 
 _MOST_OPS = 48
@@ -103,7 +97,17 @@ class _Grouping:
         for group in self.groups.values():
             if group.kind == "dot":
                 sink_epilogue(group, self.group_of, self.consumers, self._reads_in_place)
-        self._rebuild(operations)
+        RebuildGroups(
+            self.function,
+            list(self.groups.values()),
+            self.group_of,
+            self.consumers,
+            self.order,
+            self.notes,
+            self.targets,
+            self.layouts,
+            self._sources,
+        ).run()
 
     def _place_all(self, operations: Sequence[Operation]) -> None:
         for op in operations:
@@ -398,137 +402,3 @@ class _Grouping:
 
     def _in_order(self, ops: Sequence[GraphOp]) -> list[GraphOp]:
         return sorted(ops, key=lambda op: self.order[op])
-
-    # -- building --------------------------------------------------------------------------------------------------
-
-    def _rebuild(self, operations: Sequence[Operation]) -> None:
-        """Replace every group's ops by one `graph.group`, in an order in which each runs after what it needs."""
-        block = self.function.block
-        returned = self.function.returned
-        needed = self._needed_outside(returned)
-        values: dict[SSAValue, SSAValue] = {arg: arg for arg in block.args}
-        shown = self._shown_by_products(returned)
-        for group in self._sorted():
-            if group.kind == "alone":
-                (member,) = group.ops
-                self._emit_operands(member, values, returned)
-                member.detach()
-                block.insert_op_before(member, returned)
-                for position, operand in enumerate(list(member.operands)):
-                    member.operands[position] = values[operand]
-                values.update({result: result for result in member.results})
-                continue
-            made = [shown.get(r, r) for member in self._in_order(group.ops) for r in member.results if r in needed]
-            if made:
-                emitted = emit_group(block, group.ops, made, values, returned)
-                said = next((self.notes[op] for op in group.ops if op in self.notes), None)
-                if said is not None:
-                    emitted.attributes[EPILOGUE] = StringAttr(said)
-        written = {target.result for target in self.targets.values()}
-        called = fitting_calls(self.function)
-        given: set[SSAValue] = set()
-        for position, operand in enumerate(list(returned.operands)):
-            if operand in given or not (operand in written or operand in called or operand in shown.values()):
-                emit_group(block, [], [operand], values, returned)
-            elif operand in written:
-                self._emit_chain(operand, values, returned)
-            given.add(operand)
-            returned.operands[position] = values[operand]
-        for op in reversed(operations):
-            if op.parent is block and op is not returned and self.group_of.get(op, _NO_GROUP).kind != "alone":
-                op.detach()
-                op.erase(safe_erase=False)
-
-    def _shown_by_products(self, returned: ReturnOp) -> dict[SSAValue, SSAValue]:
-        """Results that are views of a matmul nobody else reads, for which it is written as they lie."""
-        written = {target.result for target in self.targets.values()}
-        shown: dict[SSAValue, SSAValue] = {}
-        for operand in returned.operands:
-            root = operand
-            while isinstance(root, OpResult) and root.op.name in ("graph.permute", "graph.reshape"):
-                root = root.op.operands[0] if root.has_one_use() else operand
-                if root is operand:
-                    break
-            product = self.group_of.get(root.op) if isinstance(root, OpResult) else None
-            if operand in written or root is operand or product is None or product.kind != "dot":
-                continue
-            if root not in self.targets and root.has_one_use():
-                shown[root] = operand
-        return shown
-
-    def _needed_outside(self, returned: ReturnOp) -> set[SSAValue]:
-        needed = set(self._sources(returned.operands))
-        for op, group in self.group_of.items():
-            for value in self._sources(op.operands):
-                if not isinstance(value, OpResult) or self.group_of[value.op] is not group:
-                    needed.add(value)
-        return needed
-
-    def _sorted(self) -> list[Group]:
-        done: dict[int, None] = {}
-        ordered: list[Group] = []
-        pending = sorted(self.groups.values(), key=lambda g: self.order[g.ops[-1]])
-        while pending:
-            ready = next(g for g in pending if all(n in done for n in g.before))
-            pending.remove(ready)
-            done[ready.number] = None
-            ordered.append(ready)
-        return ordered
-
-    def _emit_operands(self, op: Operation, values: dict[SSAValue, SSAValue], before: Operation) -> None:
-        """Make what an op outside of groups reads: by views where strides can say it and it takes them, or a copy."""
-        for value in op.operands:
-            layout = self.layouts.of(value)
-            if (layout is not None and _takes(op, value, layout)) or self._write_for(value, op, values):
-                self._emit_chain(value, values, before)
-            else:
-                emit_group(self.function.block, [], [value], values, before)
-                self.layouts.known[value] = contiguous(tensor_of(value.type))
-
-    def _write_for(self, value: SSAValue, op: Operation, values: dict[SSAValue, SSAValue]) -> bool:
-        """Let the group that makes what a value is a view of write it as the op wants to read the value, if it can.
-
-        It cannot where the op reads it in two ways, or where it has been read in another one before.
-        """
-        root, layout = value, contiguous(tensor_of(value.type))
-        chain: list[SSAValue] = []
-        while isinstance(root, OpResult) and isinstance(root.op, View):
-            below = source_layout(root.op, layout)
-            if below is None:
-                return False
-            chain.append(root)
-            root, layout = root.op.operands[0], below
-        made = values.get(root)
-        if self.consumers.get(root) != [op] or root in self.targets or not isinstance(made, OpResult):
-            return False
-        if [viewed(operand) for operand in op.operands].count(root) > 1 or made.uses.get_length() > 0:
-            return False
-        if not isinstance(group := made.op, GroupOp):
-            return False
-        strides = [None if other is not made else layout.strides for other in group.results]
-        known = strides_of(group, "result_strides", len(strides))
-        group.attributes["result_strides"] = to_attribute(tuple(a or b for a, b in zip(strides, known, strict=True)))
-        for each in chain:
-            self.layouts.known.pop(each, None)
-        self.layouts.known[root] = layout
-        return True
-
-    def _emit_chain(self, value: SSAValue, values: dict[SSAValue, SSAValue], before: Operation) -> None:
-        """Make a value by views of what there is."""
-        if value in values or not isinstance(value, OpResult):
-            return
-        for operand in value.op.operands:
-            self._emit_chain(operand, values, before)
-        copy = value.op.clone(value_mapper=values)
-        self.function.block.insert_op_before(copy, before)
-        values.update(zip(value.op.results, copy.results, strict=True))
-
-
-def _takes(op: Operation, value: SSAValue, layout: StridedLayout) -> bool:
-    """Whether an op outside of groups reads a value that lies so."""
-    if isinstance(op, ControlOp):
-        return layout == contiguous(tensor_of(value.type))
-    return blas_takes(tensor_of(value.type), layout) if isinstance(op, GraphOp) else goes_forward(layout)
-
-
-_NO_GROUP = Group(0, "free", (), [])
