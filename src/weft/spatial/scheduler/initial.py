@@ -81,7 +81,9 @@ def _index(tensor: Placed, vectors: np.ndarray, channel: np.ndarray) -> np.ndarr
         row = packing.advance * (line[:, None] + packing.first) + packing.spread * slot + packing.lead
         inside = (slot < packing.slots) & (row >= 0) & (row < tensor.height)
     else:
-        own, row, inside = channel, line[:, None], channel < tensor.channels
+        order = tensor.order
+        own = channel if order is None else order[channel]
+        row, inside = line[:, None], (own >= 0) & (own < tensor.channels)
     pixel = row * tensor.width + column[:, None]
     flat = pixel * tensor.channels + own if len(tensor.shape) == 2 else own * tensor.height * tensor.width + pixel
     return np.where(inside, flat, -1)

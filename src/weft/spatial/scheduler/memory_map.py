@@ -106,7 +106,8 @@ class MemoryMap:
         tag, placed = self.tensor_tag, list[Placed]()
         used = dict.fromkeys(free, 0)
         made, last = _lifetimes(self.model)
-        for tensor in sorted(self.model.tensors, key=lambda each: made[each.number]):
+        whole = [each for each in self.model.tensors if each.within is None]
+        for tensor in sorted(whole, key=lambda each: made[each.number]):
             tensor.tag = tag
             tag += tensor.blocks * tensor.pixels
             for other in [each for each in placed if last[each.number] < made[tensor.number]]:
@@ -141,6 +142,8 @@ class MemoryMap:
             tensor.half, tensor.bank = region
             tensor.base = tensor.bank * words + start
             placed.append(tensor)
+        for part in self.model.tensors:
+            part.half, part.bank = part.root.half, part.root.bank
 
 
 def _room(parts: list[tuple[int, int]], words: int, fresh_from: int | None) -> int | None:
@@ -176,27 +179,32 @@ def _merged(parts: list[tuple[int, int]]) -> list[tuple[int, int]]:
 
 def _lifetimes(model: Model) -> tuple[dict[int, int], dict[int, int]]:
     """The layer that makes each tensor, and the last that reads it."""
-    made = {tensor.number: -1 for tensor in model.inputs}
+    made = {tensor.root.number: -1 for tensor in model.inputs}
     last = {tensor.number: -1 for tensor in model.tensors}
     for number, layer in enumerate(model.layers):
-        made[layer.output.number] = number
-        for tensor in [each.tensor for each in streams_of(layer.root)] + [layer.source] * (layer.source is not None):
-            last[tensor.number] = number  # type: ignore[union-attr]
-    last |= {tensor.number: len(model.layers) for tensor in model.outputs}
+        made.setdefault(layer.output.root.number, number)
+        for tensor in _read_by(layer):
+            last[tensor.number] = number
+    last |= {tensor.root.number: len(model.layers) for tensor in model.outputs}
     return made, last
+
+
+def _read_by(layer: Layer) -> list[Placed]:
+    """The tensors that a layer reads."""
+    source = [] if layer.source is None else [layer.source]
+    read = [*(each.tensor for each in streams_of(layer.root)), *source, *layer.tile_tensors]
+    return list({each.root.number: each.root for each in read}.values())
 
 
 def _kept_apart(tensor: Placed, layers: list[Layer]) -> list[tuple[Placed, bool]]:
     """Tensors that are used at the same time; True where they are both read, and so must not share slices."""
     found: list[tuple[Placed, bool]] = []
     for layer in layers:
-        read = {each.tensor.number: each.tensor for each in streams_of(layer.root)}
-        if layer.source is not None:
-            read[layer.source.number] = layer.source
+        read = {each.number: each for each in _read_by(layer)}
         if tensor.number in read:
             found += [(other, True) for number, other in read.items() if number != tensor.number]
-            found.append((layer.output, False))
-        elif tensor is layer.output:
+            found.append((layer.output.root, False))
+        elif tensor is layer.output.root:
             found += [(other, False) for other in read.values()]
     return found
 
