@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 from xdsl.ir import SSAValue
 
-from weft.ir.types import f32, i32
+from weft.ir.types import f32, i8, i32
 from weft.ops.matmul.dot import transposed
 from weft.spatial.int8_builder import Int8Builder
 
@@ -63,13 +63,18 @@ class TransformerBuilder(Int8Builder):
         factor: float,
         offset: float,
         scale: float,
+        mask: np.ndarray | None = None,
     ) -> SSAValue:
-        """Softmax of scores: powers of `factor · q kᵀ + offset`, and their sum; the result times `scale`."""
+        """Softmax of scores: powers of `factor · q kᵀ + offset`, and their sum; the result times `scale`.
+
+        A mask [S, keys] of 0 and 1 says which keys a row sees.
+        """
         b, repeats = self.builder, heads // kv_heads
         rows, channels = (int(size) for size in b.tensor(q).shape)  # type: ignore[arg-type]
         keys = transposed(b, self.heads(k, kv_heads, repeats))
         scores = b.cast(b.dot(self.heads(q, heads), keys, dtype=i32), dtype=f32)
-        powers = self.to_int8(b.exp(self._plus(self._times(scores, factor), offset)))
+        powers = b.exp(self._plus(self._times(scores, factor), offset))
+        powers = self.to_int8(powers if mask is None else b.mul(powers, self._tensor(mask)))
         mixed = b.cast(b.dot(powers, self.heads(v, kv_heads, repeats), dtype=i32), dtype=f32)
         root = b.rsqrt(b.cast(b.sum(b.cast(powers, dtype=i32), dims=(2,), keep=True), dtype=f32))
         result = self.to_int8(self._times(b.mul(mixed, b.mul(root, root)), scale))
@@ -117,6 +122,18 @@ class TransformerBuilder(Int8Builder):
         wide = b.cast(gate, dtype=f32)
         half = self._plus_times(b.tanh(self._times(wide, scale / 2)), 0.5 * scale * factor)
         return self.to_int8(b.mul(b.mul(half, wide), b.cast(up, dtype=f32)))
+
+    def rotate(
+        self, x: SSAValue, turned: SSAValue, cosine: np.ndarray, sine: np.ndarray, factor: float
+    ) -> SSAValue:
+        """(x · cosine + turned · sine) · factor, where these are matrices of 8-bit integers."""
+        b = self.builder
+        one = b.mul(b.cast(x, dtype=f32), self._tensor(cosine))
+        other = b.mul(b.cast(turned, dtype=f32), self._tensor(sine))
+        return self.to_int8(self._times(b.add(one, other), factor))
+
+    def _tensor(self, values: np.ndarray) -> SSAValue:
+        return self.builder.cast(self.constant(f"c{len(self.constants)}", values.astype(np.int8), i8), dtype=f32)
 
     def _plus_times(self, x: SSAValue, factor: float) -> SSAValue:
         """(1 + x) · factor, with one constant."""

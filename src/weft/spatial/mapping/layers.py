@@ -46,6 +46,8 @@ class Placed:
     within: Placed | None = field(default=None, compare=False)
     """A tensor that this one is a part of: its vectors from `shift` on."""
     shift: int = 0
+    data: np.ndarray | None = field(default=None, compare=False)
+    """What it holds from the start, where it is a constant: an element for each pixel and channel."""
     packing: Packing = field(init=False)
 
     def __post_init__(self) -> None:
@@ -244,6 +246,7 @@ class Model:
     layers: list[Layer] = field(default_factory=list[Layer])
     tiles: list[np.ndarray] = field(default_factory=list[np.ndarray])
     inputs: list[Placed] = field(default_factory=list[Placed])
+    constants: list[Placed] = field(default_factory=list[Placed])
     outputs: list[Placed] = field(default_factory=list[Placed])
     macs: int = 0
     _known: dict[bytes, int] = field(default_factory=dict[bytes, int])

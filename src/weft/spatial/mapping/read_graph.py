@@ -194,8 +194,11 @@ class GraphReader(HeadReader):
             return None
         if (constant := _array(y)) is not None:
             channels = _by_channel(constant, x.shape)
-            if channels is None or constant.dtype != np.float32:
+            if constant.dtype != np.float32:
                 return None
+            if channels is None:
+                beside = self._constant_tensor(constant, x.shape)
+                return None if beside is None else self._binary(op, function, x, beside)
             return Expression(Node(function, (x.node, self._constant(y, channels))), x.product, x.tensor, x.shape)
         if not isinstance(y, Expression) or y.steps or (shape := combined_shape(x, y)) is None:
             return None
@@ -207,6 +210,21 @@ class GraphReader(HeadReader):
         if product is not None and tensor is not None:
             product = self._resolved(product, tensor, shape)
         return Expression(Node(function, (x.node, y.node)), product, tensor, shape)
+
+    def _constant_tensor(self, given: np.ndarray, shape: tuple[int, ...]) -> Expression | None:
+        """A matrix of integers of 8 bits beside another, or beside the scores of each head."""
+        small = np.all(given == np.rint(given)) and given.min(initial=0) >= -128 and given.max(initial=0) <= 127
+        if len(shape) not in (2, 3) or given.shape[-2:] != shape[-2:]:
+            return None
+        if not small or given.size != shape[-2] * shape[-1]:
+            return None
+        found = next((each for each in self.model.constants if each.data is given), None)
+        if found is None:
+            image = (1, shape[-2], shape[-1])
+            found = self.model.tensor(f"constant{len(self.model.tensors)}", image[1:], np.dtype(np.int8), image)
+            found.data = given
+            self.model.constants.append(found)
+        return Expression(Node(Function.I8_TO_F32, (Stream(found),)), None, found, shape)
 
     def _constant(self, given: np.ndarray, channels: np.ndarray) -> Constant:
         """A constant of an expression; one that is used twice is the same."""

@@ -37,6 +37,12 @@ def image_of(memory: MemoryMap) -> Image:
                     addresses.append(tensor.address(block, outside))
                     tags.append(tensor.tags(block, outside))
                     data.append(np.full((len(outside), machine.width), np.int8(tensor.fill).view(np.uint8), np.uint8))
+    for tensor in memory.model.constants:
+        port, flat = port_of(memory, tensor, every=True), np.append(tensor.data, 0).astype(np.int8)  # type: ignore[arg-type]
+        slices.append(port.slices)
+        addresses.append(port.addresses)
+        tags.append(port.tags)
+        data.append(flat[port.index][port.vectors].view(np.uint8))
     if not data:
         nothing = np.zeros(0, np.int64)
         return Image(nothing, nothing, nothing, np.zeros((0, machine.width), np.uint8))

@@ -69,7 +69,7 @@ class LayerPipeline:
         self.turns = Turns(self.machine, self.layer, len(self.chains.copies))
         self.taken: dict[tuple[int, int], list[np.ndarray]] = {}
         self.installed: dict[int, tuple[int | TensorTile, int]] = {}
-        self.spare = 2 * in_one_half(self.layer)
+        self.spare = self.machine.matrix.planes // 2 if in_one_half(self.layer) else 0
         self.asked = np.zeros(0, np.int64)
         self.sums = [stage for stage in self.chains.copies[0] if "product" in stage.node.operands]
 
@@ -312,9 +312,10 @@ class LayerPipeline:
         aligned = aligned_lines(operand, output)
         assert aligned is not None, "packings are chosen so that operands are aligned"
         places = tensor.position(np.array(aligned)[line], column * operand.stride[1] + operand.offset[1])
-        copies = self._free_copies(tensor, tensor.residue(worker.job.block, places), times)
-        self._read_tensor(tensor, copies, worker.job.block, places, times, 0, stream)
-        return stream, tensor.tags(worker.job.block, places)
+        block = worker.job.block % tensor.blocks
+        copies = self._free_copies(tensor, tensor.residue(block, places), times)
+        self._read_tensor(tensor, copies, block, places, times, 0, stream)
+        return stream, tensor.tags(block, places)
 
     def _read_wide(
         self, worker: Worker, rows: np.ndarray, operand: Stream, number: int, times: np.ndarray
