@@ -76,7 +76,8 @@ class TransformerBuilder(Int8Builder):
         powers = b.exp(self._plus(self._times(scores, factor), offset))
         powers = self.to_int8(powers if mask is None else b.mul(powers, self._tensor(mask)))
         mixed = b.cast(b.dot(powers, self.heads(v, kv_heads, repeats), dtype=i32), dtype=f32)
-        root = b.rsqrt(b.cast(b.sum(b.cast(powers, dtype=i32), dims=(2,), keep=True), dtype=f32))
+        total = b.cast(b.sum(b.cast(powers, dtype=i32), dims=(2,), keep=True), dtype=f32)
+        root = b.rsqrt(self._plus(total, 0.001))  # a row that sees nothing is 0
         result = self.to_int8(self._times(b.mul(mixed, b.mul(root, root)), scale))
         return b.reshape(b.permute(result, dims=(1, 0, 2)), shape=(rows, channels))
 
@@ -105,7 +106,7 @@ class TransformerBuilder(Int8Builder):
         wide = b.cast(x, dtype=f32)
         squares = self.to_int8(self._times(b.mul(wide, wide), squared))
         total = b.cast(b.sum(b.cast(squares, dtype=i32), dims=(1,), keep=True), dtype=f32)
-        value = b.mul(b.mul(b.cast(x, dtype=f32), b.rsqrt(self._plus(total, epsilon))), self._row(gamma))
+        value = b.mul(b.mul(b.cast(x, dtype=f32), self._row(gamma)), b.rsqrt(self._plus(total, epsilon)))
         return self.to_int8(value if beta is None else b.add(value, self._row(beta)))
 
     def gelu(self, x: SSAValue, scale: float, to: float) -> SSAValue:

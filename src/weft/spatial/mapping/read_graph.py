@@ -341,10 +341,10 @@ def _unary(function: Function, x: Any) -> Expression | None:
 def _by_channel(values: np.ndarray, shape: tuple[int, ...]) -> np.ndarray | None:
     """A number for each channel, where a constant is one when it is broadcast."""
     if len(shape) == 3:
-        return np.full(shape[0] * shape[2], values.reshape(-1)[0]) if values.size == 1 else None
+        return values.reshape(-1) if values.size == 1 else None
     channels = shape[1]
     if values.size == 1:
-        return np.full(channels, values.reshape(-1)[0])
+        return np.full(channels if len(shape) == 4 else 1, values.reshape(-1)[0])
     wanted = (channels,) if len(shape) == 2 else (channels, 1, 1)
     kept = values.shape[len(values.shape) - len(wanted) :]
     return values.reshape(-1) if kept == wanted and values.size == channels else None

@@ -36,9 +36,8 @@ def constants_of(node: Node) -> Iterator[Constant]:
 
 
 def in_one_half(layer: Layer) -> bool:
-    """Whether a layer has the planes of one half: weights that lie in one, or a source that is read beside too."""
-    beside = any(each.tensor is layer.source for each in streams_of(layer.root))
-    return layer.source is not None and (bool(layer.tile_tensors) or beside)
+    """Whether a layer has the planes of one half: the one in which its weights lie, where they are a tensor."""
+    return bool(layer.tile_tensors)
 
 
 def stream_groups(layer: Layer) -> int:

@@ -71,6 +71,9 @@ class LayerPipeline:
         self.installed: dict[int, tuple[int | TensorTile, int]] = {}
         self.spare = self.machine.matrix.planes // 2 if in_one_half(self.layer) else 0
         self.asked = np.zeros(0, np.int64)
+        self.twice = any(each.tensor is self.layer.source for each in streams_of(self.layer.root))
+        """Whether what is multiplied is read beside too: then from copies that the planes leave, once these are known."""
+        self.later: list[tuple[Worker, np.ndarray, np.ndarray]] = []
         self.sums = [stage for stage in self.chains.copies[0] if "product" in stage.node.operands]
 
     # Time
@@ -80,6 +83,8 @@ class LayerPipeline:
         cursor = 0
         for workers in self.turns.rounds():
             cursor = self._round(workers, cursor) if workers[0].job.passes else self._plain(workers, cursor)
+        for worker, rows, ends in self.later:
+            self._express(worker, rows, ends)
         self._read_constants()
 
     def _round(self, workers: list[Worker], cursor: int) -> int:
@@ -214,6 +219,10 @@ class LayerPipeline:
         stream, edge = self._stream(_outward(worker.half), _ACTIVATIONS + lane), machine.edge * (2 * worker.half - 1)
         tags = source.tags(step.block, places)
         self._read_tensor(source, worker.place, step.block, places, times, edge, stream)
+        if self.twice:
+            slices = memory.tensor_slices(source, worker.place, source.residue(step.block, places))
+            cycles = times - np.abs(self._positions(slices) - edge)
+            self.asked = np.concatenate([self.asked, (slices.astype(np.int64) << 32) + cycles])
         tile, shape = step.tile, 0
         if isinstance(tile, TensorTile):
             wanted = int(tile.tensor.tags(tile.block, np.array(tile.first)))
@@ -237,7 +246,11 @@ class LayerPipeline:
         self.multiplied += len(rows)
         if last:
             taken = times + latency.multiply + latency.accumulate + machine.edge
-            self._express(worker, rows, taken + self.sums[0].depth * latency.alu)
+            ends = taken + self.sums[0].depth * latency.alu
+            if self.twice:
+                self.later.append((worker, rows, ends))
+            else:
+                self._express(worker, rows, ends)
 
     def _express(self, worker: Worker, rows: np.ndarray, ends: np.ndarray) -> None:
         """The expression and its result; `ends` are the cycles in which results leave the vector unit."""
@@ -381,9 +394,10 @@ class LayerPipeline:
     def _read_constants(self) -> None:
         """Constants are read once for all that take them in a cycle."""
         for (half, place), parts in self.taken.items():
-            times, kinds = np.unique(np.concatenate(parts, axis=1), axis=1)
+            times, kinds = np.concatenate(parts, axis=1)
             pairs = {kind: self._constant(half, place, kind) for kind in np.unique(kinds).tolist()}
-            addresses, tags = (np.array([pairs[kind][part] for kind in kinds.tolist()]) for part in (0, 1))
+            columns = (np.array([pairs[kind][part] for kind in kinds.tolist()]) for part in (0, 1))
+            times, addresses, tags = np.unique(np.stack([times, *columns]), axis=1)
             stream = self._stream(_inward(half), _CONSTANTS[place])
             for byte in range(4):
                 slice_ = self.memory.constant_slice(half, place, byte)
@@ -400,8 +414,9 @@ class LayerPipeline:
         """The address and tag of a constant; in slots of padding it is what makes the result the padding's value."""
         lanes, output, constant = self.machine.width, self.layer.output, self.constants[place]
         variant, block = divmod(kind, output.blocks)
-        values = constant.values if constant.values.size > 1 else np.full(output.channels, constant.values[0])
-        part = output.arranged(values)[block * lanes : (block + 1) * lanes].astype(np.float32)
+        if constant.values.size == 1 and len(output.shape) < 4:
+            return self.memory.constant(half, place, np.full(lanes, constant.values[0], np.float32))
+        part = output.arranged(constant.values)[block * lanes : (block + 1) * lanes].astype(np.float32)
         slots = np.tile(part, (output.packing.slots, 1))
         if output.border and self.turns.variants[variant]:
             forced = padding_constants(self.layer.root, output.fill)
