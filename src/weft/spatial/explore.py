@@ -56,16 +56,26 @@ def explore(
     points = [dict(zip(vary, values, strict=True)) for values in product(*vary.values())]
     streaming_machine(machine, {path: values[0] for path, values in vary.items()})  # a field that is not there
     if workers < 2 or len(points) < 2:
-        return [_variant(text, constants, machine, point) for point in points]
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-        jobs = [pool.submit(_variant, text, constants, machine, point) for point in points]
+        _start(text, constants)
+        return [_variant(machine, point) for point in points]
+    given = (text, constants)
+    with ProcessPoolExecutor(workers, get_context("spawn"), initializer=_start, initargs=given) as pool:
+        jobs = [pool.submit(_variant, machine, point) for point in points]
         return [job.result() for job in jobs]
 
 
-def _variant(text: str, constants: Mapping[str, np.ndarray], name: str, overrides: Mapping[str, Any]) -> Variant:
+_graph: dict[str, Any] = {}
+"""What a process schedules on all its variants: the function and its constants, read once."""
+
+
+def _start(text: str, constants: Mapping[str, np.ndarray]) -> None:
+    _graph.update(function=functions_of(parse_program(text))[0], constants=constants)
+
+
+def _variant(name: str, overrides: Mapping[str, Any]) -> Variant:
     try:
         machine = streaming_machine(name, overrides)
-        program = compile_graph(functions_of(parse_program(text))[0], machine, constants)
+        program = compile_graph(_graph["function"], machine, _graph["constants"])
     except WeftError as error:
         return Variant(overrides, problem=str(error).splitlines()[0])
     busy = {unit: cycles for unit, cycles in program.bounds.items() if unit != "MACs"}

@@ -124,9 +124,7 @@ class TransformerBuilder(Int8Builder):
         half = self._plus_times(b.tanh(self._times(wide, scale / 2)), 0.5 * scale * factor)
         return self.to_int8(b.mul(b.mul(half, wide), b.cast(up, dtype=f32)))
 
-    def rotate(
-        self, x: SSAValue, turned: SSAValue, cosine: np.ndarray, sine: np.ndarray, factor: float
-    ) -> SSAValue:
+    def rotate(self, x: SSAValue, turned: SSAValue, cosine: np.ndarray, sine: np.ndarray, factor: float) -> SSAValue:
         """(x · cosine + turned · sine) · factor, where these are matrices of 8-bit integers."""
         b = self.builder
         one = b.mul(b.cast(x, dtype=f32), self._tensor(cosine))

@@ -34,7 +34,9 @@ def machine_command(
 
 @spatial.command("compile")
 def compile_command(
-    file: Annotated[str, typer.Argument(help="A graph of 8-bit integers; `-` is standard input.")],
+    file: Annotated[
+        str, typer.Argument(help="A graph of 8-bit integers, or .pt2 or .onnx in floats; `-` is standard input.")
+    ],
     output: Annotated[Path, typer.Option("-o", "--output", help="Where to write the schedule.")] = Path(
         "schedule.mlir"
     ),
@@ -96,7 +98,9 @@ def trace_command(
 
 @spatial.command("distribute")
 def distribute_command(
-    file: Annotated[str, typer.Argument(help="A graph of 8-bit integers; `-` is standard input.")],
+    file: Annotated[
+        str, typer.Argument(help="A graph of 8-bit integers, or .pt2 or .onnx in floats; `-` is standard input.")
+    ],
     chips: Annotated[int, typer.Option(help="How many chips.", min=1)] = 8,
     tensor: Annotated[int, typer.Option(help="How many of them share each layer; the others are stages.", min=1)] = 1,
     machine: Machine = "tsp1",
@@ -117,7 +121,7 @@ def distribute_command(
 
 @spatial.command("explore")
 def explore_command(
-    file: Annotated[str, typer.Argument(help="A graph of 8-bit integers.")],
+    file: Annotated[str, typer.Argument(help="A graph of 8-bit integers, or .pt2 or .onnx in floats.")],
     vary: Annotated[list[str], typer.Option(help="A field and its values: `memory.bank_words=2048,4096`.")],
     output: Annotated[Path, typer.Option("-o", "--output", help="Where to draw them: a page of its own.")] = Path(
         "explore.html"

@@ -29,8 +29,8 @@ from weft.spatial.trace import trace_of
 from weft.spatial.verifier.verify import system_violations, verify, verify_system, violations
 from weft.testing.spatial.mutants import MutantCount, count_mutants, count_system_mutants
 from weft.testing.spatial.programs import random_program
-from weft.tile.text import functions_of, parse_program
-from weft.tools.opt import read_source
+from weft.tile.text import print_program
+from weft.tools.spatial_models import read_spatial_model
 from weft.tools.terminal import Terminal, UsageError, check_file
 
 _NOTE = "cycle 0 is the first issue after the start, and the last is when all lanes are done"
@@ -87,23 +87,21 @@ def compile_file(
 ) -> None:
     """Compile a graph, verify its schedule and write it."""
     machine = streaming_machine(machine_name, overrides)
-    function = _function(file)
     check_file(output, "--output")
-    known = _constants(function, constants, seed)
+    function, known = _model(file, constants, seed)
     with terminal.working(f"scheduling {file}"):
         program = compile_graph(function, machine, known)
         verify(program)
-        band = [compile_graph(_function(file), machine.scaled(factor), known).cycles for factor in (0.5, 2)]
+        band = [compile_graph(function, machine.scaled(factor), known).cycles for factor in (0.5, 2)]
         save_program(program, output)
     _report(terminal, program, band, f"written to {output}")
 
 
-def _function(file: str) -> FuncOp:
-    text, name = read_source(file)
-    found = functions_of(parse_program(text, name))
-    if len(found) != 1:
-        raise UsageError(f"{file} has {len(found)} functions", hint="give a file with one")
-    return found[0]
+def _model(file: str, constants: Path | None, seed: int) -> tuple[FuncOp, dict[str, np.ndarray]]:
+    """A graph of integers and its constants; what is in floats is quantized."""
+    model = read_spatial_model(file, seed)
+    known = model.constants if model.constants is not None else _constants(model.function, constants, seed)
+    return model.function, known
 
 
 def _constants(function: FuncOp, path: Path | None, seed: int) -> dict[str, np.ndarray]:
@@ -217,9 +215,9 @@ def explore_file(
     values = {path: _values(word, given) for word in vary for path, _, given in [word.partition("=")]}
     if not values:
         raise UsageError("nothing varies", hint="--vary memory.bank_words=2048,4096")
-    known = _constants(_function(file), constants, seed)
+    function, known = _model(file, constants, seed)
     with terminal.working(f"scheduling {prod(len(each) for each in values.values())} variants"):
-        found = explore(read_source(file)[0], known, machine_name, values, workers)
+        found = explore(print_program(function), known, machine_name, values, workers)
     front = pareto_front(found)
     table = Table(
         *values, "cycles", "µs", "M transistors", "µJ", "busy", title=f"{len(front)} of {len(found)}: the front"
@@ -290,8 +288,8 @@ def distribute_file(
     tensor: int,
 ) -> None:
     """Compile a graph for many chips, verify their schedules, run them and compare with the graph."""
-    machine, function = streaming_machine(machine_name, overrides), _function(file)
-    known = _constants(function, constants, seed)
+    machine = streaming_machine(machine_name, overrides)
+    function, known = _model(file, constants, seed)
     rng = np.random.default_rng(seed)
     with terminal.working(f"scheduling {file} on {chips} chips"):
         system = distribute_graph(function, machine, known, chips, tensor)

@@ -8,6 +8,8 @@ Where several heads of queries share one of keys, the queries are laid out so th
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from weft.errors import UnsupportedError
@@ -105,11 +107,19 @@ def row_sums(source: Placed, blocks: int) -> BlockProduct:
     return BlockProduct((tuple(passes),) * blocks, source.width * source.channels)
 
 
-def _head_passes(heads, repeats, width, lanes, per_tile, count, tile):  # type: ignore[no-untyped-def]
+def _head_passes(
+    heads: int,
+    repeats: int,
+    width: int,
+    lanes: int,
+    per_tile: int,
+    count: int,
+    tile: Callable[[int, int, int, int, int], np.ndarray | TensorTile],
+) -> tuple[tuple[tuple[int, np.ndarray | TensorTile], ...], ...]:
     """For each block of the result the scores of each head in it, by a tile of that head."""
     groups, deep = heads // repeats, -(-count // lanes)
     own = -(-groups * width // lanes)
-    found = [[] for _ in range(repeats * own)]
+    found: list[list[tuple[int, np.ndarray | TensorTile]]] = [[] for _ in range(repeats * own)]
     for repeat in range(repeats):
         for group in range(groups):
             head = group * repeats + repeat

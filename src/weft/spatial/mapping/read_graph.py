@@ -366,10 +366,6 @@ def _array(value: Any) -> np.ndarray | None:
     return cast(np.ndarray, value) if isinstance(value, np.ndarray) else None
 
 
-def _shape_of(op: Operation) -> tuple[int, ...]:
-    return tuple(int(size) for size in tensor_of(op.results[0].type).shape)  # type: ignore[arg-type]
-
-
 def _kind(value: Any) -> str:
     match value:
         case np.ndarray():

@@ -94,7 +94,12 @@ class HeadReader:
     def _row_sum(self, op: GraphOp, x: Wide) -> Product | None:
         """The sum over the last dimension; in how many lanes, what it is combined with tells."""
         rank = len(x.tensor.shape)
-        if x.value is not None or rank not in (2, 3) or tuple(op.params["dims"]) != (rank - 1,) or not op.params["keep"]:
+        if (
+            x.value is not None
+            or rank not in (2, 3)
+            or tuple(op.params["dims"]) != (rank - 1,)
+            or not op.params["keep"]
+        ):
             return None
         return Product(x.tensor, (1, x.tensor.width, 1), shape_of(op), RowSum())
 
@@ -157,7 +162,7 @@ def combined_shape(x: Expression, y: Expression) -> tuple[int, ...] | None:
     """The shape of two expressions together; a sum over rows is the same in all of them."""
     for one, other in ((x, y), (y, x)):
         summed = other.product is not None and isinstance(other.product.work, RowSum)
-        if one.shape == other.shape or (summed and one.shape[:-1] + (1,) == other.shape):
+        if one.shape == other.shape or (summed and (*one.shape[:-1], 1) == other.shape):
             return one.shape
     return None
 

@@ -1,4 +1,4 @@
-"""What the values of a graph of floats are while it is quantized: integers with a scale, or what is yet to be rounded."""
+"""What the values of a graph of floats are while it is quantized: integers with a scale, or what is not rounded yet."""
 
 from __future__ import annotations
 
@@ -60,8 +60,10 @@ class Activated:
 
 @dataclass(frozen=True)
 class Rotary:
-    """A part of rotated positions: `half` of a head (0, 1), "turned", or a product by a matrix of cosines or sines."""
+    """A part of rotated positions: a half of each head ("0", "1", "-1"), "turned", a product by "cosine" or "sine", or
+    the "pair" of these."""
 
     of: SSAValue
+    heads: int
     part: str
     factors: np.ndarray | None = field(default=None, compare=False)

@@ -70,24 +70,41 @@ def quantize_graph(
     """Quantize a function; arguments that are no weights have samples, whose run gives the scales."""
     names = argument_names(function)
     if missing := [name for name in names if name not in weights and name not in samples]:
-        raise UnsupportedError(f"the argument {missing[0]} has neither weights nor a sample", hint="give an array for it")
+        raise UnsupportedError(
+            f"the argument {missing[0]} has neither weights nor a sample", hint="give an array for it"
+        )
     given = [np.asarray(weights[name] if name in weights else samples[name]) for name in names]
     seen: dict[SSAValue, np.ndarray] = dict(zip(function.block.args, given, strict=True))
+    live = _live(function)
     with np.errstate(all="ignore"):
-        for op in function.block.ops:
+        for op in live:
             if not isinstance(op, ReturnOp):
                 seen.update(zip(op.results, run_op(op, [seen[each] for each in op.operands], {}, None), strict=True))
-    return _Quantizer(function, set(weights), seen).run()
+    return _Quantizer(function, live, set(weights), seen).run()
+
+
+def _live(function: FuncOp) -> list[Operation]:
+    """The ops whose results are used."""
+    kept: list[Operation] = []
+    used: set[SSAValue] = set()
+    for op in reversed(list(function.block.ops)):
+        if isinstance(op, ReturnOp) or any(each in used for each in op.results):
+            kept.append(op)
+            used.update(op.operands)
+    return kept[::-1]
 
 
 @dataclass
 class _Quantizer:
     function: FuncOp
+    ops: list[Operation]
     known: set[str]
     seen: dict[SSAValue, np.ndarray]
     values: dict[SSAValue, Any] = field(default_factory=dict[SSAValue, Any])
     roots: dict[SSAValue, SSAValue] = field(default_factory=dict[SSAValue, SSAValue])
     """Values that are another's elements in the same order."""
+    rounded: dict[SSAValue, Pending] = field(default_factory=dict[SSAValue, Pending])
+    """What values were before they were rounded."""
 
     def run(self) -> QuantizedGraph:
         taken, tensors = list[Argument](), dict[str, Tensor]()
@@ -111,7 +128,7 @@ class _Quantizer:
                     self.values[value] = HeadView(inner, by_name[name].shape[-3], "hsd")
         results: list[Argument] = []
         outputs: list[SSAValue] = []
-        for op in self.function.block.ops:
+        for op in self.ops:
             if isinstance(op, ReturnOp):
                 for value in op.operands:
                     found = self.values.get(self._root(value))
@@ -142,15 +159,11 @@ class _Quantizer:
             case Quantized() as made:
                 return made
             case Pending() as pending:
-                made = self._rounded(pending, self._scale(value))
+                made, self.rounded[value] = self._rounded(pending, self._scale(value)), pending
             case Norm(step="normed") as norm:
                 made = self._normed(op, norm, self._scale(value))
-            case Activated(of):
-                gate, to = self._quantized(op, of), self._scale(value)
-                ones = self.build.builder
-                raise self._refusal(op, f"silu of {ones.tensor(gate.value)} alone, to {to}")
-            case Rotary(part="whole") as rotary:
-                return self._quantized(op, rotary.of)
+            case Rotary(part="pair") as rotary:
+                made = self._rotated(op, rotary, self._scale(value))
             case found:
                 raise self._refusal(op, f"{type(found).__name__} is used where a matrix is needed")
         self.values[value] = made
@@ -231,7 +244,7 @@ class _Quantizer:
         if isinstance(value, HeadView):
             return self._reshaped_heads(value, x, shape)
         before = self.seen[x].shape
-        if shape[-1] == before[-1]:
+        if shape[-1] == before[-1] and len(shape) < 4:
             return x
         if len(shape) > 2 and shape[-1] * shape[-2] == before[-1]:
             return HeadView(x, shape[-2], "shd")
@@ -247,11 +260,11 @@ class _Quantizer:
 
     def _permute(self, op: GraphOp, operands: list[SSAValue], found: list[Any]) -> Any:
         dims, view = tuple(op.params["dims"]), found[0]
-        if not isinstance(view, HeadView) or view.axes not in ("shd", "hsd"):
+        if not isinstance(view, HeadView) or sorted(view.axes) != sorted("hsd"):
             return None
-        if dims in ((0, 2, 1, 3), (1, 0, 2)):
-            return replace(view, axes="hsd" if view.axes == "shd" else "shd")
-        return None
+        if len(dims) == 4 and dims[0] == 0:
+            dims = tuple(dim - 1 for dim in dims[1:])
+        return replace(view, axes="".join(view.axes[dim] for dim in dims)) if len(dims) == 3 else None
 
     def _broadcast(self, op: GraphOp, operands: list[SSAValue], found: list[Any]) -> Any:
         view, shape = found[0], _shape(op.results[0])
@@ -259,12 +272,14 @@ class _Quantizer:
             return operands[0] if not isinstance(view, HeadView) else view
         if isinstance(view, HeadView) and view.axes == "hsd" and len(shape) == 5:
             return replace(view, axes="hrsd", repeats=shape[2])
+        if isinstance(view, HeadView) and view.axes == "hsd" and len(shape) in (3, 4) and view.heads == 1:
+            return replace(view, repeats=shape[-3])
         return None
 
     def _concat(self, op: GraphOp, operands: list[SSAValue], found: list[Any]) -> Any:
         if all(isinstance(each, Rotary) for each in found):
             one, other = found
-            return Rotary(one.of, "turned") if (one.part, other.part) == ("-1", "0") else None
+            return replace(one, part="turned") if (one.part, other.part) == ("-1", "0") else None
         rank = len(_shape(op.results[0]))
         if not all(isinstance(each, HeadView) and each.axes == "hsd" for each in found) or op.params["dim"] != rank - 2:
             return None
@@ -295,7 +310,14 @@ class _Quantizer:
                 return self._plus(op, x, one, other)
         if all(isinstance(each, Rotary) for each in found):
             one, other = found if found[0].part == "cosine" else found[::-1]
-            return Rotary(one.of, "pair", np.stack([one.factors, other.factors]))
+            if (one.part, other.part) != ("cosine", "sine") or one.of != other.of:
+                return None
+            # The first of the two stands for the matrix from here on.
+            matrix, shape = operands[0], self.seen[op.results[0]].shape
+            pair = [_matrix(np.broadcast_to(each.factors, shape)) for each in (one, other)]
+            self.values[matrix] = Rotary(one.of, one.heads, "pair", np.stack(pair))
+            self.seen[matrix] = _matrix(self.seen[op.results[0]])
+            return HeadView(matrix, one.heads, "hsd")
         if any(isinstance(each, HeadView) for each in found):
             return None
         pending = [self._pending(op, x) for x in operands]
@@ -356,7 +378,8 @@ class _Quantizer:
             return replace(one, gamma=other if one.gamma is None else one.gamma * other)
         if isinstance(one, HeadView | Rotary) and other.ndim > 1:
             turned = isinstance(one, Rotary) and one.part == "turned"
-            return Rotary(one.of, "sine" if turned else "cosine", other) if turned or isinstance(one, HeadView) else None
+            part = "sine" if turned else "cosine"
+            return Rotary(one.of, one.heads, part, other) if turned or isinstance(one, HeadView) else None
         if other.size in (1, self.seen[x].shape[-1]) and isinstance(one, Pending | Quantized):
             pending, factor = self._pending(op, x), other.reshape(-1).astype(np.float64)
             weights = None if pending.weights is None else pending.weights * factor
@@ -394,13 +417,25 @@ class _Quantizer:
         if not isinstance(view, HeadView) or 2 * shape[-1] != whole.shape[-1] or shape[:-1] != whole.shape[:-1]:
             return None
         first = np.array_equal(self.seen[op.results[0]], whole[..., : shape[-1]])
-        return Rotary(operands[0], "0" if first else "1")
+        return Rotary(view.of, view.heads, "0" if first else "1")
 
     def _neg(self, op: GraphOp, operands: list[SSAValue], found: list[Any]) -> Any:
         return replace(found[0], part="-1") if isinstance(found[0], Rotary) and found[0].part == "1" else None
 
     def _rotated(self, op: Operation, rotary: Rotary, to: float) -> Quantized:
-        raise self._refusal(op, "rotated positions")
+        x, root = self._quantized(op, rotary.of), self._root(rotary.of)
+        before = self.rounded.get(root)
+        if before is None or before.source is None or before.weights is None or before.beside or rotary.factors is None:
+            raise self._refusal(op, "positions are rotated of what is no product by weights")
+
+        def turn(values: np.ndarray) -> np.ndarray:
+            split = values.reshape(*values.shape[:-1], rotary.heads, 2, -1)
+            return np.stack([-split[..., 1, :], split[..., 0, :]], axis=-2).reshape(values.shape)
+
+        bias = None if before.bias is None else turn(before.bias)
+        turned = self._rounded(Pending(before.source, turn(before.weights), bias), x.scale)
+        cosine, sine = np.rint(rotary.factors * 127).astype(np.int8)
+        return Quantized(self.build.rotate(x.value, turned.value, cosine, sine, x.scale / (127 * to)), to)
 
     def _attention(self, op: GraphOp, operands: list[SSAValue], found: list[Any]) -> Any:
         views, masks = found[:3], found[3:]

@@ -46,6 +46,10 @@ class Reservations:
         bank = columns["address"][memory] // machine.memory.bank_words
         keys.append((1 << 20) + queue[memory] * machine.memory.banks + bank)
         times.append(cycle[memory])
+        # A link is busy with a vector for some cycles.
+        linked = np.isin(op, (Opcode.SEND, Opcode.RECEIVE))
+        keys.append(queue[linked] * 2 + port_of(op)[linked])
+        times.append(cycle[linked] + machine.link_period - 1)
         # The weights of a plane are in use from their install to the last row that meets them.
         installs, multiplies = op == Opcode.INSTALL_WEIGHTS, op == Opcode.MULTIPLY
         keys += [(3 << 20) + queue[installs] + 1, (3 << 20) + queue[multiplies]]

@@ -20,7 +20,7 @@ from weft.errors import UnsupportedError
 from weft.ops.graph import FuncOp
 from weft.spatial.isa import EAST, WEST, Opcode
 from weft.spatial.machine import StreamingMachine
-from weft.spatial.mapping.layers import Job, Layer, Model, Pass, Placed
+from weft.spatial.mapping.layers import RESIDUES, Job, Layer, Model, Pass, Placed
 from weft.spatial.program import Port
 from weft.spatial.scheduler.chip import ChipSchedule, span_of
 from weft.spatial.scheduler.compile import map_graph
@@ -108,12 +108,16 @@ class _Distribution:
             columns = [(root.residue(p.block, p.positions), root.address(p.block, p.positions)) for p in parts]
             residues, addresses = (np.concatenate(each) for each in zip(*columns, strict=True))
             tags = np.concatenate([root.tags(part.block, part.positions) for part in parts])
+            # A vector of 32 bits is four, a byte each.
+            wide = tensor.dtype.itemsize
+            residues, addresses, tags = (np.repeat(each, wide) for each in (residues, addresses, tags))
+            bytes_ = np.arange(len(tags)) % wide
             times = np.arange(len(tags)) * self._period + self._offset(links[1])
             emit = emitters.setdefault(chip, Emitter())
-            first = self._send(emit, tensor, links[0], times, residues, addresses, tags, origin)
+            first = self._send(emit, tensor, links[0], times, residues, addresses, tags, bytes_, origin)
             reads[chip] = min(first, reads.get(chip, first))
             emit = emitters.setdefault(other, Emitter())
-            last = self._receive(emit, tensor, links[1], times + self._wait, residues, addresses, tags, origin)
+            last = self._receive(emit, tensor, links[1], times + self._wait, residues, addresses, tags, bytes_, origin)
             writes[other] = max(last, writes.get(other, last))
             self.sent += len(tags)
         columns_of = {chip: emitter.columns() for chip, emitter in emitters.items()}
@@ -149,17 +153,20 @@ class _Distribution:
         residues: np.ndarray,
         addresses: np.ndarray,
         tags: np.ndarray,
+        bytes_: np.ndarray,
         origin: int,
     ) -> int:
         """Read vectors and send them at given cycles; the first read's cycle."""
         memory = self.chips[0].memory
-        queue, slices = memory.units.link(link), memory.tensor_slices(tensor, 0, residues)
+        queue = memory.units.link(link)
+        slices = memory.tensor_slices(tensor, 0, residues) + bytes_ * RESIDUES
         edge = memory.units.position(queue)
         way = np.array([abs(memory.units.position(int(each)) - edge) for each in slices])
         stream = (EAST if edge > 0 else WEST) * self.machine.streams.per_direction + _SENT
         cycles = times - way - self.machine.latency.read
-        emit.emit(Opcode.READ, slices, cycles, result=stream, address=addresses, tag=tags, origin=origin)
-        emit.emit(Opcode.SEND, queue, times, source0=stream, want0=tags, origin=origin)
+        columns = {"result": stream, "address": addresses, "tag": tags, "detail": bytes_, "origin": origin}
+        emit.emit(Opcode.READ, slices, cycles, **columns)
+        emit.emit(Opcode.SEND, queue, times, source0=stream, want0=tags, detail=bytes_, origin=origin)
         return int(cycles.min())
 
     def _receive(
@@ -171,6 +178,7 @@ class _Distribution:
         residues: np.ndarray,
         addresses: np.ndarray,
         tags: np.ndarray,
+        bytes_: np.ndarray,
         origin: int,
     ) -> int:
         """Receive vectors at given cycles and write them where they belong; the cycle when the last is there."""
@@ -178,15 +186,14 @@ class _Distribution:
         queue = memory.units.link(link)
         edge = memory.units.position(queue)
         stream = (WEST if edge > 0 else EAST) * self.machine.streams.per_direction + _RECEIVED
-        emit.emit(Opcode.RECEIVE, queue, times, result=stream, tag=tags, origin=origin)
+        emit.emit(Opcode.RECEIVE, queue, times, result=stream, tag=tags, detail=bytes_, origin=origin)
         last = 0
-        for copy in range(memory.copies):
-            slices = memory.tensor_slices(tensor, copy, residues)
+        for copy in range(memory.copies if tensor.dtype.itemsize == 1 else 1):
+            slices = memory.tensor_slices(tensor, copy, residues) + bytes_ * RESIDUES
             way = np.array([abs(memory.units.position(int(each)) - edge) for each in slices])
             cycles = times + latency.receive + way
-            emit.emit(
-                Opcode.WRITE, slices, cycles, source0=stream, address=addresses, want0=tags, detail=16, origin=origin
-            )
+            columns = {"source0": stream, "address": addresses, "want0": tags, "detail": 16 + bytes_, "origin": origin}
+            emit.emit(Opcode.WRITE, slices, cycles, **columns)
             last = max(last, int(cycles.max()) + latency.write)
         return last
 

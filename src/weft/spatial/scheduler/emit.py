@@ -19,22 +19,23 @@ _DEFAULTS = {"function": 0, "source0": NONE, "source1": NONE, "result": NONE, "d
 class Emitter:
     """Issues of a layer. Cycles count from the layer's start until it is known."""
 
-    parts: list[dict[str, np.ndarray]] = field(default_factory=list[dict[str, np.ndarray]])
+    parts: list[tuple[int, dict[str, Any]]] = field(default_factory=list[tuple[int, dict[str, Any]]])
+    """How many issues, and their columns: arrays, or numbers that are the same for all."""
 
     def emit(self, opcode: Opcode, queue: Any, cycle: Any, **columns: Any) -> None:
         """Add issues; what is one number is the same for all."""
         given = {"opcode": int(opcode), "queue": queue, "cycle": cycle, **_DEFAULTS, **columns}
-        full = {name: np.asarray(given.get(name, 0)) for name in _COLUMNS}
-        length = max(each.size for each in full.values())
-        self.parts.append({name: np.broadcast_to(each.reshape(-1), (length,)) for name, each in full.items()})
+        flat = {name: each.reshape(-1) if isinstance(each, np.ndarray) else each for name, each in given.items()}
+        length = max((len(each) for each in flat.values() if isinstance(each, np.ndarray)), default=1)
+        self.parts.append((length, flat))
 
     def columns(self) -> dict[str, np.ndarray]:
-        return {
-            name: np.concatenate([part[name] for part in self.parts]).astype(np.int64)
-            if self.parts
-            else np.zeros(0, int)
-            for name in _COLUMNS
-        }
+        ends = np.cumsum([length for length, _ in self.parts]).tolist()
+        found = {name: np.zeros(ends[-1] if ends else 0, np.int64) for name in _COLUMNS}
+        for (length, part), end in zip(self.parts, ends, strict=True):
+            for name, values in part.items():
+                found[name][end - length : end] = values
+        return found
 
 
 def groups_of(columns: dict[str, np.ndarray]) -> np.ndarray:

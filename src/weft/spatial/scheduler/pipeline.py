@@ -11,6 +11,7 @@ there, and the weights of the next pass are loaded while this one runs.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 
@@ -72,7 +73,7 @@ class LayerPipeline:
         self.spare = self.machine.matrix.planes // 2 if in_one_half(self.layer) else 0
         self.asked = np.zeros(0, np.int64)
         self.twice = any(each.tensor is self.layer.source for each in streams_of(self.layer.root))
-        """Whether what is multiplied is read beside too: then from copies that the planes leave, once these are known."""
+        """Whether what is multiplied is read beside too: from copies that the planes leave, once these are known."""
         self.later: list[tuple[Worker, np.ndarray, np.ndarray]] = []
         self.sums = [stage for stage in self.chains.copies[0] if "product" in stage.node.operands]
 
@@ -160,7 +161,9 @@ class LayerPipeline:
         machine, memory = self.machine, self.memory
         width, per_half = machine.matrix.load_streams, machine.matrix.planes // 2
         if width > RESIDUES * memory.copies:
-            raise UnsupportedError(f"{width} vectors of a tensor are loaded in a cycle", hint="lower matrix.load_streams")
+            raise UnsupportedError(
+                f"{width} vectors of a tensor are loaded in a cycle", hint="lower matrix.load_streams"
+            )
         stream = self._stream(_outward(half), _WEIGHTS)
         edge = machine.edge * (2 * half - 1)
         for number in range(min(width, tile.count)):
@@ -191,17 +194,18 @@ class LayerPipeline:
         width, per_half = machine.matrix.load_streams, machine.matrix.planes // 2
         address, tag = memory.tile(half, tile), memory.tile_tag + tile * machine.matrix.rows
         stream = self._stream(_outward(half), _WEIGHTS)
-        for number in range(width):
-            slice_ = memory.weight_slice(half, number)
-            way = machine.edge - abs(memory.units.position(slice_))
-            self._emit(
-                Opcode.READ,
-                slice_,
-                cycles - way - machine.latency.read,
-                result=stream + number,
-                address=address + load,
-                tag=tag + load * width + number,
-            )
+        numbers = np.arange(width)[:, None]
+        slices = memory.weight_slice(half, 0) + numbers
+        way = machine.edge - np.abs(self._positions(slices))
+        shape = (width, len(load))
+        self._emit(
+            Opcode.READ,
+            np.broadcast_to(slices, shape),
+            cycles - way - machine.latency.read,
+            result=np.broadcast_to(stream + numbers, shape),
+            address=np.broadcast_to(address + load, shape),
+            tag=tag + load * width + numbers,
+        )
         for plane in range(half * per_half, (half + 1) * per_half):
             queue = memory.units.plane(plane, 0)
             wants = tag + load * width
@@ -347,9 +351,7 @@ class LayerPipeline:
             root = tensor.root.number
             self.reads[root] = min(int(cycles.min()), self.reads.get(root, 1 << 30))
             address = tensor.address(block, places)
-            self._emit(
-                Opcode.READ, slices, cycles, result=stream + byte, address=address, tag=tags, detail=byte
-            )
+            self._emit(Opcode.READ, slices, cycles, result=stream + byte, address=address, tag=tags, detail=byte)
         return stream, tags
 
     def _free_copies(self, tensor: Placed, residues: np.ndarray, times: np.ndarray) -> np.ndarray:
@@ -429,7 +431,7 @@ class LayerPipeline:
     def _positions(self, slices: np.ndarray) -> np.ndarray:
         return self._place_of[slices]
 
-    @property
+    @cached_property
     def _place_of(self) -> np.ndarray:
         return np.array([self.memory.units.position(queue) for queue in range(self.machine.slices)])
 

@@ -59,7 +59,9 @@ def _check_wire(
         what = f"sends {len(sends)} vectors, and chip {to} receives {len(receives)} of them"
         return [Violation(9, f"chip {chip}: {checks.at(int(sends[0]))} {what}")]
     sent, got = checks.issues["cycle"][sends], other.issues["cycle"][receives]
-    wrong = np.flatnonzero(checks.issues["want0"][sends] != other.issues["tag"][receives])
+    one, two = checks.issues, other.issues
+    differs = (one["want0"][sends] != two["tag"][receives]) | (one["detail"][sends] != two["detail"][receives])
+    wrong = np.flatnonzero(differs)
     if len(wrong):
         message = f"{other.at(int(receives[wrong[0]]))} receives another vector than was sent"
         found.append(Violation(9, f"chip {to}: {message}"))

@@ -95,6 +95,9 @@ def _check_operand(
     torn = ~loads & ~other & one_result & (driven_byte[held] != meant)
     _check_types(checks, reading[one_result & ~other & ~loads], driving[held[one_result & ~other & ~loads]], operand)
     checks.refuse(2, reading[torn], "finds the bytes of its vector in another order")
+    handed = ~other & ~one_result & np.isin(op[reading], (Opcode.SEND, Opcode.WRITE))
+    kept_byte = issues["detail"][reading] % 16 != issues["detail"][driving[held]]
+    checks.refuse(2, reading[handed & kept_byte], "finds another byte of its vector")
     constant = ~loads & ~other & ~one_result & (width[reading] > 1)
     if constant.any():
         _check_bytes(checks, reading[constant], byte[constant], driving[held[constant]])
