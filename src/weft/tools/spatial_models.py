@@ -12,7 +12,8 @@ from weft.backends.target import argument_names
 from weft.ir.types import tensor_of
 from weft.ops.graph import FuncOp
 from weft.passes.attention.recognize_attention import RecognizeAttention
-from weft.spatial.quantize.quantize_graph import QuantizedGraph, quantize_graph
+from weft.spatial.quantize.quantize_graph import quantize_graph
+from weft.spatial.quantize.quantized_graph import QuantizedGraph
 from weft.tile.text import functions_of, parse_program
 from weft.tools.opt import read_source
 from weft.tools.terminal import UsageError

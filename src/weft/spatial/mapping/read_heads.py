@@ -66,8 +66,9 @@ class HeadReader:
             return None
         if any(x.within is not None or x.border or x.order is not None for x in parts) or len(set(map(id, parts))) < 2:
             return None
-        shape = shape_of(op)
-        whole = self.model.tensor(f"t{len(self.model.tensors)}", shape, parts[0].dtype, (1, *shape))
+        rows, channels = shape_of(op)
+        name = f"t{len(self.model.tensors)}"
+        whole = self.model.tensor(name, (rows, channels), parts[0].dtype, (1, rows, channels))
         for number, part in enumerate(parts):
             part.within, part.shift = whole, sum(each.width for each in parts[:number])
         return whole
@@ -136,7 +137,8 @@ class HeadReader:
                 if stream.tensor.data is not None and len(layer.output.shape) == 3:
                     continue  # the same for every head, and a head begins with a block
                 one, other = stream.tensor.order, layer.output.order
-                if (one is None) != (other is None) or (one is not None and not np.array_equal(one, other)):
+                same = np.array_equal(one, other) if one is not None and other is not None else one is other
+                if not same:
                     raise UnsupportedError(
                         f"{stream.tensor.name} is used by heads that share keys, and beside a tensor that is not",
                         location=line_of(op.location),

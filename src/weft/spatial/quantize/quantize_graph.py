@@ -7,9 +7,9 @@ rotated positions, and caches of keys and values.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, cast
 
 import numpy as np
 from xdsl.ir import Operation, SSAValue
@@ -17,51 +17,13 @@ from xdsl.ir import Operation, SSAValue
 from weft.backends.reference.graph import run_op
 from weft.backends.target import argument_names
 from weft.errors import UnsupportedError
-from weft.ir.locations import line_of
 from weft.ir.types import Tensor, i8, tensor_of
 from weft.ops.base import GraphOp
 from weft.ops.graph import FuncOp, ReturnOp
 from weft.spatial.int8_transformer import TransformerBuilder
 from weft.spatial.quantize.float_values import Activated, HeadView, Norm, Pending, Quantized, Rotary
-
-
-@dataclass(frozen=True)
-class Argument:
-    """An argument or a result: floats of `shape` become integers of [rows, channels], and 1 stands for `scale`."""
-
-    name: str
-    shape: tuple[int, ...]
-    scale: float
-    heads: bool = False
-    """Whether it is [1, heads, rows, d] as floats."""
-
-    def integers(self, array: np.ndarray) -> np.ndarray:
-        """Floats as the machine takes them."""
-        flat = array.reshape(self.shape)
-        flat = np.moveaxis(flat, -3, -2) if self.heads else flat
-        rows = flat.reshape(-1, self.channels)
-        return np.clip(np.rint(rows / self.scale), -128, 127).astype(np.int8)
-
-    def floats(self, array: np.ndarray) -> np.ndarray:
-        """What integers stand for."""
-        if self.heads:
-            split = array.reshape(array.shape[0], self.shape[-3], self.shape[-1]).transpose(1, 0, 2)
-            return split.reshape(self.shape).astype(np.float32) * np.float32(self.scale)
-        return array.reshape(self.shape).astype(np.float32) * np.float32(self.scale)
-
-    @property
-    def channels(self) -> int:
-        return self.shape[-1] * (self.shape[-3] if self.heads else 1)
-
-
-@dataclass(frozen=True)
-class QuantizedGraph:
-    """A graph of 8-bit integers, its constants, and how its arguments and results are floats."""
-
-    function: FuncOp
-    constants: dict[str, np.ndarray]
-    arguments: Sequence[Argument]
-    results: Sequence[Argument]
+from weft.spatial.quantize.quantized_graph import Argument, QuantizedGraph
+from weft.spatial.quantize.rounding import Rounding
 
 
 def quantize_graph(
@@ -94,17 +56,8 @@ def _live(function: FuncOp) -> list[Operation]:
     return kept[::-1]
 
 
-@dataclass
-class _Quantizer:
-    function: FuncOp
-    ops: list[Operation]
-    known: set[str]
-    seen: dict[SSAValue, np.ndarray]
-    values: dict[SSAValue, Any] = field(default_factory=dict[SSAValue, Any])
-    roots: dict[SSAValue, SSAValue] = field(default_factory=dict[SSAValue, SSAValue])
-    """Values that are another's elements in the same order."""
-    rounded: dict[SSAValue, Pending] = field(default_factory=dict[SSAValue, Pending])
-    """What values were before they were rounded."""
+class _Quantizer(Rounding):
+    """Reads ops one after another."""
 
     def run(self) -> QuantizedGraph:
         taken, tensors = list[Argument](), dict[str, Tensor]()
@@ -142,85 +95,13 @@ class _Quantizer:
         function = self.build.finish(outputs)
         return QuantizedGraph(function, self.build.constants, taken, results)
 
-    # Values
-
-    def _root(self, value: SSAValue) -> SSAValue:
-        while value in self.roots:
-            value = self.roots[value]
-        return value
-
-    def _scale(self, value: SSAValue) -> float:
-        return max(float(np.abs(self.seen[value]).max(initial=0.0)), 1e-6) / 127
-
-    def _quantized(self, op: Operation, value: SSAValue) -> Quantized:
-        """A value as integers; what was pending is rounded here, once for all that use it."""
-        value = self._root(value)
-        match self.values.get(value):
-            case Quantized() as made:
-                return made
-            case Pending() as pending:
-                made, self.rounded[value] = self._rounded(pending, self._scale(value)), pending
-            case Norm(step="normed") as norm:
-                made = self._normed(op, norm, self._scale(value))
-            case Rotary(part="pair") as rotary:
-                made = self._rotated(op, rotary, self._scale(value))
-            case found:
-                raise self._refusal(op, f"{type(found).__name__} is used where a matrix is needed")
-        self.values[value] = made
-        return made
-
-    def _rounded(self, pending: Pending, to: float) -> Quantized:
-        build, b = self.build, self.build.builder
-        value: SSAValue | None = None
-        if pending.source is not None and pending.weights is not None:
-            steps = np.maximum(np.abs(pending.weights).max(axis=0), 1e-12) / 127
-            whole = np.clip(np.rint(pending.weights / steps), -127, 127).astype(np.int8)
-            value = build.scaled(build.dot(pending.source.value, whole), steps * pending.source.scale / to)
-        if pending.bias is not None and value is not None:
-            value = build.add(value, (pending.bias / to).astype(np.float32))
-        for each, factor in pending.beside:
-            channels = int(b.tensor(each.value).shape[1])  # type: ignore[arg-type]
-            term = build.scaled(each.value, np.broadcast_to(factor * each.scale / to, (channels,)))
-            value = term if value is None else b.add(value, term)
-        assert value is not None, "something is pending"
-        if pending.bias is not None and pending.source is None:
-            value = build.add(value, (pending.bias / to).astype(np.float32))
-        return Quantized(build.to_int8(value), to)
-
-    def _normed(self, op: Operation, norm: Norm, to: float) -> Quantized:
-        x = self._quantized(op, norm.of)
-        floats = self.seen[self._root(norm.of)].astype(np.float64)
-        floats = floats.reshape(-1, floats.shape[-1])
-        channels = floats.shape[1]
-        scale = x.scale
-        if norm.centred:
-            floats = floats - floats.mean(axis=1, keepdims=True)
-            scale = max(float(np.abs(floats).max()), 1e-6) / 127
-        spread = float(np.sqrt((floats**2).mean())) / scale
-        squared = 127 / min(127.0, max(5 * spread, 11.0)) ** 2
-        gamma = np.ones(channels) if norm.gamma is None else np.broadcast_to(norm.gamma, (channels,))
-        gamma = gamma * np.sqrt(channels * squared) / to
-        beta = None if norm.beta is None else np.broadcast_to(norm.beta, (channels,)) / to
-        epsilon = max(norm.epsilon * channels * squared / scale**2, 1e-3)
-        if norm.centred:
-            shift = np.zeros(channels) if beta is None else beta
-            made = self.build.layer_norm(x.value, gamma, shift, epsilon, x.scale / scale, squared)
-        else:
-            made = self.build.rms_norm(x.value, gamma, beta, epsilon, squared)
-        return Quantized(made, to)
-
-    def _refusal(self, op: Operation, what: str) -> UnsupportedError:
-        return UnsupportedError(
-            f"{op.name}: {what}", location=line_of(op.location), hint="docs/spatial.md says what is quantized"
-        )
-
     # Ops
 
     def _read(self, op: Operation) -> None:
         operands = [self._root(each) for each in op.operands]
         found = [self.values.get(each) for each in operands]
         result = op.results[0]
-        if all(isinstance(each, np.ndarray) for each in found):
+        if all(_array(each) is not None for each in found):
             self.values[result] = self.seen[result]
             return
         rule = getattr(self, f"_{op.name.removeprefix('graph.')}", None)
@@ -299,15 +180,15 @@ class _Quantizer:
         return replace(cache, of=joined)
 
     def _dot(self, op: GraphOp, operands: list[SSAValue], found: list[Any]) -> Any:
-        weights = found[1]
-        if not isinstance(weights, np.ndarray) or weights.ndim != 2:
+        weights = _array(found[1])
+        if weights is None or weights.ndim != 2:
             return None
         return Pending(self._quantized(op, operands[0]), weights.astype(np.float64))
 
     def _add(self, op: GraphOp, operands: list[SSAValue], found: list[Any]) -> Any:
         for (x, one), other in zip(zip(operands, found, strict=True), found[::-1], strict=True):
-            if isinstance(other, np.ndarray):
-                return self._plus(op, x, one, other)
+            if (constant := _array(other)) is not None:
+                return self._plus(op, x, one, constant)
         if all(isinstance(each, Rotary) for each in found):
             one, other = found if found[0].part == "cosine" else found[::-1]
             if (one.part, other.part) != ("cosine", "sine") or one.of != other.of:
@@ -366,11 +247,12 @@ class _Quantizer:
             return Quantized(self.build.gated_silu(first.value, second.value, first.scale, second.scale / to), to)
         return None
 
-    def _times(self, op: GraphOp, x: SSAValue, one: Any, other: Any) -> Any:
-        if isinstance(other, Norm) and other.step == "root":
-            same = isinstance(one, Norm) and one.step == "centred" and one.of == other.of
-            return replace(other, step="normed") if same or x == other.of else None
-        if not isinstance(other, np.ndarray):
+    def _times(self, op: GraphOp, x: SSAValue, one: Any, by: Any) -> Any:
+        if isinstance(by, Norm) and by.step == "root":
+            same = isinstance(one, Norm) and one.step == "centred" and one.of == by.of
+            return replace(by, step="normed") if same or x == by.of else None
+        other = _array(by)
+        if other is None:
             return None
         if isinstance(one, Norm) and one.step in ("sum", "squares"):
             return _averaged(one)
@@ -384,11 +266,13 @@ class _Quantizer:
             pending, factor = self._pending(op, x), other.reshape(-1).astype(np.float64)
             weights = None if pending.weights is None else pending.weights * factor
             bias = None if pending.bias is None else pending.bias * factor
-            return Pending(pending.source, weights, bias, tuple((each, by * factor) for each, by in pending.beside))
+            beside = tuple((each, before * factor) for each, before in pending.beside)
+            return Pending(pending.source, weights, bias, beside)
         return None
 
     def _pow(self, op: GraphOp, operands: list[SSAValue], found: list[Any]) -> Any:
-        square = isinstance(found[1], np.ndarray) and np.all(found[1] == 2)
+        power = _array(found[1])
+        square = power is not None and bool(np.all(power == 2))
         return Norm(operands[0], "square") if square and not isinstance(found[0], Norm) else None
 
     def _sum(self, op: GraphOp, operands: list[SSAValue], found: list[Any]) -> Any:
@@ -399,7 +283,7 @@ class _Quantizer:
         return Norm(operands[0], "sum")
 
     def _div(self, op: GraphOp, operands: list[SSAValue], found: list[Any]) -> Any:
-        return _averaged(found[0]) if isinstance(found[0], Norm) and isinstance(found[1], np.ndarray) else None
+        return _averaged(found[0]) if isinstance(found[0], Norm) and _array(found[1]) is not None else None
 
     def _rsqrt(self, op: GraphOp, operands: list[SSAValue], found: list[Any]) -> Any:
         return replace(found[0], step="root") if isinstance(found[0], Norm) and found[0].step == "variance" else None
@@ -422,21 +306,6 @@ class _Quantizer:
     def _neg(self, op: GraphOp, operands: list[SSAValue], found: list[Any]) -> Any:
         return replace(found[0], part="-1") if isinstance(found[0], Rotary) and found[0].part == "1" else None
 
-    def _rotated(self, op: Operation, rotary: Rotary, to: float) -> Quantized:
-        x, root = self._quantized(op, rotary.of), self._root(rotary.of)
-        before = self.rounded.get(root)
-        if before is None or before.source is None or before.weights is None or before.beside or rotary.factors is None:
-            raise self._refusal(op, "positions are rotated of what is no product by weights")
-
-        def turn(values: np.ndarray) -> np.ndarray:
-            split = values.reshape(*values.shape[:-1], rotary.heads, 2, -1)
-            return np.stack([-split[..., 1, :], split[..., 0, :]], axis=-2).reshape(values.shape)
-
-        bias = None if before.bias is None else turn(before.bias)
-        turned = self._rounded(Pending(before.source, turn(before.weights), bias), x.scale)
-        cosine, sine = np.rint(rotary.factors * 127).astype(np.int8)
-        return Quantized(self.build.rotate(x.value, turned.value, cosine, sine, x.scale / (127 * to)), to)
-
     def _attention(self, op: GraphOp, operands: list[SSAValue], found: list[Any]) -> Any:
         views, masks = found[:3], found[3:]
         if not all(isinstance(each, HeadView) and each.axes == "hsd" for each in views):
@@ -446,8 +315,8 @@ class _Quantizer:
         mask = np.ones((rows, keys), np.int8)
         if op.params["causal"]:
             mask = np.tril(mask)
-        for given in masks:
-            if not isinstance(given, np.ndarray):
+        for each in masks:
+            if (given := _array(each)) is None:
                 raise self._refusal(op, "a mask that is not constant")
             shown = given if given.dtype == np.bool_ else given > -1e4
             mask = mask * np.broadcast_to(shown.reshape(-1, *shown.shape[-2:])[0], (rows, keys)).astype(np.int8)
@@ -471,6 +340,11 @@ class _Quantizer:
         )
         self.values[made], self.seen[made] = Quantized(made, to), _matrix(self.seen[op.results[0]])
         return HeadView(made, heads, "hsd")
+
+
+def _array(value: Any) -> np.ndarray | None:
+    """A constant, if it is one."""
+    return cast(np.ndarray, value) if isinstance(value, np.ndarray) else None
 
 
 def _matrix(heads: np.ndarray) -> np.ndarray:

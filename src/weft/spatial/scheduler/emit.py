@@ -25,8 +25,9 @@ class Emitter:
     def emit(self, opcode: Opcode, queue: Any, cycle: Any, **columns: Any) -> None:
         """Add issues; what is one number is the same for all."""
         given = {"opcode": int(opcode), "queue": queue, "cycle": cycle, **_DEFAULTS, **columns}
-        flat = {name: each.reshape(-1) if isinstance(each, np.ndarray) else each for name, each in given.items()}
-        length = max((len(each) for each in flat.values() if isinstance(each, np.ndarray)), default=1)
+        arrays: dict[str, np.ndarray] = {name: each for name, each in given.items() if isinstance(each, np.ndarray)}
+        flat: dict[str, Any] = {**given, **{name: each.reshape(-1) for name, each in arrays.items()}}
+        length = max((each.size for each in arrays.values()), default=1)
         self.parts.append((length, flat))
 
     def columns(self) -> dict[str, np.ndarray]:

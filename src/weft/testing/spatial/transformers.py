@@ -53,6 +53,9 @@ class DecoderLayer(nn.Module):
     With a cache of `held` rows it takes the next `rows`, and gives their keys and values beside its result.
     """
 
+    cosine: Tensor
+    sine: Tensor
+
     def __init__(self, channels: int, heads: int, kv_heads: int, hidden: int, rows: int, held: int = 0) -> None:
         super().__init__()
         width = channels // heads

@@ -1,0 +1,116 @@
+"""Rounds what a graph of floats computes to 8-bit integers: products with their biases, norms, rotated positions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from xdsl.ir import Operation, SSAValue
+
+from weft.errors import UnsupportedError
+from weft.ir.locations import line_of
+from weft.ops.graph import FuncOp
+from weft.spatial.int8_transformer import TransformerBuilder
+from weft.spatial.quantize.float_values import Norm, Pending, Quantized, Rotary
+
+
+@dataclass
+class Rounding:
+    """The values of a graph, as integers or not yet, and the graph of integers that is being built."""
+
+    function: FuncOp
+    ops: list[Operation]
+    known: set[str]
+    seen: dict[SSAValue, np.ndarray]
+    values: dict[SSAValue, Any] = field(default_factory=dict[SSAValue, Any])
+    roots: dict[SSAValue, SSAValue] = field(default_factory=dict[SSAValue, SSAValue])
+    """Values that are another's elements in the same order."""
+    rounded: dict[SSAValue, Pending] = field(default_factory=dict[SSAValue, Pending])
+    """What values were before they were rounded."""
+    build: TransformerBuilder = field(default_factory=lambda: TransformerBuilder("empty", {}))
+
+    def _root(self, value: SSAValue) -> SSAValue:
+        while value in self.roots:
+            value = self.roots[value]
+        return value
+
+    def _scale(self, value: SSAValue) -> float:
+        return max(float(np.abs(self.seen[value]).max(initial=0.0)), 1e-6) / 127
+
+    def _quantized(self, op: Operation, value: SSAValue) -> Quantized:
+        """A value as integers; what was pending is rounded here, once for all that use it."""
+        value = self._root(value)
+        match self.values.get(value):
+            case Quantized() as made:
+                return made
+            case Pending() as pending:
+                made, self.rounded[value] = self._rounded(pending, self._scale(value)), pending
+            case Norm(step="normed") as norm:
+                made = self._normed(op, norm, self._scale(value))
+            case Rotary(part="pair") as rotary:
+                made = self._rotated(op, rotary, self._scale(value))
+            case found:
+                raise self._refusal(op, f"{type(found).__name__} is used where a matrix is needed")
+        self.values[value] = made
+        return made
+
+    def _rounded(self, pending: Pending, to: float) -> Quantized:
+        build, b = self.build, self.build.builder
+        value: SSAValue | None = None
+        if pending.source is not None and pending.weights is not None:
+            steps = np.maximum(np.abs(pending.weights).max(axis=0), 1e-12) / 127
+            whole = np.clip(np.rint(pending.weights / steps), -127, 127).astype(np.int8)
+            value = build.scaled(build.dot(pending.source.value, whole), steps * pending.source.scale / to)
+        if pending.bias is not None and value is not None:
+            value = build.add(value, (pending.bias / to).astype(np.float32))
+        for each, factor in pending.beside:
+            channels = int(b.tensor(each.value).shape[1])  # type: ignore[arg-type]
+            term = build.scaled(each.value, np.broadcast_to(factor * each.scale / to, (channels,)))
+            value = term if value is None else b.add(value, term)
+        assert value is not None, "something is pending"
+        if pending.bias is not None and pending.source is None:
+            value = build.add(value, (pending.bias / to).astype(np.float32))
+        return Quantized(build.to_int8(value), to)
+
+    def _normed(self, op: Operation, norm: Norm, to: float) -> Quantized:
+        x = self._quantized(op, norm.of)
+        floats = self.seen[self._root(norm.of)].astype(np.float64)
+        floats = floats.reshape(-1, floats.shape[-1])
+        channels = floats.shape[1]
+        scale = x.scale
+        if norm.centred:
+            floats = floats - floats.mean(axis=1, keepdims=True)
+            scale = max(float(np.abs(floats).max()), 1e-6) / 127
+        spread = float(np.sqrt((floats**2).mean())) / scale
+        squared = 127 / min(127.0, max(5 * spread, 11.0)) ** 2
+        gamma = np.ones(channels) if norm.gamma is None else np.broadcast_to(norm.gamma, (channels,))
+        gamma = gamma * np.sqrt(channels * squared) / to
+        beta = None if norm.beta is None else np.broadcast_to(norm.beta, (channels,)) / to
+        epsilon = max(norm.epsilon * channels * squared / scale**2, 1e-3)
+        if norm.centred:
+            shift = np.zeros(channels) if beta is None else beta
+            made = self.build.layer_norm(x.value, gamma, shift, epsilon, x.scale / scale, squared)
+        else:
+            made = self.build.rms_norm(x.value, gamma, beta, epsilon, squared)
+        return Quantized(made, to)
+
+    def _refusal(self, op: Operation, what: str) -> UnsupportedError:
+        return UnsupportedError(
+            f"{op.name}: {what}", location=line_of(op.location), hint="docs/spatial.md says what is quantized"
+        )
+
+    def _rotated(self, op: Operation, rotary: Rotary, to: float) -> Quantized:
+        x, root = self._quantized(op, rotary.of), self._root(rotary.of)
+        before = self.rounded.get(root)
+        if before is None or before.source is None or before.weights is None or before.beside or rotary.factors is None:
+            raise self._refusal(op, "positions are rotated of what is no product by weights")
+
+        def turn(values: np.ndarray) -> np.ndarray:
+            split = values.reshape(*values.shape[:-1], rotary.heads, 2, -1)
+            return np.stack([-split[..., 1, :], split[..., 0, :]], axis=-2).reshape(values.shape)
+
+        bias = None if before.bias is None else turn(before.bias)
+        turned = self._rounded(Pending(before.source, turn(before.weights), bias), x.scale)
+        cosine, sine = np.rint(rotary.factors * 127).astype(np.int8)
+        return Quantized(self.build.rotate(x.value, turned.value, cosine, sine, x.scale / (127 * to)), to)
