@@ -117,3 +117,13 @@ def test_an_unknown_machine_or_override_is_refused() -> None:
         load_machine("tsp2")
     with pytest.raises(MachineError, match=r"no field 'latency\.raed'"):
         load_machine("tsp1", {"latency.raed": 1})
+
+
+def test_a_hypothetical_machine_has_the_totals_that_are_stated() -> None:
+    lpx = streaming_machine("lpx-hypothetical")
+    assert lpx.memory_bytes == pytest.approx(500e6, rel=0.01)
+    assert lpx.memory_rate * lpx.clock_hz == pytest.approx(150e12, rel=0.01)
+    assert 2 * lpx.int8_macs * lpx.clock_hz == pytest.approx(9.6e15 / 8, rel=0.03)
+    assert lpx.links.count * lpx.links.bits / 8 * 2 == pytest.approx(2.5e12, rel=0.01)
+    public = {path for path in lpx.tagged("published") if path.startswith(("memory", "matrix", "latency", "vector"))}
+    assert not public

@@ -65,6 +65,14 @@ def test_other_machines_are_exact_too(overrides: dict[str, int]) -> None:
         check(random_program(seed), streaming_machine("tsp1", overrides))
 
 
+def test_a_hypothetical_machine_is_exact_too() -> None:
+    check(random_program(6), streaming_machine("lpx-hypothetical"))
+
+
+def test_pools_whose_windows_crowd_a_slice_run_slower() -> None:
+    check(random_program(10053))
+
+
 def product(m: int, k: int, n: int) -> str:
     x, w, y = f"tensor<{m}x{k}xi8>", f"tensor<{k}x{n}xi8>", f"tensor<{m}x{n}xi32>"
     return f"""

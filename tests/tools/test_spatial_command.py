@@ -64,3 +64,12 @@ def test_a_graph_that_is_refused_leaves_no_schedule_behind(weft, tmp_path: Path)
     (tmp_path / "wide.mlir").write_text(PRODUCT.replace("i8>", "f32>"))
     result = weft("spatial", "compile", str(tmp_path / "wide.mlir"), "-o", str(tmp_path / "made.mlir"), "--json")
     assert not last_json(result)["ok"] and not (tmp_path / "made.mlir").exists()
+
+
+def test_a_schedule_is_drawn_as_a_picture_and_as_a_page(weft, schedule: Path, tmp_path: Path) -> None:
+    assert weft("spatial", "trace", str(schedule), "-o", str(tmp_path / "gantt.png")).exit_code == 0
+    picture = (tmp_path / "gantt.png").read_bytes()
+    assert picture.startswith(b"\x89PNG") and picture.endswith(b"IEND\xaeB`\x82")
+    assert weft("spatial", "trace", str(schedule), "-o", str(tmp_path / "gantt.html")).exit_code == 0
+    page = (tmp_path / "gantt.html").read_text()
+    assert "data:image/png;base64," in page and "MXM plane 0 weights" in page and "http" not in page

@@ -85,10 +85,12 @@ def simulate_command(
 @spatial.command("trace")
 def trace_command(
     schedule: Schedule,
-    output: Annotated[Path, typer.Option("-o", "--output", help="Where to write the trace.")] = Path("trace.json"),
+    output: Annotated[
+        Path, typer.Option("-o", "--output", help="Where to write it: .json is a trace, .png and .html draw it.")
+    ] = Path("trace.json"),
     json: Json = False,
 ) -> None:
-    """Write a schedule as a trace for Perfetto: a row for each queue."""
+    """Write a schedule as a trace for Perfetto, or draw it: a row for each queue."""
     from weft.tools.spatial import trace_file
 
     terminal = Terminal(json=json)

@@ -17,6 +17,7 @@ from weft.backends.target import argument_names
 from weft.ir.types import tensor_of
 from weft.ops.graph import FuncOp
 from weft.spatial.explore import explore, page_of, pareto_front
+from weft.spatial.gantt import gantt_page, gantt_png
 from weft.spatial.machine import StreamingMachine, SystolicMachine, load_machine, streaming_machine
 from weft.spatial.program import Program
 from weft.spatial.schedule_dialect import load_program, save_program
@@ -244,9 +245,17 @@ def _values(word: str, given: str) -> list[Any]:
 
 
 def trace_file(terminal: Terminal, path: Path, output: Path) -> None:
-    """Write a schedule as a trace for Perfetto."""
+    """Write a schedule as a trace for Perfetto, or draw it: what the name of the output ends in says which."""
     check_file(output, "--output")
-    trace = trace_of(load_program(_existing(path)))
+    program = load_program(_existing(path))
+    if output.suffix in (".png", ".html"):
+        if output.suffix == ".png":
+            output.write_bytes(gantt_png(program))
+        else:
+            output.write_text(gantt_page(program, path.name), encoding="utf-8")
+        terminal.show(f"{program.cycles:,} cycles drawn in {output}")
+        terminal.finish({"ok": True, "cycles": program.cycles})
+    trace = trace_of(program)
     output.write_text(json.dumps(trace), encoding="utf-8")
     terminal.show(f"{len(trace['traceEvents']):,} events written to {output}; ui.perfetto.dev shows them")
     terminal.finish({"ok": True, "events": len(trace["traceEvents"])})
