@@ -10,14 +10,14 @@ from typing import Annotated
 import typer
 
 from weft import __version__
-from weft.tools.cli_artifacts import compile_command, inspect_command, run_command
-from weft.tools.cli_bench import bench
-from weft.tools.cli_commands import Commands, ScriptCommand
-from weft.tools.cli_onnx import conform_onnx
-from weft.tools.cli_options import Budget, Device, Json, Resume, Shard
-from weft.tools.cli_plan import plan
-from weft.tools.cli_spatial import spatial
-from weft.tools.cli_zoo import conform_zoo
+from weft.tools.commands.artifacts import compile_command, inspect_command, run_command
+from weft.tools.commands.bench import bench
+from weft.tools.commands.command_classes import Commands, ScriptCommand
+from weft.tools.commands.conform_onnx import conform_onnx
+from weft.tools.commands.conform_zoo import conform_zoo
+from weft.tools.commands.options import Budget, Device, Json, Resume, Shard
+from weft.tools.commands.plan import plan
+from weft.tools.commands.spatial import spatial
 from weft.tools.terminal import Terminal, UsageError, check_folder, counted
 
 app = typer.Typer(
@@ -82,8 +82,8 @@ def opt(
     """Run passes over a program's text and print it, like `mlir-opt`."""
     terminal = Terminal(json=json)
     with terminal.reporting_errors():
-        from weft.tools.opt import Options
-        from weft.tools.opt import opt as run
+        from weft.tools.opt.opt import Options
+        from weft.tools.opt.opt import opt as run
 
         asked = Options(passes, stop_after, level, verify, time, locations, cpu, triple, strict, target)
         run(terminal, file, asked)
@@ -169,9 +169,9 @@ def explain(
 
     Options are taken wherever they stand; put `--` before arguments of the script that look like them.
     """
-    from weft.tools.explain import explain_program, explain_script
-    from weft.tools.explain_device import known_target
-    from weft.tools.opt import read_source
+    from weft.tools.explain.device import known_target
+    from weft.tools.explain.report import explain_program, explain_script
+    from weft.tools.opt.opt import read_source
 
     terminal, failure = Terminal(json=json), None
     with terminal.reporting_errors():
@@ -181,12 +181,12 @@ def explain(
         if lines:
             os.environ["WEFT_DEBUG_LINES"] = "1"
         if re.fullmatch(r".+\.py:\w+", file):
-            from weft.tools.explain_kernel import Wanted, explain_kernel
+            from weft.tools.explain.kernel import Wanted, explain_kernel
 
             script, _, kernel = file.rpartition(":")
             explain_kernel(terminal, Wanted(Path(script), kernel, tuple(context.args), signature, save, gpu))
         if Path(file).suffix == ".py" and signature is None:
-            from weft.tools.explain_kernel import Wanted, explain_kernels, is_script_of_kernels
+            from weft.tools.explain.kernel import Wanted, explain_kernels, is_script_of_kernels
 
             if is_script_of_kernels(Path(file)):
                 explain_kernels(terminal, Wanted(Path(file), "", tuple(context.args), None, save, gpu))
@@ -300,7 +300,7 @@ def conform_opinfo(
     json: Json = False,
 ) -> None:
     """PyTorch's operator database, OpInfo, judged against eager and float64."""
-    from weft.tools.conform import Choice, opinfo
+    from weft.tools.conform.opinfo import Choice, opinfo
 
     terminal = Terminal(json=json)
     with terminal.reporting_errors():
@@ -322,8 +322,8 @@ def conform_models(
     json: Json = False,
 ) -> None:
     """Families of transformers, forward and one training step, judged against eager and float64."""
-    from weft.tools.conform_checks import CheckRequest
-    from weft.tools.conform_checks import conform_models as run
+    from weft.tools.conform.checks import CheckRequest
+    from weft.tools.conform.checks import conform_models as run
 
     terminal = Terminal(json=json)
     with terminal.reporting_errors():
@@ -345,8 +345,8 @@ def conform_training(
     json: Json = False,
 ) -> None:
     """Steps of training, whose loss must follow eager's."""
-    from weft.tools.conform_checks import CheckRequest
-    from weft.tools.conform_checks import conform_training as run
+    from weft.tools.conform.checks import CheckRequest
+    from weft.tools.conform.checks import conform_training as run
 
     terminal = Terminal(json=json)
     with terminal.reporting_errors():
@@ -365,8 +365,8 @@ def conform_raises(
     json: Json = False,
 ) -> None:
     """Wrong indices, divisors, counts and sizes: eager raises if and only if Weft does. Minutes for each operator."""
-    from weft.tools.conform_checks import CheckRequest
-    from weft.tools.conform_checks import conform_raises as run
+    from weft.tools.conform.checks import CheckRequest
+    from weft.tools.conform.checks import conform_raises as run
 
     terminal = Terminal(json=json)
     with terminal.reporting_errors():
@@ -388,7 +388,7 @@ def conform_triton(
 ) -> None:
     """Triton's own tests of its language, with `triton` resolved to Weft."""
     from weft.testing.triton.triton_conformance import TritonRun
-    from weft.tools.conform_triton import conform_triton as run
+    from weft.tools.conform.triton import conform_triton as run
 
     terminal = Terminal(json=json)
     with terminal.reporting_errors():
@@ -417,7 +417,7 @@ def conform_kernels(
     json: Json = False,
 ) -> None:
     """The tests of a library of Triton kernels (flash-linear-attention, Liger), with `triton` resolved to Weft."""
-    from weft.tools.conform_kernels import KernelRequest, conform_kernels
+    from weft.tools.conform.kernels import KernelRequest, conform_kernels
 
     terminal = Terminal(json=json)
     with terminal.reporting_errors():
@@ -440,8 +440,8 @@ def conform_tutorials(
     json: Json = False,
 ) -> None:
     """The kernels of Triton's tutorials, unmodified, judged against torch."""
-    from weft.tools.conform_checks import CheckRequest, conform_tutorials_on
-    from weft.tools.conform_triton import conform_tutorials as run
+    from weft.tools.conform.checks import CheckRequest, conform_tutorials_on
+    from weft.tools.conform.triton import conform_tutorials as run
 
     terminal = Terminal(json=json)
     with terminal.reporting_errors():

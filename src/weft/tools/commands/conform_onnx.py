@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from weft.tools.cli_options import Budget, Device, Json, Resume, Shard
+from weft.tools.commands.options import Budget, Device, Json, Resume, Shard
 from weft.tools.terminal import Terminal
 
 
@@ -26,8 +26,8 @@ def conform_onnx(
     json: Json = False,
 ) -> None:
     """ONNX's own backend tests through `weft.onnx.Backend`; refusals count as failures."""
-    from weft.tools.conform_onnx import OnnxRequest
-    from weft.tools.conform_onnx import conform_onnx as run
+    from weft.tools.conform.onnx import OnnxRequest
+    from weft.tools.conform.onnx import conform_onnx as run
 
     terminal = Terminal(json=json)
     with terminal.reporting_errors():

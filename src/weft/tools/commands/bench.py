@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from weft.tools.cli_options import Budget, Json, Resume, Shard
+from weft.tools.commands.options import Budget, Json, Resume, Shard
 from weft.tools.terminal import Terminal
 
 
@@ -39,7 +39,7 @@ def bench_file(
     json: Json = False,
 ) -> None:
     """The benchmarks of a file: what `perf_report` marks. `weft bench FILE` is short for this."""
-    from weft.tools.bench_file import bench_file as run
+    from weft.tools.bench.python_file import bench_file as run
 
     terminal = Terminal(json=json)
     with terminal.reporting_errors():
@@ -70,8 +70,8 @@ def bench_onnx(
     json: Json = False,
 ) -> None:
     """ONNX models: first start, later starts and calls. `weft bench model.onnx` is short for this."""
-    from weft.tools.bench_onnx import OnnxBenchRequest
-    from weft.tools.bench_onnx import bench_onnx as run
+    from weft.tools.bench.onnx import OnnxBenchRequest
+    from weft.tools.bench.onnx import bench_onnx as run
 
     terminal = Terminal(json=json)
     with terminal.reporting_errors():
@@ -99,8 +99,8 @@ def bench_cpu(
     json: Json = False,
 ) -> None:
     """Eager, Inductor and Weft on operators, models, training steps; and how long compiling takes."""
-    from weft.tools.bench import SUITES, Request
-    from weft.tools.bench import bench_cpu as run
+    from weft.tools.bench.cpu import SUITES, Request
+    from weft.tools.bench.cpu import bench_cpu as run
 
     terminal = Terminal(json=json)
     with terminal.reporting_errors():
@@ -131,8 +131,8 @@ def bench_gpu(
     json: Json = False,
 ) -> None:
     """Weft, libraries, Inductor and Triton on a GPU, with the L2 flushed, and a copy of the same bytes."""
-    from weft.tools.bench_gpu import SUITES, GpuRequest
-    from weft.tools.bench_gpu import bench_gpu as run
+    from weft.tools.bench.gpu import SUITES, GpuRequest
+    from weft.tools.bench.gpu import bench_gpu as run
 
     terminal = Terminal(json=json)
     with terminal.reporting_errors():
@@ -152,7 +152,7 @@ def bench_table(
     json: Json = False,
 ) -> None:
     """Tables from files of results."""
-    from weft.tools.result_files import bench_table as run
+    from weft.tools.bench.result_files import bench_table as run
 
     terminal = Terminal(json=json)
     with terminal.reporting_errors():
@@ -168,7 +168,7 @@ def bench_chart(
     json: Json = False,
 ) -> None:
     """One picture of files of results: the speed against the best peer, by machine and suite."""
-    from weft.tools.result_files import bench_chart as run
+    from weft.tools.bench.result_files import bench_chart as run
 
     terminal = Terminal(json=json)
     with terminal.reporting_errors():

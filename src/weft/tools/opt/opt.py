@@ -32,8 +32,8 @@ from weft.passes.registry import read_pipeline
 from weft.pipelines import cpu_passes, nvidia_passes
 from weft.tile.registry import Tile
 from weft.tile.text import functions_of, kernels_of, print_program, verify_program
-from weft.tools import opt_nvidia
-from weft.tools.opt_nvidia import NvidiaOptions
+from weft.tools.opt import nvidia as opt_nvidia
+from weft.tools.opt.nvidia import NvidiaOptions
 from weft.tools.terminal import Terminal, UsageError
 
 LEVELS = ("graph", "tile", "llvm", "asm", *opt_nvidia.LEVELS)

@@ -1,5 +1,5 @@
 """The page of the ops of GPU kernels, generated from what is registered for them:
-`python -m weft.tools.nvidia_op_page docs/nvidia-ops.md`.
+`python -m weft.tools.pages.nvidia_op_page docs/nvidia-ops.md`.
 
 Without a file the page goes to stdout.
 """
@@ -23,7 +23,7 @@ _HEAD = """\
 
 The ops of the `tile` and the `nvidia` dialect that a kernel for an NVIDIA GPU can hold, and the four things that the
 backend knows of each: [what to write for a new one](nvidia.md#an-op-of-a-kernel). Files are those of
-`src/weft/backends/nvidia`. This page is generated: `python -m weft.tools.nvidia_op_page docs/nvidia-ops.md`.
+`src/weft/backends/nvidia`. This page is generated: `python -m weft.tools.pages.nvidia_op_page docs/nvidia-ops.md`.
 """
 
 

@@ -20,7 +20,7 @@ from weft.errors import MissingError, WeftError
 from weft.testing.bench.benchmark import ONNX_RUNTIME, WEFT, Progress, Ratio, Timing, geometric_mean, paired_ratio
 from weft.testing.bench.onnx_session import missing_packages
 from weft.testing.child import Child
-from weft.tools.bench import watching
+from weft.tools.bench.cpu import watching
 from weft.tools.terminal import Terminal, UsageError
 
 ALLOWED_ERROR = 1e-3

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from weft.testing.bench.ratio_chart import RatioChart, ratio_svg
-from weft.tools.bench_report import check_text, insert
-from weft.tools.cpu_tables import CpuResults, is_right, read_cpu_results, side_by_side
-from weft.tools.gpu_report import GpuResults, has_wider_peers, markdown, read_results
+from weft.tools.bench.cpu_tables import CpuResults, is_right, read_cpu_results, side_by_side
+from weft.tools.bench.gpu_report import GpuResults, has_wider_peers, markdown, read_results
+from weft.tools.bench.report import check_text, insert
 from weft.tools.terminal import Terminal, check_file
 
 _TITLE = "Speed against the best peer of each case; right of 1× is faster"

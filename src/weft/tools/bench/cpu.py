@@ -3,7 +3,7 @@
 ONNX Runtime takes part in the models, where it is installed.
 
 The cases are in `weft.testing.bench.benchmark_ops` and `benchmark_models`, measuring is in
-`weft.testing.bench.benchmark`, what is printed and written in `weft.tools.bench_report`. Progress goes to stderr.
+`weft.testing.bench.benchmark`, what is printed and written in `weft.tools.bench.report`. Progress goes to stderr.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def bench_cpu(terminal: Terminal, request: Request) -> None:
         from weft.testing.bench.benchmark import cpp_compiler
         from weft.testing.bench.onnx_session import missing_packages
         from weft.testing.conformance.journal import part
-        from weft.tools.bench_report import Results, insert, machine
+        from weft.tools.bench.report import Results, insert, machine
 
         if request.threads:
             torch.set_num_threads(request.threads)
@@ -151,7 +151,7 @@ def _chosen(request: Request) -> tuple[list[Case], list[str], list[str]]:
 def _measured(terminal: Terminal, cases: Sequence[Case], request: Request) -> list[CaseResult]:
     from weft.testing.bench.benchmark import Limits
     from weft.testing.bench.benchmark_case import run_case
-    from weft.tools.bench_report import line
+    from weft.tools.bench.report import line
 
     limits = Limits(request.rounds, min(request.rounds, Limits().least), request.seconds)
     results: list[CaseResult] = []
@@ -167,7 +167,7 @@ def _measured(terminal: Terminal, cases: Sequence[Case], request: Request) -> li
 
 def _compiled(terminal: Terminal, models: Sequence[str], request: Request) -> list[CompileResult]:
     from weft.testing.compile_times import measure_model
-    from weft.tools.bench_report import line
+    from weft.tools.bench.report import line
 
     results: list[CompileResult] = []
     for number, name in enumerate(models, 1):
@@ -180,7 +180,7 @@ def _compiled(terminal: Terminal, models: Sequence[str], request: Request) -> li
 
 def _weighed(terminal: Terminal, models: Sequence[str], request: Request) -> list[MemoryResult]:
     from weft.testing.peak_memory import measure_memory
-    from weft.tools.bench_report import line
+    from weft.tools.bench.report import line
 
     results: list[MemoryResult] = []
     for number, name in enumerate(models, 1):

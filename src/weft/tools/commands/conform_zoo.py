@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from weft.tools.cli_options import Budget, Device, Json, Resume, Shard
+from weft.tools.commands.options import Budget, Device, Json, Resume, Shard
 from weft.tools.terminal import Terminal
 
 
@@ -38,11 +38,11 @@ def conform_zoo(
     terminal = Terminal(json=json)
     with terminal.reporting_errors():
         if into is not None:
-            from weft.tools.zoo_page import write_page
+            from weft.tools.pages.zoo_page import write_page
 
             write_page(terminal, into, results)
-        from weft.tools.conform_zoo import ZooRequest
-        from weft.tools.conform_zoo import conform_zoo as run
+        from weft.tools.conform.zoo import ZooRequest
+        from weft.tools.conform.zoo import conform_zoo as run
 
         chosen = tuple(dtype or ["float32", "bfloat16"])
         limits = shard, resume, jobs, budget, timeout, memory, sample, seed

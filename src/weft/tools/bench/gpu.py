@@ -1,7 +1,8 @@
 """`weft bench gpu`: Weft against libraries, Inductor and Triton on a GPU, and against a copy of the same bytes.
 
-The cases are in `weft.testing.gpu`, a file a suite; what is printed and written in `weft.tools.gpu_report`. Each case
-is run in a child process, and its row is written to a journal at once: a run that ends early goes on with `--resume`.
+The cases are in `weft.testing.gpu`, a file a suite; what is printed and written in `weft.tools.bench.gpu_report`. Each
+case is run in a child process, and its row is written to a journal at once: a run that ends early goes on with
+`--resume`.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
-from weft.tools.bench import without_caches
+from weft.tools.bench.cpu import without_caches
 from weft.tools.terminal import Terminal, UsageError, check_folder, counted, parse_shard
 
 if TYPE_CHECKING:
@@ -62,8 +63,8 @@ def bench_gpu(terminal: Terminal, request: GpuRequest) -> None:
         from weft.testing.conformance.journal import Journal, part, stamp
         from weft.testing.devices import device_named
         from weft.testing.gpu.runner import Setting, key, run_cases
-        from weft.tools.bench_report import check_text, insert
-        from weft.tools.gpu_report import PREFIX, GpuResults, cells
+        from weft.tools.bench.gpu_report import PREFIX, GpuResults, cells
+        from weft.tools.bench.report import check_text, insert
 
         device = "cpu" if request.rehearse else "cuda"
         device_named(device)  # says so at once where there is none

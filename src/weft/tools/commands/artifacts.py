@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from weft.tools import run_command_line as options
-from weft.tools.cli_options import Json, stated
+from weft.tools.commands import run_command_line as options
+from weft.tools.commands.options import Json, stated
 from weft.tools.terminal import Terminal
 
 Artifact = Annotated[Path, typer.Argument(help="A file that `weft compile` wrote.")]

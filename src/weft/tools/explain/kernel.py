@@ -33,7 +33,7 @@ from weft.frontends.triton.runtime.jit import OPTIONS, JITFunction, KernelInterf
 from weft.frontends.triton.runtime.specialise import SHORT_NAMES, element_type
 from weft.frontends.triton.runtime.stand_ins import MockTensor
 from weft.frontends.triton.tuning.autotune import kernel_of
-from weft.tools.explain_device import DeviceKernel, choices_table, device_figures, device_table, sass, single_kernel
+from weft.tools.explain.device import DeviceKernel, choices_table, device_figures, device_table, sass, single_kernel
 from weft.tools.terminal import Terminal, UsageError
 
 

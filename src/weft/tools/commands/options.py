@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from weft.tools.run_command_line import JSON, CommandOption
+from weft.tools.commands.run_command_line import JSON, CommandOption
 
 
 def stated(option: CommandOption) -> Any:

@@ -1,4 +1,4 @@
-"""The page of all ops, generated from their classes: `python -m weft.tools.op_pages docs/ops.md`.
+"""The page of all ops, generated from their classes: `python -m weft.tools.pages.op_page docs/ops.md`.
 
 Without a file the page goes to stdout. What it says is what the registry knows: names, parameters, docstrings, rules.
 """
@@ -29,7 +29,7 @@ _HEAD = """\
 # Ops
 
 The ops of the `graph` dialect, by the file in `src/weft/ops` that defines them. This page is generated:
-`python -m weft.tools.op_pages docs/ops.md`.
+`python -m weft.tools.pages.op_page docs/ops.md`.
 
 Operands come first, then parameters, with their types; a parameter with a default may be left out. The **kind** decides
 how an op is lowered ([adding an op](adding-an-op.md)); *no gradient* means that the class has no gradient rule. The

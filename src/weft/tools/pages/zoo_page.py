@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn, cast
 
-from weft.tools.conform_zoo import MODES, cause_of, counts
+from weft.tools.conform.zoo import MODES, cause_of, counts
 from weft.tools.terminal import Terminal, UsageError, check_file, counted
 
 MARKS = {"right": "✓", "wrong": "✗", "error": "✗", "torch": "t", "none": "–"}

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from weft.tools.cli_options import Json
+from weft.tools.commands.options import Json
 from weft.tools.terminal import Terminal, UsageError
 
 

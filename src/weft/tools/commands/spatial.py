@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from weft.tools.cli_options import Json
+from weft.tools.commands.options import Json
 from weft.tools.terminal import Terminal
 
 spatial = typer.Typer(help="Statically scheduled processors: schedules, proved and run.", no_args_is_help=True)

@@ -32,8 +32,8 @@ from weft.config import MODES, Config
 from weft.errors import UnsupportedError, WeftError
 from weft.runtime.profile import Profile, StepEvent, profile
 from weft.runtime.record import CompilationRecord, Fallback, recording
-from weft.tools.explain_breaks import GraphBreaks
-from weft.tools.explain_device import DeviceKernel, choices_table, device_figures, device_kernels, device_table, sass
+from weft.tools.explain.breaks import GraphBreaks
+from weft.tools.explain.device import DeviceKernel, choices_table, device_figures, device_kernels, device_table, sass
 from weft.tools.terminal import counted, scaled
 
 
