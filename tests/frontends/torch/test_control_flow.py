@@ -13,7 +13,7 @@ from weft.lower.steps import IfStep, KernelStep, LoopStep, all_steps
 from weft.ops.control import loop
 from weft.ops.graph import FuncOp, GraphBuilder, ReturnOp
 from weft.pipelines import compile_nvidia
-from weft.runtime.cuda_graphs import why_not_captured
+from weft.runtime.cuda.cuda_graphs import why_not_captured
 from weft.runtime.record import recording
 from weft.testing.interpreted import GpuInterpreter
 

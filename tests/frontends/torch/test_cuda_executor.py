@@ -34,10 +34,10 @@ from weft.frontends.torch.importer.sizes import SymbolReader
 from weft.ir.expr import symbol
 from weft.lower.steps import CallStep, DotStep, Plan, Step
 from weft.pipelines import compile_cpu
-from weft.runtime import cuda_graphs, memory
-from weft.runtime.cubins import decode_code, encode_code
-from weft.runtime.cuda_graphs import why_not_captured
-from weft.runtime.device_program import DeviceTape
+from weft.runtime.cuda import cuda_graphs, memory
+from weft.runtime.cuda.cubins import decode_code, encode_code
+from weft.runtime.cuda.cuda_graphs import why_not_captured
+from weft.runtime.cuda.device_program import DeviceTape
 from weft.runtime.executable import Executable, launcher
 
 called = torch.special.airy_ai

@@ -22,8 +22,8 @@ from weft.forks import compiled_once
 from weft.ir.expr import evaluate
 from weft.lower.steps import CallStep, DotStep, IfStep, KernelStep, LoopStep, Plan, Step, all_steps
 from weft.runtime.cache import DiskCache
-from weft.runtime.captures import Captures, Early, Span
-from weft.runtime.cubins import load_code
+from weft.runtime.cuda.captures import Captures, Early, Span
+from weft.runtime.cuda.cubins import load_code
 from weft.runtime.linking import link
 from weft.runtime.program import Program
 from weft.runtime.record import Resources, note_loaded

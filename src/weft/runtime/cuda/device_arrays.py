@@ -21,8 +21,8 @@ from weft.ir.types import DType, dtype_of_numpy
 from weft.runtime.array_adapter import ForeignCalls, NoForeignCalls
 from weft.runtime.constant_sets import ConstantSet
 from weft.runtime.constants import strided_zeros
-from weft.runtime.device_executor import ALIGNMENT, DeviceExecutor
-from weft.runtime.device_program import DeviceProgram
+from weft.runtime.cuda.device_executor import ALIGNMENT, DeviceExecutor
+from weft.runtime.cuda.device_program import DeviceProgram
 from weft.runtime.dlpack import CUDA, array_at, lend, lent
 from weft.runtime.strides import lowest, row_major, span
 

@@ -29,7 +29,7 @@ from weft.diagnostics import warn
 from weft.lower.steps import CallStep, KernelStep, Plan, inner_steps
 from weft.runtime.array_adapter import ArrayT
 from weft.runtime.constant_sets import ConstantSet
-from weft.runtime.device_executor import DeviceExecutor
+from weft.runtime.cuda.device_executor import DeviceExecutor
 from weft.runtime.profile import active_profile
 from weft.runtime.strides import lies_dense, span
 

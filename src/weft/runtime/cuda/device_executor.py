@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from weft.lower.steps import CallStep
 from weft.runtime.array_adapter import ArrayT
 from weft.runtime.constant_sets import ConstantSet
-from weft.runtime.device_program import DeviceProgram, DeviceTape
+from weft.runtime.cuda.device_program import DeviceProgram, DeviceTape
 from weft.runtime.plan_executor import Frame, PlanExecutor
 from weft.runtime.program import Apart
 from weft.runtime.tape import Tape
