@@ -34,7 +34,8 @@ from weft.frontends.torch.importer.sizes import SymbolReader
 from weft.ir.expr import symbol
 from weft.lower.steps import CallStep, DotStep, Plan, Step
 from weft.pipelines import compile_cpu
-from weft.runtime.cuda import cuda_graphs, memory
+from weft.runtime import memory
+from weft.runtime.cuda import cuda_graphs
 from weft.runtime.cuda.cubins import decode_code, encode_code
 from weft.runtime.cuda.cuda_graphs import why_not_captured
 from weft.runtime.cuda.device_program import DeviceTape
