@@ -13,7 +13,8 @@ from weft.lower.steps import CallStep
 from weft.runtime.array_adapter import ArrayT
 from weft.runtime.constant_sets import ConstantSet
 from weft.runtime.cuda.device_program import DeviceProgram, DeviceTape
-from weft.runtime.plan_executor import Frame, PlanExecutor
+from weft.runtime.frame import Frame
+from weft.runtime.plan_executor import PlanExecutor
 from weft.runtime.program import Apart
 from weft.runtime.tape import Tape
 

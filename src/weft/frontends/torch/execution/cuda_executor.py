@@ -38,7 +38,7 @@ from weft.runtime.constants import as_program, prepared_by
 from weft.runtime.cuda.cuda_graphs import GraphedCalls
 from weft.runtime.cuda.device_executor import DeviceExecutor
 from weft.runtime.cuda.device_program import DeviceProgram, DeviceTape
-from weft.runtime.plan_executor import Frame
+from weft.runtime.frame import Frame
 from weft.runtime.tape import Tape
 
 
