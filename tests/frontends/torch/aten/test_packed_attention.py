@@ -15,8 +15,8 @@ from xdsl.dialects.builtin import ModuleOp
 
 from weft.backends.nvidia.target import target_named
 from weft.config import Config
-from weft.frontends.torch.backend import CompiledGraph
 from weft.frontends.torch.capture.decompositions import decompositions
+from weft.frontends.torch.compiled_graph import CompiledGraph
 from weft.frontends.torch.importer.import_graph import import_graph
 from weft.frontends.torch.importer.opaque import OpaqueRuntime
 from weft.lower.machine import gpu_machine

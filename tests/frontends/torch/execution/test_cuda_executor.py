@@ -18,9 +18,9 @@ import weft
 from weft.backends.nvidia.code import DeviceCode, Launch, TensorMap
 from weft.config import Config
 from weft.errors import DeviceMemoryError, ParseError
-from weft.frontends.torch import backend
-from weft.frontends.torch.backend import CompiledGraph
+from weft.frontends.torch import executors as torch_executors
 from weft.frontends.torch.capture.decompositions import decompositions
+from weft.frontends.torch.compiled_graph import CompiledGraph
 from weft.frontends.torch.execution import cuda_executor, graph_pools, graph_services
 from weft.frontends.torch.execution.alignment import aligned, copied_whole
 from weft.frontends.torch.execution.copies import copy_all
@@ -395,7 +395,7 @@ def test_frozen_weights_that_change_are_captured_again(worthwhile: None, monkeyp
         executors.append(ExecutorHere(ProgramHere(plan, code, prepare), opaque, written=written_inputs(calling)))
         return executors[-1]
 
-    monkeypatch.setattr(backend, "_loaded_on", load)
+    monkeypatch.setattr(torch_executors, "_loaded_on", load)
     torch._dynamo.reset()
     module = torch.nn.Linear(16, 16)
     run = torch.compile(module, backend="weft", options={"cache": False, "freeze": True})

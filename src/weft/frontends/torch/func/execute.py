@@ -13,9 +13,10 @@ from torch import fx
 from weft.backends.target import require_capabilities
 from weft.config import Config
 from weft.forks import COMPILING
-from weft.frontends.torch.backend import CompiledGraph, LaterExecutor, executor_for, load_graph
+from weft.frontends.torch.compiled_graph import CompiledGraph
 from weft.frontends.torch.devices import target_on
 from weft.frontends.torch.execution.collection import without_collection
+from weft.frontends.torch.executors import LaterExecutor, executor_for, load_graph
 from weft.frontends.torch.func.program import Program
 from weft.frontends.torch.importer.imported_graph import Calling, ImportedGraph, Returned
 from weft.frontends.torch.importer.sizes import SymbolReader
