@@ -137,7 +137,7 @@ def explain(
     Options are taken wherever they stand; put `--` before arguments of the script that look like them.
     """
     from weft.tools.explain.device import known_target
-    from weft.tools.explain.report import explain_program, explain_script
+    from weft.tools.explain.explain import explain_program, explain_script
     from weft.tools.opt.opt import read_source
 
     terminal, failure = Terminal(json=json), None

@@ -134,7 +134,7 @@ def _of_script(path: str, arguments: list[str]) -> list[_Graph] | _FailingCall:
     """The graphs that a script compiles, as they come in, one that fails first; or a call that does not come in."""
 
     def run() -> dict[str, Any]:
-        from weft.tools.explain.report import explain_script
+        from weft.tools.explain.explain import explain_script
 
         explanation, _ = explain_script(path, arguments, programs=True, cached=False, inputs=True)
         for record in explanation.records:
