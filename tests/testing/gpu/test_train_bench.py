@@ -89,7 +89,7 @@ def test_who_searches_takes_part_only_where_asked() -> None:
 
 
 def test_kernels_are_summed_by_name_and_peaks_are_said() -> None:
-    found = summed([("a", 1.0), ("b", 5.0), ("a", 2.0)])
+    found = summed([("a", 0.0, 1.0), ("b", 1.0, 6.0), ("a", 4.0, 8.0)])  # the last was launched early
     assert found == {
         "us": 8.0,
         "kernels": 3,

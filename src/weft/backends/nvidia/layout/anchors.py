@@ -101,6 +101,8 @@ def anchors_of(kernel: tile.KernelOp, clusters: bool) -> Anchors:
     whole = sorted((s for s in shapes if not any(s != t and _is_part(s, t) for t in shapes)), key=prod, reverse=True)
     reduced = {op.axis.value.data for op in kernel.walk() if isinstance(op, Reduction)}
     warps, blocks = _of_pairs(ops) or integer(kernel, WARPS), integer(kernel, BLOCKS, 1)
+    if not warps and kernel.persistent is not None:
+        warps = kernel.persistent.value.data
     if not warps:
         warps, blocks = _size_of_program(prod(whole[0]) if whole else 1, bool(reduced), _may_cluster(kernel, clusters))
     products = [value for op in kernel.walk() if isinstance(op, WgmmaOp) for value in (op.out, op.a)]
@@ -129,9 +131,25 @@ def anchors_of(kernel: tile.KernelOp, clusters: bool) -> Anchors:
                 vectors[found.axis] = max(vectors.get(found.axis, 1), found.widths[found.axis])
         order = sorted(_row_major(shape), key=lambda axis: -bytes_along.get(axis, 0))
         vector = min(vectors.get(order[0], 1), _fair(shape, warps)) if order else 1
+        if kernel.persistent is not None:  # sums of neighbours are carried: as many as the widest operand asks for
+            vector = _covering(shape[order[0]], warps, min(vector, _of_widest(accesses, shape)))
         warp_order = sorted(order, key=lambda axis: axis in reduced)
         layouts[shape] = blocked(shape, warps, order, vector, warp_order, blocks)
     return Anchors(warps, blocks, layouts, facts, of_products=bool(products))
+
+
+def _of_widest(accesses: Sequence[tuple[tile.LoadOp | tile.StoreOp, tuple[int, ...]]], shape: tuple[int, ...]) -> int:
+    """How many neighbours of the widest elements that are read or written in a shape are moved at once."""
+    return WIDEST // max((pointer_dtype(op).bytes for op, part in accesses if part == shape), default=1)
+
+
+def _covering(columns: int, warps: int, vector: int) -> int:
+    """The most neighbours with which so many warps have little beyond the last column; as given if there are none."""
+    for each in (vector, vector // 2):
+        unit = WARP * warps * max(each, 1)
+        if -(-columns // unit) * unit * 15 <= columns * 16:
+            return max(each, 1)
+    return vector
 
 
 def _is_operand(op: Operation) -> bool:
