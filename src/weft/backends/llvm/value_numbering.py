@@ -18,12 +18,47 @@ from __future__ import annotations
 ENTRY = "entry"
 
 _WITHOUT_EFFECTS = frozenset(
-    """
-    add sub mul and or xor shl lshr ashr udiv sdiv urem srem icmp
-    fadd fsub fmul fdiv fneg fcmp select
-    zext sext trunc bitcast ptrtoint inttoptr fpext fptrunc sitofp uitofp fptosi fptoui
-    getelementptr extractvalue insertvalue extractelement insertelement shufflevector
-    """.split()
+    [
+        "add",
+        "sub",
+        "mul",
+        "and",
+        "or",
+        "xor",
+        "shl",
+        "lshr",
+        "ashr",
+        "udiv",
+        "sdiv",
+        "urem",
+        "srem",
+        "icmp",
+        "fadd",
+        "fsub",
+        "fmul",
+        "fdiv",
+        "fneg",
+        "fcmp",
+        "select",
+        "zext",
+        "sext",
+        "trunc",
+        "bitcast",
+        "ptrtoint",
+        "inttoptr",
+        "fpext",
+        "fptrunc",
+        "sitofp",
+        "uitofp",
+        "fptosi",
+        "fptoui",
+        "getelementptr",
+        "extractvalue",
+        "insertvalue",
+        "extractelement",
+        "insertelement",
+        "shufflevector",
+    ]
 )
 
 

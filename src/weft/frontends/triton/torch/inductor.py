@@ -66,7 +66,7 @@ def _standing_in(wrapper: Any, inductor: Compile) -> Compile:
             "fallback",
             "a function under torch.compile is compiled by Weft in place of Inductor",
             f"{reason}, and `triton` is Weft in this process",
-            'torch.compile(backend="weft") asks for that; weft.triton.enable().disable() gives Inductor its Triton back',
+            'torch.compile(backend="weft") asks for that, disable() of what weft.triton.enable() gave ends it',
             cause="inductor",
         )
         backend: Compile = importlib.import_module("weft.frontends.torch.backend").weft_backend
