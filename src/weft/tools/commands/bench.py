@@ -143,6 +143,30 @@ def bench_gpu(
         run(terminal, asked)
 
 
+@bench.command("libraries")
+def bench_libraries(
+    library: Annotated[
+        list[str], typer.Option("--from", help="A checkout of flash-linear-attention or Liger, or a package's name.")
+    ],
+    case: Annotated[list[str] | None, typer.Option(help="Cases by pattern: `liger*`; all if none is named.")] = None,
+    device: Annotated[str, typer.Option(help="Where the tensors are: cpu or cuda.")] = "cuda",
+    seconds: Annotated[float, typer.Option(help="How long to measure each side of a case, about.", min=0)] = 0.6,
+    budget: Budget = float("inf"),
+    shrink: Annotated[int, typer.Option(help="Divide rows and lengths by this, for a rehearsal.", min=1)] = 1,
+    resume: Resume = False,
+    reports: Annotated[Path, typer.Option(help="Where the journal of rows lies.")] = Path("reports"),
+    json: Json = False,
+) -> None:
+    """Twenty kernels of flash-linear-attention and Liger, forward and backward: Weft and Triton, first calls too."""
+    from weft.tools.bench_libraries import LibraryBenchRequest
+    from weft.tools.bench_libraries import bench_libraries as run
+
+    terminal = Terminal(json=json)
+    with terminal.reporting_errors():
+        given = tuple(library), tuple(case or ())
+        run(terminal, LibraryBenchRequest(*given, device, seconds, budget, shrink, resume, reports))
+
+
 @bench.command("table")
 def bench_table(
     files: Annotated[
