@@ -10,8 +10,7 @@ from collections.abc import Mapping
 from typing import Any, TypeAlias, cast
 
 from xdsl.dialects.builtin import TensorType
-from xdsl.ir import Attribute, Operation
-from xdsl.utils.hints import isa
+from xdsl.ir import Operation
 
 from weft.errors import ShapeError, WeftError
 from weft.ir.attributes import from_attribute
@@ -97,7 +96,7 @@ def tensors_of(function: FuncOp) -> list[Tensor]:
     """The types of all values of a function."""
     values = [*function.block.args, *(result for op in function.walk() for result in op.results)]
     values += [value for op in function.walk() for region in op.regions for value in region.block.args]
-    return [tensor_of(value.type) for value in values if isa(value.type, TensorType[Attribute])]
+    return [tensor_of(value.type) for value in values if isinstance(value.type, TensorType)]
 
 
 def _rule(op: GraphOp) -> _Rule:
