@@ -12,6 +12,7 @@ import platform
 import tempfile
 from dataclasses import dataclass, replace
 from functools import lru_cache
+
 import llvmlite.binding as llvm
 
 from weft.backends.cpu.separate_selects import separate_selects
