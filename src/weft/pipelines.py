@@ -12,9 +12,9 @@ from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.passes import ModulePass
 
-from weft.backends.cpu.compile import emit_kernels
 from weft.backends.cpu.microkernel import cpu_machine, panel_form
-from weft.backends.cpu.target import CpuTarget, compile_object, target_for
+from weft.backends.cpu.object_compiler import compile_kernels as compile_cpu_kernels
+from weft.backends.cpu.target import CpuTarget, target_for
 from weft.backends.nvidia.code import DeviceCode, Launch
 from weft.backends.nvidia.compile import KernelCompiler, Loads
 from weft.backends.nvidia.compile import annotate as annotate_by
@@ -394,10 +394,8 @@ def compile_cpu(
         start = report.measure("lower_to_tile", start)
         report.planned(planned.plan, planned.schedules)
         report.made_of_tiles(planned.kernels)
-        text = emit_kernels(planned.kernels, target, debug_lines=config.debug_lines)
-        start = report.measure("emit_llvm", start)
+        text, code = compile_cpu_kernels(planned.kernels, target, debug_lines=config.debug_lines)
         report.program("llvm", text)
-        code = compile_object(text, target)
         report.measure("llvm", start)
     return Compiled(planned.plan, code, report, planned.prepare, argument_names(function))
 
