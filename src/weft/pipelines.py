@@ -155,9 +155,7 @@ def cpu_passes(
 def cpu_passes_for(config: Config, target: CpuTarget, *, framework: bool = False) -> list[ModulePass]:
     """`cpu_passes` with the libraries that there are: this process's BLAS, and that of a `framework`."""
     tiles = framework and target.capabilities.library_matrix_tiles
-    return cpu_passes(
-        config, blas=bool(blas_symbols()), matrix_tiles=tiles, byte_products=target.multiplies_bytes
-    )
+    return cpu_passes(config, blas=bool(blas_symbols()), matrix_tiles=tiles, byte_products=target.multiplies_bytes)
 
 
 def sharding_passes() -> list[ModulePass]:

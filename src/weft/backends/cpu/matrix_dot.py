@@ -1,4 +1,4 @@
-"""Products of tiles with weights in panels that an x86's matrix tiles read: the rows of bf16, i8 or u8, where they lie."""
+"""Products of tiles with weights in panels that an x86's matrix tiles read: rows of bf16, i8 or u8, where they lie."""
 
 from __future__ import annotations
 

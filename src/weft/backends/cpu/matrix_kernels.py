@@ -1,7 +1,7 @@
 """Innermost loops of products in an x86's matrix tiles (AMX): 16 rows of 64 bytes each, and sums of 16 by 16 elements.
 
-bf16 is summed in f32, i8 and u8 in i32. A block is two tiles by two; the rows of a lie in memory as they are, b in panels of
-32 columns with as many neighbours along K together as make four bytes:
+bf16 is summed in f32, i8 and u8 in i32. A block is two tiles by two; the rows of a lie in memory as they are, b in
+panels of 32 columns with as many neighbours along K together as make four bytes:
 
     tile 0, 1        sums of rows 0 to 15       +=  tile 4 (rows of a)  *  tiles 6, 7 (columns of b)
     tile 2, 3        sums of rows 16 to 31      +=  tile 5              *  tiles 6, 7

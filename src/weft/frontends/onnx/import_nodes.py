@@ -264,7 +264,7 @@ def _is_quantized_weight(node: Node, inputs: Sequence[Value]) -> bool:
     codes = inputs[0] if inputs else None
     if node.op != "DequantizeLinear" or not isinstance(codes, Known):
         return False
-    return codes.array.ndim > 1 and codes.array.dtype in (np.int8, np.uint8)
+    return codes.array.ndim > 1 and codes.array.dtype.kind in "iu" and codes.array.dtype.itemsize == 1
 
 
 def _is_uniform(array: np.ndarray) -> bool:

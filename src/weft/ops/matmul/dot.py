@@ -54,9 +54,9 @@ _WIDENED = {i32: {(i8, i8), (u8, i8), (i16, i8)}, f32: {*product(_FLOAT8, _FLOAT
 class Dot(Structured):
     """The product of matrices [..., M, K] and [..., K, N] with equal leading dimensions.
 
-    Narrow floats are accumulated in f32 and rounded once; integers wrap around. With `dtype` i32, x of i8,
-    u8 or i16 and y of i8 are multiplied and summed in that type, and with f32, x and y of 8-bit floats of either kind or both
-    of the same 16 bits; with `fast` a machine may sum those of 8 bits in fewer digits.
+    Narrow floats are accumulated in f32 and rounded once; integers wrap around. With `dtype` i32, x of i8, u8
+    or i16 and y of i8 are multiplied and summed in that type, and with f32, x and y of 8-bit floats of either kind or
+    both of the same 16 bits; with `fast` a machine may sum those of 8 bits in fewer digits.
     """
 
     @classmethod

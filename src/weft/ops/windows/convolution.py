@@ -78,8 +78,8 @@ class Convolution(Reduction):
     Channels fall into `groups` that do not mix. `padding` has the zeros before and after each spatial dimension. If
     `transposed`, the weights are [C, O / groups, ...], and it is the gradient of the plain convolution: every element
     is spread over a window, `padding` is taken off, and `output_padding` tells which of the sizes that the plain one
-    maps to this one is meant. Narrow floats are accumulated in f32. With `dtype` i32, codes of i8 or u8 and weights of i8
-    are multiplied and summed in that type, and the padding is made of `fill`, the code of zero.
+    maps to this one is meant. Narrow floats are accumulated in f32. With `dtype` i32, codes of i8 or u8 and weights of
+    i8 are multiplied and summed in that type, and the padding is made of `fill`, the code of zero.
     """
 
     KIND: ClassVar[str] = "sum"

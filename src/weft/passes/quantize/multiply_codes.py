@@ -20,7 +20,7 @@ from weft.ir.expr import product
 from weft.ir.types import f32, i8, i32, tensor_of, u8
 from weft.ops.graph import FuncOp, GraphBuilder
 from weft.ops.matmul.dot import Dot
-from weft.ops.windows.convolution import Convolution, plain_params
+from weft.ops.windows.convolution import Convolution
 from weft.passes.convolution.convolve_by_matmul import geometry_of
 from weft.passes.simplify.constant_values import fixed_values, made_by, number_of
 
@@ -40,8 +40,8 @@ class MultiplyCodes(ModulePass):
     %e = graph.sub %d, (graph.mul %zero, (graph.sum %q over K))
     %y = graph.mul (graph.cast %e to f32), (graph.mul %s, %t)
 
-    Convolutions likewise, where `convolve_by_matmul` takes them. Weights of u8 are shifted to i8; where they have zeros,
-    those times the sums of rows are taken off as well.
+    Convolutions likewise, where `convolve_by_matmul` takes them. Weights of u8 are shifted to i8; where they have
+    zeros, those times the sums of rows are taken off as well.
     """
 
     name: ClassVar[str] = "multiply_codes"
@@ -114,11 +114,15 @@ class _Multiplying:
         shape = tensor_of(value.type).shape
         if all(_is_one(each) for each in (found.zero, found.scale)):
             codes = self._again(view, found.codes)
-            return _Codes(codes, *(None if each is None else self.b.reshape(each, shape=()) for each in (found.zero, found.scale)))
+            return _Codes(
+                codes, *(None if each is None else self.b.reshape(each, shape=()) for each in (found.zero, found.scale))
+            )
         if view.name != "graph.permute":
             return None
         rank = len(shape)
-        sides = [None if each is None else self._again(view, self._ranked(each, rank)) for each in (found.zero, found.scale)]
+        sides = [
+            None if each is None else self._again(view, self._ranked(each, rank)) for each in (found.zero, found.scale)
+        ]
         return _Codes(self._again(view, found.codes), *sides)
 
     def _again(self, view: Operation, value: SSAValue) -> SSAValue:
