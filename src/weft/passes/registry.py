@@ -38,6 +38,7 @@ from weft.passes.hoist_constants import HoistConstants
 from weft.passes.outline_regions import OutlineRegions
 from weft.passes.place_launches import PlaceLaunches
 from weft.passes.quantize.fuse_dequantization import FuseDequantization
+from weft.passes.quantize.multiply_codes import MultiplyCodes
 from weft.passes.quantize.quantize_weight_only import QuantizeWeightOnly
 from weft.passes.quantize.quantize_weights import QuantizeWeights
 from weft.passes.quantize.recognize_dequantization import RecognizeDequantization
@@ -68,6 +69,7 @@ PASSES: dict[str, type[ModulePass]] = {
         RecognizeAttention,
         FindBlockMasks,
         PackGqa,
+        MultiplyCodes,
         FoldBatchNorm,
         ConvolveByMatmul,
         ConvolveTrained,
