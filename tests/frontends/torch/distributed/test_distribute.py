@@ -456,12 +456,12 @@ def test_what_does_not_fit_is_refused() -> None:
         assert part in text
 
 
-def test_pipeline_stages_are_refused() -> None:
+def test_messages_of_a_program_that_is_no_stage_are_refused() -> None:
     function = FuncOp.make("stage", {"x": Tensor(f32, (4,))})
     b = GraphBuilder(function.block)
     b.insert(Send.make(function.block.args[0], axis="pp", to=1, channel=0))
     b.insert(ReturnOp.make([function.block.args[0]]))
-    with pytest.raises(UnsupportedError, match="pipeline stages are not run yet"):
+    with pytest.raises(UnsupportedError, match="no stage of a pipeline"):
         CollectiveLowering(function, {}, {}).run()
 
 

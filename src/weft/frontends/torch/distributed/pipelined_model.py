@@ -1,8 +1,8 @@
 """A model whose stages are on the ranks of an axis: it is trained by `step`, and evaluated by calling it.
 
 Every rank calls it with the same whole batch, which goes through the stages in micro-batches: 1F1B, or interleaved
-where a rank has several stages. A rank holds the parameters of its stages alone; the others are None in their modules, and
-neither optimizers nor checkpoints see them.
+where a rank has several stages. A rank holds the parameters of its stages alone; the others are None in their modules,
+and neither optimizers nor checkpoints see them.
 """
 
 # pyright: reportPrivateUsage=false, reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -62,6 +62,8 @@ class PipelinedModel(nn.Module):
         self.fake = FakeTensorMode(allow_non_fake_inputs=True)
         self.skeleton = [skeleton_of(model, self.fake)]
         self.shardings = {name: plan.sharding(name, p, self.groups.mesh) for name, p in model.named_parameters()}
+        self.tied = _tied(model)
+        self.shardings |= {name: self.shardings[names[0]] for names in self.tied for name in names}
         self.model = model
         self.stages = self._place(model)
         self.programs: dict[Any, _RankStages] = {}
@@ -75,19 +77,19 @@ class PipelinedModel(nn.Module):
         captured = self._capture(first, spec, None, None)
         numbers = [n for n, name in enumerate(captured.state) if isinstance(attrgetter(name)(self), nn.Parameter)]
         found = place_parameters(captured.function, numbers, self.line.stages)
-        stages = {captured.state[n].removeprefix("model."): where for n, where in found.items()}
-        own = set(self.line.own)
-        done: dict[int, nn.Parameter | None] = {}
-        for name, parameter in list(model.named_parameters(remove_duplicate=False)):
-            where = stages.setdefault(name, next((stages[k] for k in _names(model, parameter) if k in stages), (0,)))
-            if id(parameter) not in done:
-                sharding = self.shardings.get(name)
-                held = bool(own & set(where)) and sharding is not None
-                devices = None if self.alone else self.groups.devices
-                placed = placed_parameter(parameter, sharding, self.groups.mesh, devices, self.rank) if held else None  # type: ignore[arg-type]
-                done[id(parameter)] = placed
-            owner, _, leaf = name.rpartition(".")
-            model.get_submodule(owner)._parameters[leaf] = done[id(parameter)]
+        used = {captured.state[n].removeprefix("model."): where for n, where in found.items()}
+        own, stages = set(self.line.own), dict[str, tuple[int, ...]]()
+        for names in self.tied:
+            where = tuple(sorted({stage for name in names for stage in used.get(name, ())})) or (0,)
+            parameter = model.get_parameter(names[0])
+            devices = None if self.alone else self.groups.devices
+            placed = None
+            if own & set(where):
+                placed = placed_parameter(parameter, self.shardings[names[0]], self.groups.mesh, devices, self.rank)
+            for name in names:
+                stages[name] = where
+                owner, _, leaf = name.rpartition(".")
+                model.get_submodule(owner)._parameters[leaf] = placed
         return stages
 
     def _capture(self, leaves: Sequence[Any], spec: Any, loss: Loss | None, targets: Any) -> CapturedModel:
@@ -170,7 +172,7 @@ class PipelinedModel(nn.Module):
         """Add up the gradients of parameters that several ranks of the line hold."""
         for number, where in sorted(stages.placed.items()):
             ranks = {stage % self.line.size for stage in where}
-            if number not in stages.wanted or len(ranks) < 2:
+            if number not in stages.wanted or stages.first[number] != number or len(ranks) < 2:
                 continue
             sharding = stages.shardings[number]
             tensor = sharding.local(tensor_of(stages.captured.function.block.args[number].type), self.groups.mesh)
@@ -251,7 +253,12 @@ class PipelinedModel(nn.Module):
 
         forwards = {n: compiled(each.forward) for n, each in programs.items()}
         backwards = {n: compiled(each.backward) for n, each in programs.items() if each.backward is not None}
-        return _RankStages(captured, programs, forwards, backwards, program.arguments, program.placed, program.wanted)
+        numbers = {name.removeprefix("model."): number for number, name in enumerate(captured.state)}
+        same = [[numbers[name] for name in names if name in numbers] for names in self.tied]
+        first = {number: each[0] for each in same for number in each}
+        return _RankStages(
+            captured, programs, forwards, backwards, program.arguments, program.placed, program.wanted, first
+        )
 
 
 @dataclass(frozen=True)
@@ -289,6 +296,8 @@ class _RankStages:
     shardings: Sequence[Sharding]
     placed: Any
     wanted: frozenset[int]
+    first: dict[int, int]
+    """Of each wanted parameter the first argument that is the same one, under whatever name."""
 
     def state(self, model: PipelinedModel) -> list[torch.Tensor | None]:
         return [attrgetter(name)(model) for name in self.captured.state]
@@ -317,7 +326,7 @@ class _RankStages:
         seeds = [torch.full((), seed, dtype=to_torch(each.dtype), device=_device(arguments)) for each in result]
         again = [arguments[n] for n in program.again]
         found = self.backwards[stage]([*again, *kept, *(seeds if program.results else [])])
-        for number, gradient in zip(program.wanted, found, strict=True):
+        for number, gradient in zip((self.first[n] for n in program.wanted), found, strict=True):
             gradients[number] = gradient if number not in gradients else gradients[number] + gradient
 
     def add_gradients(self, model: PipelinedModel, gradients: dict[int, torch.Tensor]) -> None:
@@ -395,9 +404,12 @@ def _device(arguments: Sequence[Any]) -> torch.device:
     return next((each.device for each in arguments if isinstance(each, torch.Tensor)), torch.device("cpu"))
 
 
-def _names(model: nn.Module, parameter: nn.Parameter) -> list[str]:
-    """All names of a parameter that is tied."""
-    return [name for name, each in model.named_parameters(remove_duplicate=False) if each is parameter]
+def _tied(model: nn.Module) -> list[list[str]]:
+    """The names of each parameter, which may have several."""
+    found: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        found.setdefault(id(parameter), []).append(name)
+    return list(found.values())
 
 
 def _described(leaf: Any) -> Any:
