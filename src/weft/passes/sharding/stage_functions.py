@@ -30,8 +30,10 @@ from weft.passes.sharding.pipeline import cut_stages
 
 _FLOPS_PER_BYTE = 64.0
 """Operations that take as long as moving a byte: what ops are weighed by against each other."""
-_SENT = 16.0
-"""How much longer a byte takes from rank to rank than from memory."""
+_SENT = 2.0
+"""What a byte from rank to rank weighs against one from memory: it takes far longer, mostly beside other work."""
+_MOST_CUTS = 400
+"""Places where a program may be cut: the time to choose among them grows with their square."""
 _CARRIED = ("graph.cast",)
 """Ops of a single parameter, views apart, that every stage does for itself."""
 
@@ -87,7 +89,7 @@ def place_parameters(function: FuncOp, parameters: Sequence[int], stages: int) -
             last = max((places.get(use.operation, 0) for use in value.uses), default=0)
             for place in range(places[op] + 1, last + 1):
                 sent[place] += _bytes(value)
-    cuts = _cuts(sent, stages)
+    cuts = _cuts(sent)
     costs = [sum(map(_cost, ops[start:end])) for start, end in pairwise(cuts)]
     chosen = cut_stages(costs, [sent[cut] * _SENT for cut in cuts], stages)
     starts = [cuts[start] for start in chosen.starts]
@@ -99,12 +101,10 @@ def place_parameters(function: FuncOp, parameters: Sequence[int], stages: int) -
     return {number: tuple(sorted(stages)) or (0,) for number, stages in found.items()}
 
 
-def _cuts(sent: Sequence[float], stages: int) -> list[int]:
-    """Where a program is worth cutting: where about as little as anywhere is to be sent."""
-    inside = [size for size in sent[1:-1] if size > 0]
-    bound = 1.5 * min(inside, default=0.0)
-    cuts = [0, *(place for place in range(1, len(sent) - 1) if sent[place] <= bound), len(sent) - 1]
-    return cuts if len(cuts) > stages else list(range(len(sent)))
+def _cuts(sent: Sequence[float]) -> list[int]:
+    """Where a program may be cut: the places where the least is to be sent."""
+    inside = sorted(range(1, len(sent) - 1), key=lambda place: sent[place])[:_MOST_CUTS]
+    return [0, *sorted(inside), len(sent) - 1]
 
 
 def _cost(op: Operation) -> float:
