@@ -61,10 +61,28 @@ class CollectiveLowering:
                 self._wait(op)
             elif isinstance(op, Send | Recv):
                 self._transfer(op)
+        self._wait_at_the_end()
         for op in reversed(list(self.function.block.ops)):
             if isinstance(op, Collective):
                 op.detach()
                 op.erase()
+
+    def _wait_at_the_end(self) -> None:
+        """What is started here and awaited elsewhere, a backward for example, is given once it is there."""
+        returned = self.function.returned
+        b = GraphBuilder(self.function.block, before=returned)
+        for number, operand in enumerate(returned.operands):
+            if (started := self.started.get(operand)) is None or not isinstance(operand.owner, GraphOp):
+                continue
+            made = self._call(
+                b,
+                "wait",
+                _ops.wait_tensor.default,
+                (TensorArgument(started.value),),
+                [b.tensor(started.value)],
+                operand.owner,
+            )
+            returned.operands[number] = started.finish(b, made.results[0])
 
     def _transfer(self, op: Send | Recv) -> None:
         if self.pairs is None:

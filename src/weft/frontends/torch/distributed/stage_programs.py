@@ -12,14 +12,12 @@ from xdsl.dialects.builtin import ModuleOp
 
 from weft.ir.sharding import Mesh, Sharding
 from weft.ir.types import tensor_of
-from weft.ops.base import GraphOp
 from weft.ops.graph import FuncOp, module_of
 from weft.passes.differentiate import is_float, value_and_vjp_function
-from weft.passes.sharding.annotations import ARGS, OUT, RESULTS, set_late_axes, set_mesh, set_shardings, shardings_at
-from weft.passes.sharding.schedule_collectives import schedule
+from weft.passes.sharding.annotations import ARGS, RESULTS, set_late_axes, set_mesh, set_shardings, shardings_at
 from weft.passes.sharding.stage_functions import Message, Stage, cut_into_stages, with_transfers
 from weft.passes.split_joint import split_joint
-from weft.pipelines import sharding_passes
+from weft.pipelines import arrange_collectives, dispatch_passes, partition_passes
 
 
 @dataclass(frozen=True)
@@ -52,7 +50,7 @@ class Program:
 
 def stage_programs(program: Program, axis: str, ranks: int, place: int, chunks: int) -> dict[int, StageProgram]:
     """The programs of the rank at `place` on the pipeline's axis, by stage: every `ranks`-th of all."""
-    stages = cut_into_stages(_simplified(program.function), program.placed, ranks * chunks)
+    stages = cut_into_stages(_prepared(program), program.placed, ranks * chunks)
     lies = _message_shardings(program, stages)
     return {
         number: _StageBuilder(program, stages, number, lies, axis, ranks).build()
@@ -60,11 +58,12 @@ def stage_programs(program: Program, axis: str, ranks: int, place: int, chunks: 
     }
 
 
-def _simplified(function: FuncOp) -> FuncOp:
-    module = module_of(function.clone())
-    for each in sharding_passes():
-        if each.name == "propagate_shardings":
-            break
+def _prepared(program: Program) -> FuncOp:
+    function = program.function.clone()
+    set_mesh(function, program.mesh)
+    set_shardings(function, ARGS, program.arguments)
+    module = module_of(function)
+    for each in dispatch_passes():
         each.apply(Context(), module)
     return only_function(module)
 
@@ -80,7 +79,7 @@ def _message_shardings(program: Program, stages: Sequence[Stage]) -> dict[int, S
         function = stage.function.clone()
         _annotate(function, program, stage, [found[n] for n in stage.received], [None] * _results(stage))
         module = module_of(function)
-        for each in sharding_passes():
+        for each in partition_passes():
             if each.name == "propagate_shardings":
                 each.apply(Context(), module)
         given = shardings_at(function, RESULTS, _results(stage))
@@ -102,9 +101,6 @@ def _annotate(
     results: Sequence[Sharding | None],
     seeds: Sequence[Sharding] = (),
 ) -> None:
-    for op in function.block.ops:
-        if isinstance(op, GraphOp):
-            op.attributes.pop(OUT, None)
     set_mesh(function, program.mesh)
     set_shardings(function, ARGS, [*(program.arguments[n] for n in stage.arguments), *received, *seeds])
     set_shardings(function, RESULTS, results)
@@ -142,16 +138,17 @@ class _StageBuilder:
         gradients = [every[place] for place in (*wanted, *back)] if trains else []
         _annotate(function, program, stage, received, [*results, *gradients], seeds)
         module = module_of(function)
-        for each in sharding_passes():
+        for each in partition_passes():
             each.apply(Context(), module)
         made = only_function(module)
         sent = {place: self._message(n, 1) for place, n in enumerate(stage.sent)}
         arrives = {first + place: self._message(n, -1) for place, n in enumerate(stage.received)}
         if not trains:
+            arrange_collectives(made)
             return StageProgram(with_transfers(made, arrives, sent), stage.arguments, stage.results)
         split = split_joint(made, len(values), len(seeds))
-        schedule(split.forward)
-        schedule(split.backward)
+        arrange_collectives(split.forward)
+        arrange_collectives(split.backward)
         kept = [place for place in split.arguments if place >= first]
         forward = with_transfers(split.forward, arrives, sent, kept)
         again = tuple(stage.arguments[place] for place in split.arguments if place < first)
