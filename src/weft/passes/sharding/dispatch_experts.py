@@ -18,11 +18,12 @@ from weft.ops.base import GraphOp, View, viewed
 from weft.ops.graph import FuncOp, GraphBuilder
 from weft.ops.sharding_rules import rule_of
 from weft.passes.sharding.annotations import ARGS, OUT, mesh_of, set_shardings, shardings_at
+from weft.passes.sharding.propagate_shardings import PropagateShardings
 
 
 @dataclass(frozen=True)
 class DispatchExperts(ModulePass):
-    """%m = graph.take %w, %g      // %w [{ep}, {}, {}]        rows by rank: [R, R·n, K]  →  all_to_all
+    """%m = graph.take %w, %g      // %w [{ep}, {}, {}]        rows by rank: [D, R, R·n, K]  →  all_to_all
     %y = graph.dot %m, %x                                →     each rank's rows with its matrices
                                                                all_to_all  →  rows in their order
 
@@ -37,8 +38,53 @@ class DispatchExperts(ModulePass):
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         for function in op.body.block.ops:
             if isinstance(function, FuncOp) and (mesh := mesh_of(function)) is not None:
-                for (index, axis), takes in _chosen(function, mesh).items():
-                    _dispatch(function, mesh, axis, index, takes)
+                chosen = _chosen(function, mesh)
+                lies = _lies(function) if chosen else {}
+                for (index, axis), takes in chosen.items():
+                    if (layout := _layout(index, axis, lies.get(index), mesh)) is not None:
+                        _dispatch(function, layout, index, takes)
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """How rows lie: over `outer` axes first, which are data parallel, and over the experts' `axis`."""
+
+    axis: str
+    outer: tuple[str, ...]
+    groups: int
+    ranks: int
+    rows: int
+
+    @property
+    def wide(self) -> int:
+        """The rows of all ranks, with places for all that may come."""
+        return self.groups * self.ranks * self.ranks * self.rows
+
+
+def _lies(function: FuncOp) -> dict[SSAValue, Sharding]:
+    """The sharding of every value, were experts gathered."""
+    copy = function.clone()
+    PropagateShardings().apply(Context(), ModuleOp([copy]))
+    found: dict[SSAValue, Sharding] = {}
+    arguments = shardings_at(copy, ARGS, len(copy.block.args))
+    found |= {v: s for v, s in zip(function.block.args, arguments, strict=True) if s is not None}
+    for op, twin in zip(function.block.ops, copy.block.ops, strict=True):
+        lies = shardings_at(twin, OUT, len(twin.results))
+        found |= {value: sharding for value, sharding in zip(op.results, lies, strict=True) if sharding is not None}
+    return found
+
+
+def _layout(index: SSAValue, axis: str, lies: Sharding | None, mesh: Mesh) -> _Layout | None:
+    splits = lies.dims[0] if lies is not None and lies.dims else ()
+    outer: list[str] = []
+    for split in splits:
+        if split.axis == axis or split.blocks != 1:
+            break
+        outer.append(split.axis)
+    rows, groups, ranks = tensor_of(index.type).shape[0], mesh.size(outer), mesh.size([axis])
+    if not isinstance(rows, int) or rows % (groups * ranks):
+        return None
+    return _Layout(axis, tuple(outer), groups, ranks, rows // (groups * ranks))
 
 
 def _chosen(function: FuncOp, mesh: Mesh) -> dict[tuple[SSAValue, str], list[GraphOp]]:
@@ -138,9 +184,8 @@ def _region(function: FuncOp, takes: Sequence[GraphOp], rows: int) -> _Region | 
     return None if late else _Region(ops, read, outputs, place)
 
 
-def _dispatch(function: FuncOp, mesh: Mesh, axis: str, index: SSAValue, takes: Sequence[GraphOp]) -> None:
-    rows, ranks = tensor_of(index.type).shape[0], mesh.size([axis])
-    assert isinstance(rows, int), "chosen so"
+def _dispatch(function: FuncOp, layout: _Layout, index: SSAValue, takes: Sequence[GraphOp]) -> None:
+    rows = layout.groups * layout.ranks * layout.rows
     region = _region(function, takes, rows)
     if region is None:
         return
@@ -150,13 +195,14 @@ def _dispatch(function: FuncOp, mesh: Mesh, axis: str, index: SSAValue, takes: S
     (count,) = experts
     assert isinstance(count, int), "chosen so"
     b = GraphBuilder(function.block, region.place.location, before=region.place)
-    routes = _Routes(b, axis, ranks, rows // ranks, count // ranks, index)
+    routes = _Routes(b, layout, count // layout.ranks, index)
     mapped: dict[SSAValue, SSAValue] = {value: routes.send(value) for value in region.rows}
     for take in takes:
         mapped[take.results[0]] = routes.matrices(take.operands[0])
     for op in region.ops:
-        made = _widened(op, [mapped.get(value, value) for value in op.operands], rows, ranks * rows)
+        made = _widened(op, [mapped.get(value, value) for value in op.operands], layout.wide)
         b.insert(made)
+        routes.part(made.results[0], flat=True)
         mapped |= dict(zip(op.results, made.results, strict=True))
     inner = set(region.ops)
     for value in region.outputs:
@@ -169,7 +215,7 @@ def _dispatch(function: FuncOp, mesh: Mesh, axis: str, index: SSAValue, takes: S
         op.erase()
 
 
-def _widened(op: Operation, operands: Sequence[SSAValue], rows: int, wide: int) -> GraphOp:
+def _widened(op: Operation, operands: Sequence[SSAValue], wide: int) -> GraphOp:
     """The same op on more rows."""
     assert isinstance(op, GraphOp), "row by row"
     params: dict[str, Any] = dict(op.params)
@@ -180,38 +226,42 @@ def _widened(op: Operation, operands: Sequence[SSAValue], rows: int, wide: int) 
 
 
 class _Routes:
-    """Where rows go and come from: of each of `ranks` parts of `n` rows, a place for each row on each rank.
+    """Where rows go and come from: of `n` rows of each of `ranks` parts, a place for each row on each rank.
 
-    Rows of one part that go to one rank lie one behind the other there, in their order; what is left of the `n` places
-    is filled with other rows, which nobody reads back.
+    Rows lie as [D, R, n]: data parallel groups, in which the ranks have parts. Rows of one part that go to one rank lie
+    one behind the other there, in their order; what is left of the `n` places is filled with other rows, which nobody
+    reads back.
     """
 
-    def __init__(self, b: GraphBuilder, axis: str, ranks: int, n: int, experts: int, index: SSAValue) -> None:
-        self.b, self.axis, self.ranks, self.n, self.experts = b, axis, ranks, n, experts
-        part = self._part
-        chosen = part(b.reshape(b.cast(index, dtype=i64), shape=(ranks, n)))
+    def __init__(self, b: GraphBuilder, layout: _Layout, experts: int, index: SSAValue) -> None:
+        self.b, self.layout, self.experts = b, layout, experts
+        groups, ranks, n = layout.groups, layout.ranks, layout.rows
+        part = self.part
+        chosen = part(b.reshape(b.cast(index, dtype=i64), shape=(groups, ranks, n)))
         to = part(b.floordiv(chosen, self._full(experts)))
-        every, slots = self._iota(ranks, (1, ranks, 1)), self._iota(n, (1, 1, n))
-        equal = part(b.eq(part(b.reshape(to, shape=(ranks, 1, n))), every))
-        counts = part(b.sum(part(b.cast(equal, dtype=i64)), dims=(2,), keep=False))
-        starts = part(b.sub(part(b.cumsum(counts, dim=1)), counts))
+        every, slots = self._iota(ranks, (1, 1, ranks, 1)), self._iota(n, (1, 1, 1, n))
+        equal = part(b.eq(part(b.reshape(to, shape=(groups, ranks, 1, n))), every))
+        counts = part(b.sum(part(b.cast(equal, dtype=i64)), dims=(3,), keep=False))
+        starts = part(b.sub(part(b.cumsum(counts, dim=2)), counts))
         order = part(_sorted(b, to))
-        places = part(b.add(part(b.reshape(starts, shape=(ranks, ranks, 1))), slots))
+        places = part(b.add(part(b.reshape(starts, shape=(groups, ranks, ranks, 1))), slots))
         places = part(b.minimum(places, self._full(n - 1)))
-        comes = part(b.lt(slots, part(b.reshape(counts, shape=(ranks, ranks, 1)))))
-        self.rows = part(b.gather(order, part(b.reshape(places, shape=(ranks, ranks * n))), dim=1))
-        named = part(b.reshape(part(b.gather(chosen, self.rows, dim=1)), shape=(ranks, ranks, n)))
+        comes = part(b.lt(slots, part(b.reshape(counts, shape=(groups, ranks, ranks, 1)))))
+        self.rows = part(b.gather(order, part(b.reshape(places, shape=(groups, ranks, ranks * n))), dim=2))
+        named = part(b.reshape(part(b.gather(chosen, self.rows, dim=2)), shape=(groups, ranks, ranks, n)))
         own = part(b.sub(named, b.mul(every, self._full(experts))))
         local = self._exchange(part(b.where(comes, own, self._full(0))), ())
-        self.experts_there = part(b.reshape(local, shape=(ranks, ranks * n)))
-        placed = part(b.sub(part(_sorted(b, order)), part(b.gather(starts, to, dim=1))))
+        self.experts_there = part(b.reshape(local, shape=(groups, ranks, ranks * n)))
+        placed = part(b.sub(part(_sorted(b, order)), part(b.gather(starts, to, dim=2))))
         self.back = part(b.add(part(b.mul(to, self._full(n))), placed))
 
-    def _part(self, value: SSAValue) -> SSAValue:
-        """A value of which each rank has its own part of the first dimension."""
+    def part(self, value: SSAValue, *, flat: bool = False) -> SSAValue:
+        """A value of which each rank has its own part: of groups and ranks, or of rows that are `flat`."""
         if isinstance(value, OpResult):
-            first = Sharding(((Split(self.axis),), *((),) * (tensor_of(value.type).rank - 1)))
-            set_shardings(value.op, OUT, [first] * len(value.op.results))
+            outer, inner = tuple(map(Split, self.layout.outer)), (Split(self.layout.axis),)
+            first = ((*outer, *inner),) if flat else (outer, inner)
+            rest = ((),) * (tensor_of(value.type).rank - len(first))
+            set_shardings(value.op, OUT, [Sharding((*first, *rest))] * len(value.op.results))
         return value
 
     def _full(self, value: int) -> SSAValue:
@@ -221,42 +271,44 @@ class _Routes:
         return self.b.reshape(self.b.iota(shape=(count,), dim=0, dtype=i64, start=0, step=1), shape=shape)
 
     def _exchange(self, value: SSAValue, rest: tuple[int, ...]) -> SSAValue:
-        """[from, to, n, …] as [to, from, n, …], split by its first dimension before and after: an all-to-all."""
-        made = self._part(self.b.reshape(value, shape=(self.ranks, self.ranks, self.n, *rest)))
-        return self._part(self.b.permute(made, dims=(1, 0, *range(2, 3 + len(rest)))))
+        """[D, from, to, n, …] as [D, to, from, n, …], each rank with its own of the second: an all-to-all."""
+        lay = self.layout
+        made = self.part(self.b.reshape(value, shape=(lay.groups, lay.ranks, lay.ranks, lay.rows, *rest)))
+        return self.part(self.b.permute(made, dims=(0, 2, 1, *range(3, 4 + len(rest)))))
 
     def _picked(self, value: SSAValue, index: SSAValue) -> SSAValue:
-        """Of [R, m, K] the rows [R, j] that an index names."""
-        width = tensor_of(value.type).shape[2]
-        ranks, count = tensor_of(index.type).shape
-        narrow = self._part(self.b.reshape(index, shape=(ranks, count, 1)))
-        wide = self._part(self.b.broadcast(narrow, shape=(ranks, count, width)))
-        return self._part(self.b.gather(value, wide, dim=1))
+        """Of [D, R, m, K] the rows [D, R, j] that an index names."""
+        width, shape = tensor_of(value.type).shape[3], tensor_of(index.type).shape
+        narrow = self.part(self.b.reshape(index, shape=(*shape, 1)))
+        wide = self.part(self.b.broadcast(narrow, shape=(*shape, width)))
+        return self.part(self.b.gather(value, wide, dim=2))
 
     def send(self, value: SSAValue) -> SSAValue:
         """Rows [N, …] as those [R·N, …] that ranks get."""
-        inner = _sizes(tensor_of(value.type).shape[1:])
-        flat = self._part(self.b.reshape(value, shape=(self.ranks, self.n, prod(inner))))
+        inner, lay = _sizes(tensor_of(value.type).shape[1:]), self.layout
+        flat = self.part(self.b.reshape(value, shape=(lay.groups, lay.ranks, lay.rows, prod(inner))))
         there = self._exchange(self._picked(flat, self.rows), (prod(inner),))
-        return self._part(self.b.reshape(there, shape=(self.ranks * self.ranks * self.n, *inner)))
+        return self.part(self.b.reshape(there, shape=(lay.wide, *inner)), flat=True)
 
     def matrices(self, table: SSAValue) -> SSAValue:
         """The matrix of each row that a rank gets, which is one of its own."""
-        inner = _sizes(tensor_of(table.type).shape[1:])
-        flat = self.b.reshape(table, shape=(self.ranks, self.experts, prod(inner)))
-        return self.b.reshape(self._picked(flat, self.experts_there), shape=(self.ranks * self.ranks * self.n, *inner))
+        inner, lay = _sizes(tensor_of(table.type).shape[1:]), self.layout
+        flat = self.b.reshape(table, shape=(1, lay.ranks, self.experts, prod(inner)))
+        every = self.part(self.b.broadcast(flat, shape=(lay.groups, lay.ranks, self.experts, prod(inner))))
+        return self.part(self.b.reshape(self._picked(every, self.experts_there), shape=(lay.wide, *inner)), flat=True)
 
     def give_back(self, value: SSAValue) -> SSAValue:
         """Results [R·N, …] as those [N, …] of the rows in their order."""
-        inner = _sizes(tensor_of(value.type).shape[1:])
+        inner, lay = _sizes(tensor_of(value.type).shape[1:]), self.layout
         here = self._exchange(value, (prod(inner),))
-        flat = self._part(self.b.reshape(here, shape=(self.ranks, self.ranks * self.n, prod(inner))))
-        return self._part(self.b.reshape(self._picked(flat, self.back), shape=(self.ranks * self.n, *inner)))
+        flat = self.part(self.b.reshape(here, shape=(lay.groups, lay.ranks, lay.ranks * lay.rows, prod(inner))))
+        picked = self._picked(flat, self.back)
+        return self.part(self.b.reshape(picked, shape=(lay.groups * lay.ranks * lay.rows, *inner)), flat=True)
 
 
 def _sorted(b: GraphBuilder, value: SSAValue) -> SSAValue:
-    """Where each element stands that comes next in order, along the second dimension."""
-    return b.sort(value, dim=1, descending=False, stable=True)[1]
+    """Where each element stands that comes next in order, along the third dimension."""
+    return b.sort(value, dim=2, descending=False, stable=True)[1]
 
 
 def _sizes(shape: Iterable[Any]) -> tuple[int, ...]:

@@ -80,17 +80,18 @@ class Resharder:
     def _regroup(self, value: SSAValue, now: Sharding, target: Sharding) -> tuple[SSAValue, Sharding]:
         """Dimensions of which ranks have a part of each block and should have whole blocks, or the other way."""
         for d, (here, wanted) in enumerate(zip(now.dims, target.dims, strict=True)):
-            if len(here) != 1 or len(wanted) != 1 or here[0].axis != wanted[0].axis or here == wanted:
+            if not here or here == wanted or len(here) != len(wanted) or here[:-1] != wanted[:-1]:
                 continue
-            blocks, ranks = max(here[0].blocks, wanted[0].blocks), self.mesh.size([here[0].axis])
-            if min(here[0].blocks, wanted[0].blocks) != 1 or blocks % ranks or ranks == 1:
+            last, other = here[-1], wanted[-1]
+            blocks, ranks = max(last.blocks, other.blocks), self.mesh.size([last.axis])
+            if last.axis != other.axis or min(last.blocks, other.blocks) != 1 or blocks % ranks or ranks == 1:
                 continue
-            whole = wanted[0].blocks == 1
+            whole = other.blocks == 1
             shape = self.b.tensor(value).shape
             held = blocks if whole else blocks // ranks
             cut = self.b.reshape(value, shape=(*shape[:d], held, shape[d] // held, *shape[d + 1 :]))
             dim, split = (d + 1, d) if whole else (d, d + 1)
-            made = self._started(AllToAll, cut, dim=dim, split_dim=split, axes=(here[0].axis,), ranks=ranks)
+            made = self._started(AllToAll, cut, dim=dim, split_dim=split, axes=(last.axis,), ranks=ranks)
             value = self.b.reshape(made, shape=shape)
             now = now.with_dim(d, wanted)
         return value, now
