@@ -43,6 +43,7 @@ from weft.passes.quantize.quantize_weight_only import QuantizeWeightOnly
 from weft.passes.quantize.quantize_weights import QuantizeWeights
 from weft.passes.quantize.recognize_dequantization import RecognizeDequantization
 from weft.passes.sharding.combine_collectives import CombineCollectives
+from weft.passes.sharding.dispatch_experts import DispatchExperts
 from weft.passes.sharding.partition import Partition
 from weft.passes.sharding.propagate_shardings import PropagateShardings
 from weft.passes.sharding.schedule_collectives import ScheduleCollectives
@@ -100,6 +101,7 @@ PASSES: dict[str, type[ModulePass]] = {
         PropagateShardings,
         Partition,
         CombineCollectives,
+        DispatchExperts,
         ScheduleCollectives,
         SpecializeRank,
         Vjp,
