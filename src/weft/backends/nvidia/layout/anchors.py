@@ -15,6 +15,7 @@ from weft.backends.nvidia.ir.layouts import WARP, Layout, blocked, next_power_of
 from weft.backends.nvidia.ir.mma import PACKED, RAW, MmaOp, PackOp
 from weft.backends.nvidia.ir.op_facts import depends_on_program
 from weft.backends.nvidia.ir.wgmma import WgmmaOp, accumulator_layout
+from weft.ir.expr import product
 from weft.tile import dialect as tile
 from weft.tile import pointer_ops
 from weft.tile.axis_facts import AxisFacts
@@ -27,8 +28,6 @@ _MOST_OF_BLOCK = 16384
 """Elements of a tile that one block holds; more are held by a cluster."""
 _MANY_WARPS, _THREADS_BESIDE = 8, 1024
 """Of a block from which on few fit a multiprocessor, and the threads that it should have then."""
-_CARRYING_BESIDE = 512
-"""Threads of a multiprocessor that carry sums of columns from row to row."""
 _CHUNK = 8
 """Elements of 16 bits that a thread moves at once."""
 _WORTH = 8
@@ -210,14 +209,15 @@ def _may_cluster(kernel: tile.KernelOp, clusters: bool) -> bool:
     return clusters and all(isinstance(op, flat) for op in kernel.block.ops)
 
 
-def blocks_beside(kernel: tile.KernelOp) -> int:
+def blocks_beside(kernel: tile.KernelOp, multiprocessors: int) -> int:
     """How many blocks a multiprocessor should have registers for, where many threads hold a row of 16 bits; else 1.
 
-    While some wait for each other, others read or write. A thread that holds one row's part does with 64 registers, one
-    that carries sums of columns, too, with 128.
+    While some wait for each other, others read or write. A thread that holds one row's part does with 64 registers; all
+    programs that carry sums of columns stay at once.
     """
     if kernel.persistent is not None:
-        return max(1, _CARRYING_BESIDE // (integer(kernel, WARPS) * WARP))
+        programs = product(list(kernel.grid.data))
+        return -(-programs // multiprocessors) if isinstance(programs, int) else 1
     if MemoryGroups.of_kernel(kernel).written:
         return _written_beside(kernel)
     warps, rows = integer(kernel, WARPS), list[tile.LoadOp]()
