@@ -102,6 +102,7 @@ def anchors_of(kernel: tile.KernelOp, clusters: bool) -> Anchors:
     warps, blocks = _of_pairs(ops) or integer(kernel, WARPS), integer(kernel, BLOCKS, 1)
     if not warps and kernel.persistent is not None:
         warps = kernel.persistent.value.data
+        assert warps == next_power_of_two(warps), "reductions over warps go by the bits of their numbers"
     if not warps:
         warps, blocks = _size_of_program(prod(whole[0]) if whole else 1, bool(reduced), _may_cluster(kernel, clusters))
     products = [value for op in kernel.walk() if isinstance(op, WgmmaOp) for value in (op.out, op.a)]
@@ -144,7 +145,7 @@ def _of_widest(accesses: Sequence[tuple[tile.LoadOp | tile.StoreOp, tuple[int, .
 
 def _covering(columns: int, warps: int, vector: int) -> int:
     """The most neighbours with which so many warps have little beyond the last column; as given if there are none."""
-    for each in (vector, vector // 2):
+    for each in (vector, vector // 2, vector // 4):
         unit = WARP * warps * max(each, 1)
         if -(-columns // unit) * unit * 15 <= columns * 16:
             return max(each, 1)
