@@ -17,7 +17,7 @@ Capacities are powers of two, or all of a run.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from weft.ir.expr import Size, ceildiv, coefficient_of, product, split_multiple, symbols_of
@@ -55,12 +55,12 @@ _MOST_PARTS = 1024
 _SUMMED_ELEMENTS, _SUMMED_WIDTH = 4096, 1024
 """Of a tile whose columns are summed up, and its columns where rows need not be whole: so many are neighbours of all
 warps, each thread has its columns of every row, and sums that take few registers."""
-_SUMMED_VALUES, _MANY_VALUES = 104, 6
-"""Values of 32 bits that a thread has beside addresses: its sums, and of its rows each operand and what is made of it.
-From so many for a column on, tiles have half the elements."""
-_SUMMED_WARPS, _LEAST_SUMMED_WARPS, _LEAST_CHUNK = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32), 4, 4
-_SUMMED_BESIDE = 20
-"""Warps of a multiprocessor that stay, and carry sums: registers hold so many, and each block has sums to write."""
+_SUMMED_VALUES = 112
+"""Values of 32 bits that a thread has beside addresses: its sums, and of its rows each operand and what is made of it."""
+_SUMMED_WARPS, _LEAST_SUMMED_WARPS, _LEAST_CHUNK = (1, 2, 4, 8, 16, 32), 4, 2
+_REGISTERS, _MOST_REGISTERS, _BESIDE_VALUES = 65536, 128, 40
+"""Of a multiprocessor, of a thread that carries sums at most, and what such a thread needs beside its values. All
+programs stay at once: one that waited for another to end would double the time."""
 
 
 def choose_gpu_schedule(
@@ -321,17 +321,16 @@ def choose_persistent_rows(
     size = 1 if along is None else along.size
     moving = {vector.name} if along is None else {vector.name, along.name}
     widest = max((a.bytes for a in addresses if a.purpose != "position" and symbols_of(a.expr) >= moving), default=4)
-    elements = _SUMMED_ELEMENTS if sums + 2 * reads < _MANY_VALUES else _SUMMED_ELEMENTS // 2
+    elements = _SUMMED_ELEMENTS if 2 * width <= _SUMMED_ELEMENTS else 2 * _SUMMED_ELEMENTS
     side = min(_power_below(max(1, elements // width)), _power_below(_estimate(size)))
-    folds, chunk = 2 * width > _SUMMED_WIDTH, 16 // widest
-    values = sums + side * (reads + 1) if folds else sums + reads + 1
+    folds = 2 * width > _SUMMED_WIDTH
     if folds:
-        warps = _warps_of_sums(width, chunk, lambda held: held * values <= _SUMMED_VALUES)
+        side, warps, beside = _fitting_sums(width, 16 // widest, side, sums, reads)
     else:
-        held = _power_below(_SUMMED_VALUES // values)
+        held = _power_below(_SUMMED_VALUES // (sums + reads + 1))
         warps = min(_SUMMED_WARPS[-1], _power_below(2 * max(1, side * width // (32 * held)) - 1))
-    most = max(1, machine.multiprocessors * _SUMMED_BESIDE // warps)
-    most = max(1, most // (1 if whole else max(1, -(-total // width))))
+        beside = _programs_beside(warps, held * (sums + reads + 1))
+    most = max(1, machine.multiprocessors * beside // (1 if whole else max(1, -(-total // width))))
     turns: Size
     if isinstance(size, int):
         blocks = -(-size // side)
@@ -345,20 +344,38 @@ def choose_persistent_rows(
     return PersistentRows(schedule, name, side, turns, warps, folds)
 
 
-def _warps_of_sums(columns: int, chunk: int, fits: Callable[[int], bool]) -> int:
-    """The fewest warps side by side along the columns whose threads have room for all they hold, with little beyond the
-    last column; but not few, as each program has sums to write, if that takes no less than half a `chunk` at a time."""
+def _fitting_sums(columns: int, chunk: int, rows: int, sums: int, reads: int) -> tuple[int, int, int]:
+    """The most rows at a time, the fewest warps side by side along the columns whose threads have room for them, and
+    the programs of a multiprocessor: two at least, so that some read while others compute.
+
+    Warps have little beyond the last column, and are not few, as each program has sums to write, if that takes no less
+    than a part of a `chunk` at a time.
+    """
 
     def held(warps: int, chunk: int) -> int:
         return -(-columns // (32 * warps * chunk)) * chunk
 
+    def wastes(option: tuple[int, int]) -> bool:
+        return 32 * option[0] * held(*option) * 15 > columns * 16
+
     def cost(option: tuple[int, int]) -> tuple[bool, bool, int, int]:
         warps, chunk = option
-        return 32 * warps * held(*option) * 15 > columns * 16, warps < _LEAST_SUMMED_WARPS, -chunk, warps
+        return wastes(option), warps < _LEAST_SUMMED_WARPS, -chunk, warps
 
-    chunks = (chunk, max(chunk // 2, min(chunk, _LEAST_CHUNK)))
-    options = [(warps, each) for each in chunks for warps in _SUMMED_WARPS if fits(held(warps, each))]
-    return min(options, key=cost, default=(_SUMMED_WARPS[-1], chunk))[0]
+    chunks = [each for each in (chunk, chunk // 2, chunk // 4) if each >= min(chunk, _LEAST_CHUNK)]
+    every = [(warps, each) for each in chunks for warps in _SUMMED_WARPS]
+    while True:
+        values = sums + rows * (reads + 1)
+        fitting = [option for option in every if held(*option) * values <= _SUMMED_VALUES]
+        best = min(fitting, key=cost, default=(_SUMMED_WARPS[-1], chunk))
+        beside = _programs_beside(best[0], held(*best) * values)
+        if rows == 1 or (fitting and beside > 1 and (not wastes(best) or all(map(wastes, every)))):
+            return rows, best[0], beside
+        rows //= 2
+
+
+def _programs_beside(warps: int, values: int) -> int:
+    return max(1, _REGISTERS // (32 * warps * min(_MOST_REGISTERS, values + _BESIDE_VALUES)))
 
 
 # -- sizes -----------------------------------------------------------------------------------------------------------
