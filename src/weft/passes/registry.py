@@ -53,7 +53,10 @@ from weft.passes.simplify.fold_constants import FoldConstants
 from weft.passes.simplify.order_by_comparing import OrderByComparing
 from weft.passes.simplify.simplify import Simplify
 from weft.passes.simplify.sink_casts import SinkCasts
+from weft.passes.transform.autocast import Autocast
+from weft.passes.transform.checkpoint import Checkpoint
 from weft.passes.transform.jvp import Jvp
+from weft.passes.transform.quantize import Quantize
 from weft.passes.transform.vmap import Vmap
 from weft.passes.update_in_place import UpdateInPlace
 
@@ -103,6 +106,9 @@ PASSES: dict[str, type[ModulePass]] = {
         Vjp,
         Jvp,
         Vmap,
+        Checkpoint,
+        Autocast,
+        Quantize,
     )
 }
 

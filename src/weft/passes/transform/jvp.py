@@ -24,6 +24,7 @@ from weft.ops.control import ControlOp
 from weft.ops.graph import FuncOp, GraphBuilder, module_of
 from weft.ops.rules import zeros
 from weft.passes.differentiate import GradientTape, depending, is_float, no_rule, return_values, transform_functions
+from weft.passes.recompute import inherit_marks, marks_of, ops_after
 from weft.passes.simplify.eliminate_dead import EliminateDead
 from weft.passes.transform.jvp_regions import push_control
 
@@ -68,8 +69,11 @@ def jvp_function(function: FuncOp, wanted: Sequence[int] | None = None) -> FuncO
     for op in forward:
         after = op.next_op
         assert after is not None, "the return comes last"
+        marks, before = marks_of(op), op.prev_op
         with sourced(op.location):
-            push(GraphBuilder(block, before=after), op, tangents)
+            b = GraphBuilder(block, before=after)
+            push(b, op, tangents)
+            inherit_marks(marks, ops_after(before, b))
     b = GraphBuilder(block, before=returned)
     results = [tangents[x] if x in tangents else zeros(b, x) for x in returned.operands if is_float(x)]
     return_values(made, [*returned.operands, *results])
@@ -122,7 +126,7 @@ def _transposed(b: GraphBuilder, op: GraphOp, tangents: Mapping[SSAValue, SSAVal
     first = b.block.last_op if b.before is None else b.before.prev_op
     seeds: list[Any] = [zeros(b, result) for result in op.results]  # stand-ins: what is linear does not read them
     found = rule(b, tuple(seeds), tuple(op.operands), tuple(op.results), **op.params)
-    detour = _after(first, b)
+    detour = list(ops_after(first, b))[::-1]
     reached = depending(detour, seeds)
     tape = GradientTape(b)
     for operand, gradient in zip(op.operands, found, strict=True):
@@ -136,13 +140,3 @@ def _transposed(b: GraphBuilder, op: GraphOp, tangents: Mapping[SSAValue, SSAVal
         if each in reached:
             tape.propagate(each)
     return [tape.gradients.get(seed) for seed in seeds]
-
-
-def _after(first: Operation | None, b: GraphBuilder) -> list[Operation]:
-    """The ops that a builder has appended after one."""
-    found: list[Operation] = []
-    op = b.block.last_op if b.before is None else b.before.prev_op
-    while op is not None and op is not first:
-        found.append(op)
-        op = op.prev_op
-    return found[::-1]

@@ -26,6 +26,7 @@ from weft.ops.graph import FuncOp, GraphBuilder, ReturnOp
 from weft.ops.random import Uniform
 from weft.ops.rules import move_dim, with_batch
 from weft.passes.differentiate import no_rule, transform_functions
+from weft.passes.recompute import inherit_marks, marks_of, ops_after
 from weft.passes.transform.vmap_regions import batch_control
 
 Randomness = Literal["error", "same", "different"]
@@ -116,6 +117,7 @@ class Batch:
 
     def append(self, op: Operation) -> None:
         """Append an op for the batch; one that reads nothing batched as it is."""
+        before = self.b.block.last_op
         with sourced(op.location):
             if isinstance(op, Uniform) and not self._is_batched(op):
                 self._draw(op)
@@ -126,6 +128,7 @@ class Batch:
                 batch_control(self, op)
             else:
                 self._batch(op)
+        inherit_marks(marks_of(op), ops_after(before, self.b))
 
     def of(self, value: SSAValue) -> SSAValue:
         """What stands for a value, with the batch in front: broadcast, where all share one."""
