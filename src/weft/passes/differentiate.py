@@ -19,8 +19,10 @@ from weft.ir.locations import line_of, sourced
 from weft.ir.types import tensor_of
 from weft.ops.base import GraphOp
 from weft.ops.control import ControlOp
-from weft.ops.graph import FuncOp, GraphBuilder, OpaqueOp, ReturnOp
+from weft.ops.custom import CustomOp
+from weft.ops.graph import FuncOp, GraphBuilder, LaunchOp, OpaqueOp, ReturnOp
 from weft.ops.rules import zeros
+from weft.passes.custom_derivatives import propagate_custom
 from weft.passes.differentiate_regions import keep_histories, propagate_control
 from weft.passes.recompute import REGION, Recomputed, inherit_marks, ops_after, region_of
 
@@ -159,8 +161,15 @@ class GradientTape:
             before = self.b.block.last_op if self.b.before is None else self.b.before.prev_op
             self._propagate_checkpointed(op, region)
             inherit_marks({REGION: op.attributes[REGION]}, ops_after(before, self.b))
-        elif isinstance(op, ControlOp):
+        else:
+            self.propagate_plain(op)
+
+    def propagate_plain(self, op: Operation) -> None:
+        """The same, whether it is checkpointed or not."""
+        if isinstance(op, ControlOp):
             propagate_control(self, op, GradientTape)
+        elif isinstance(op, CustomOp):
+            propagate_custom(self, op, GradientTape)
         else:
             self._apply(op, op.operands, op.results)
 
@@ -169,14 +178,14 @@ class GradientTape:
         operands = [self.recomputed.of(operand, region) for operand in op.operands]
         results = [self.recomputed.of(result, region) for result in op.results]
         copy = results[0].owner
-        if not isinstance(copy, ControlOp):
+        if not isinstance(copy, ControlOp | CustomOp):
             self._apply(op, operands, results)
             return
         inner = GradientTape(self.b)
         inner.gradients = {
             new: self.gradients[old] for old, new in zip(op.results, results, strict=True) if old in self.gradients
         }
-        propagate_control(inner, copy, GradientTape)
+        inner.propagate_plain(copy)
         sources = dict(zip(copy.operands, op.operands, strict=True))
         for operand, source in sources.items():
             if operand in inner.gradients:
@@ -208,6 +217,8 @@ def no_rule(op: Operation, what: str, hint: str) -> UnsupportedError:
     """What to say of an op that has no rule for a transformation."""
     if isinstance(op, OpaqueOp):
         name, hint = op.target.data, "torch carries it out, and Weft does not look into it: give it a rule of your own"
+    elif isinstance(op, LaunchOp):
+        name, hint = "a kernel in Triton's language", "give the function around it rules, by `weft.func.custom`"
     else:
         name = op.name
     rule = "batch" if what == "batching" else "vjp"

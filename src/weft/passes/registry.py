@@ -55,6 +55,7 @@ from weft.passes.simplify.simplify import Simplify
 from weft.passes.simplify.sink_casts import SinkCasts
 from weft.passes.transform.autocast import Autocast
 from weft.passes.transform.checkpoint import Checkpoint
+from weft.passes.transform.inline_custom import InlineCustom
 from weft.passes.transform.jvp import Jvp
 from weft.passes.transform.quantize import Quantize
 from weft.passes.transform.vmap import Vmap
@@ -109,6 +110,7 @@ PASSES: dict[str, type[ModulePass]] = {
         Checkpoint,
         Autocast,
         Quantize,
+        InlineCustom,
     )
 }
 

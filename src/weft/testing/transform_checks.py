@@ -27,6 +27,8 @@ from weft.passes.transform.vmap import vmap_function
 
 _STEP = 1e-6
 _BATCH = 3
+_JUMPS = frozenset({"round[5]", "dot[5]"})
+"""Samples of integers and halves: as float64 they lie at jumps, or differences of them cancel."""
 _AUTOCAST, _QUANTIZE = 1e-5, 0.05
 
 Arrays = list[np.ndarray]
@@ -76,7 +78,7 @@ def samples(at_most: int) -> list[OpSample]:
         usable = [
             OpSample(spec, number)
             for number, sample in enumerate(spec.samples)
-            if all(np.prod(source.shape) for source in sample.inputs)
+            if all(np.prod(source.shape) for source in sample.inputs) and f"{spec.name}[{number}]" not in _JUMPS
         ]
         found += usable[:at_most]
     return found
@@ -114,6 +116,8 @@ def _normal(rng: np.random.Generator, shape: Any) -> np.ndarray:
 
 
 def _close(actual: float, expected: float, scale: float, what: str) -> None:
+    if np.isnan(actual) and np.isnan(expected):
+        return  # powers of negative numbers have no derivative in the exponent
     if not abs(actual - expected) <= 1e-6 * max(scale, 1e-2):
         raise DisagreementError(f"{what}: {actual} instead of {expected}, of terms that sum up to {scale}")
 

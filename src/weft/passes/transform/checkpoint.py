@@ -13,7 +13,7 @@ from typing import ClassVar
 
 from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp, StringAttr, UnitAttr
-from xdsl.ir import Operation
+from xdsl.ir import Block, Operation
 from xdsl.passes import ModulePass
 
 from weft.diagnostics import nearest
@@ -25,6 +25,8 @@ from weft.passes.recompute import REGION, SAVED, region_of
 
 NAME = "weft.name"
 """What the user calls the result of an op."""
+SAVE = "weft.save"
+"""What is kept of an op's region, as front ends note it: words apart by spaces."""
 _DOTS, _EVERYTHING = "dots", "everything"
 
 
@@ -94,3 +96,14 @@ def check_names(ops: Sequence[Operation], save: Sequence[str]) -> None:
                 f"checkpoint cannot keep {word}: no op and no value is called so{nearest(word, list(known))}",
                 hint=f"keep ops by name, `{_DOTS}`, or what `checkpoint_name` names",
             )
+
+
+def read_regions(block: Block) -> None:
+    """Read what a front end has noted of regions: their ops carry the region's name, and what is kept of it."""
+    noted = [op for op in block.ops if SAVE in op.attributes]
+    for op in noted:
+        words, region = op.attributes.pop(SAVE), region_of(op)
+        assert isinstance(words, StringAttr) and region is not None, "noted together"
+        save = words.data.split()
+        check_names(noted, save)
+        mark_op(op, region, save)
