@@ -15,6 +15,7 @@ import torch.utils._pytree as pytree
 
 from weft.diagnostics import calling_line
 from weft.errors import UnsupportedError
+from weft.frontends.torch.func.capturing import AUTOGRAD_RULES
 from weft.frontends.torch.func.custom import Custom
 
 _Function: Any = torch.autograd.Function
@@ -52,9 +53,17 @@ def is_known(cls: Any) -> bool:
     )
 
 
+def rules_of(cls: Any) -> Custom | None:
+    """A function of autograd's with its rules; None where it is not a user's."""
+    return custom_of(cls) if is_known(cls) else None
+
+
+AUTOGRAD_RULES[:] = [rules_of]
+
+
 @cache
 def custom_of(cls: Any) -> Custom:
-    """A function of autograd's, with its rules."""
+    """A user's function of autograd's, with its rules."""
 
     def run(args: Any) -> tuple[_Context, Any]:
         context = _Context(needs_input_grad=tuple(_is_float(each) for each in args))

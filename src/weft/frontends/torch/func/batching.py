@@ -151,8 +151,8 @@ def vmap(
 ) -> Callable[..., Any]:
     """The function of a batch: arguments are stacked along `in_axes`, None shares one, results along `out_axes`.
 
-    Torch's names `in_dims` and `out_dims` say the same, and as there, all share arguments by name. Random numbers are an error unless `randomness` says whether
-    the batch has the "same" or "different" ones.
+    Torch's names `in_dims` and `out_dims` say the same, and as there, all share arguments by name. Random numbers are
+    an error unless `randomness` says whether the batch has the "same" or "different" ones.
     """
     if randomness not in get_args(Randomness):
         raise WeftError(f"no randomness is called {randomness!r}", hint=f"there are {', '.join(get_args(Randomness))}")
