@@ -55,7 +55,11 @@ from weft.passes.simplify.fold_constants import FoldConstants
 from weft.passes.simplify.order_by_comparing import OrderByComparing
 from weft.passes.simplify.simplify import Simplify
 from weft.passes.simplify.sink_casts import SinkCasts
+from weft.passes.transform.autocast import Autocast
+from weft.passes.transform.checkpoint import Checkpoint
+from weft.passes.transform.inline_custom import InlineCustom
 from weft.passes.transform.jvp import Jvp
+from weft.passes.transform.quantize import Quantize
 from weft.passes.transform.vmap import Vmap
 from weft.passes.update_in_place import UpdateInPlace
 
@@ -107,6 +111,10 @@ PASSES: dict[str, type[ModulePass]] = {
         Vjp,
         Jvp,
         Vmap,
+        Checkpoint,
+        Autocast,
+        Quantize,
+        InlineCustom,
     )
 }
 

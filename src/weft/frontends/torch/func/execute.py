@@ -20,6 +20,7 @@ from weft.frontends.torch.executors import LaterExecutor, executor_for, load_gra
 from weft.frontends.torch.func.program import Program
 from weft.frontends.torch.importer.imported_graph import Calling, ImportedGraph, Returned
 from weft.frontends.torch.importer.sizes import SymbolReader
+from weft.passes.transform.inline_custom import inline_custom
 from weft.runtime.blas import blas_symbols
 from weft.runtime.cache import cache_key
 from weft.runtime.record import compilation
@@ -51,6 +52,7 @@ def drawn(program: Program) -> list[torch.Tensor]:
 
 def _boxed(program: Program, config: Config) -> Callable[[list[Any]], Sequence[Any]]:
     function, device = program.function.clone(), program.device
+    inline_custom(function.block)
     calling = Calling(
         arguments=tuple(range(len(function.block.args))),
         constants=(),
