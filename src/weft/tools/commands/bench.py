@@ -158,8 +158,8 @@ def bench_libraries(
     json: Json = False,
 ) -> None:
     """Twenty kernels of flash-linear-attention and Liger, forward and backward: Weft and Triton, first calls too."""
-    from weft.tools.bench_libraries import LibraryBenchRequest
-    from weft.tools.bench_libraries import bench_libraries as run
+    from weft.tools.bench.libraries import LibraryBenchRequest
+    from weft.tools.bench.libraries import bench_libraries as run
 
     terminal = Terminal(json=json)
     with terminal.reporting_errors():
