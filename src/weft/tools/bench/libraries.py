@@ -27,7 +27,7 @@ from weft.testing.conformance.journal import Journal, commit
 from weft.testing.triton.kernel_libraries import library_at
 from weft.testing.triton.library_cases import CASES
 from weft.testing.triton.library_plugin import real_triton
-from weft.tools.bench import watching
+from weft.tools.bench.cpu import watching
 from weft.tools.terminal import Terminal, UsageError, check_folder
 
 JOURNAL = "bench-libraries.jsonl"
