@@ -39,8 +39,8 @@ def gantt_page(program: Program, title: str) -> str:
         ops.append(f'<li><b style="background: rgb({red},{green},{blue})">&emsp;</b> {begin:,} … {end:,}: {told}</li>')
     height = len(queues) * (_ROW + _GAP)
     return f"""<!doctype html><meta charset="utf-8"><title>{escape(title)}</title>
-<style>body {{ font: 12px sans-serif }} .rows {{ display: flex }} .names {{ font: {_ROW - 1}px/{_ROW + _GAP}px sans-serif;
-white-space: nowrap; padding-right: 6px }} ul {{ columns: 3; list-style: none }}</style>
+<style>body {{ font: 12px sans-serif }} .rows {{ display: flex }}
+.names {{ font: {_ROW - 1}px/{_ROW + _GAP}px sans-serif; white-space: nowrap; padding-right: 6px }} ul {{ columns: 3; list-style: none }}</style>
 <h1>{escape(title)}</h1>
 <p>{program.cycles:,} cycles on {escape(program.machine.name)}@{program.machine.digest}: a row for each queue, a colour
 for each op; a point is {program.cycles / _WIDTH:.1f} cycles.</p>

@@ -15,7 +15,7 @@ from weft.passes.attention.recognize_attention import RecognizeAttention
 from weft.spatial.quantize.quantize_graph import quantize_graph
 from weft.spatial.quantize.quantized_graph import QuantizedGraph
 from weft.tile.text import functions_of, parse_program
-from weft.tools.opt import read_source
+from weft.tools.opt.opt import read_source
 from weft.tools.terminal import UsageError
 
 
