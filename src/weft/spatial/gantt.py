@@ -31,7 +31,7 @@ def gantt_page(program: Program, title: str) -> str:
     last = rows["cycle"] + (rows["count"] - 1) * rows["period"]
     names = "\n".join(f"<div>{escape(program.units.name(queue))}</div>" for queue in queues)
     ops: list[str] = []
-    for origin in np.unique(rows["origin"]).tolist():
+    for origin in [int(each) for each in np.unique(rows["origin"])]:
         own = rows["origin"] == origin
         red, green, blue = _colour(origin)
         begin, end = int(rows["cycle"][own].min()), int(last[own].max())
@@ -40,7 +40,8 @@ def gantt_page(program: Program, title: str) -> str:
     height = len(queues) * (_ROW + _GAP)
     return f"""<!doctype html><meta charset="utf-8"><title>{escape(title)}</title>
 <style>body {{ font: 12px sans-serif }} .rows {{ display: flex }}
-.names {{ font: {_ROW - 1}px/{_ROW + _GAP}px sans-serif; white-space: nowrap; padding-right: 6px }} ul {{ columns: 3; list-style: none }}</style>
+.names {{ font: {_ROW - 1}px/{_ROW + _GAP}px sans-serif; white-space: nowrap; padding-right: 6px }}
+ul {{ columns: 3; list-style: none }}</style>
 <h1>{escape(title)}</h1>
 <p>{program.cycles:,} cycles on {escape(program.machine.name)}@{program.machine.digest}: a row for each queue, a colour
 for each op; a point is {program.cycles / _WIDTH:.1f} cycles.</p>

@@ -137,7 +137,7 @@ MEANINGS: dict[Function, Meaning] = {
     Function.MAX_I8: Meaning((np.int8, np.int8), np.int8, np.maximum),
     Function.COPY_I32: Meaning((np.int32,), np.int32, np.copy),
     Function.COPY_I8: Meaning((np.int8,), np.int8, np.copy),
-    Function.SQUARE_F32: Meaning((np.float32,), np.float32, lambda values: np.multiply(values, values)),
+    Function.SQUARE_F32: Meaning((np.float32,), np.float32, np.square),
     Function.EXP_F32: Meaning((np.float32,), np.float32, np.exp),
     Function.TANH_F32: Meaning((np.float32,), np.float32, np.tanh),
     Function.RSQRT_F32: Meaning((np.float32,), np.float32, _rsqrt),

@@ -38,7 +38,9 @@ def image_of(memory: MemoryMap) -> Image:
                     tags.append(tensor.tags(block, outside))
                     data.append(np.full((len(outside), machine.width), np.int8(tensor.fill).view(np.uint8), np.uint8))
     for tensor in memory.model.constants:
-        port, flat = port_of(memory, tensor, every=True), np.append(tensor.data, 0).astype(np.int8)  # type: ignore[arg-type]
+        assert tensor.data is not None, "a constant has elements"
+        port = port_of(memory, tensor, every=True)
+        flat: np.ndarray = np.concatenate([tensor.data.reshape(-1), np.zeros(1)]).astype(np.int8)
         slices.append(port.slices)
         addresses.append(port.addresses)
         tags.append(port.tags)
