@@ -19,7 +19,7 @@ from weft.frontends.onnx.read import read_model  # noqa: E402
 from weft.testing.bench.onnx_child import difference  # noqa: E402
 from weft.testing.bench.onnx_float64 import widened  # noqa: E402
 from weft.testing.bench.onnx_inputs import InputRules  # noqa: E402
-from weft.tools import bench_onnx  # noqa: E402
+from weft.tools.bench import onnx as bench_onnx  # noqa: E402
 
 from .conftest import last_json  # noqa: E402
 
