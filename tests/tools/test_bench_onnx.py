@@ -12,8 +12,12 @@ onnx = pytest.importorskip("onnx")
 
 from onnx import TensorProto, helper, numpy_helper  # noqa: E402
 
+from weft.config import Config  # noqa: E402
 from weft.errors import GuardError  # noqa: E402
+from weft.frontends.onnx.load import OnnxFunction  # noqa: E402
+from weft.frontends.onnx.read import read_model  # noqa: E402
 from weft.testing.bench.onnx_child import difference  # noqa: E402
+from weft.testing.bench.onnx_float64 import widened  # noqa: E402
 from weft.testing.bench.onnx_inputs import InputRules  # noqa: E402
 from weft.tools.bench import onnx as bench_onnx  # noqa: E402
 
@@ -54,6 +58,42 @@ def test_a_peer_is_compared(weft, layer) -> None:
     assert run.exit_code == 0, run.output
     (case,) = last_json(run)["cases"]
     assert case["ratio"] > 0 and case["error"] < 1e-6 and case["peer_load"] > 0
+
+
+def test_results_are_compared_with_float64(weft, layer) -> None:
+    run = weft("bench", str(layer), "--float64", *QUICK)
+    assert run.exit_code == 0, run.output
+    (case,) = last_json(run)["cases"]
+    assert 0 <= case["float64_error"] < 1e-6 and case["peer_float64_error"] is None
+
+
+def test_a_result_twice_as_far_from_float64_as_the_peers_is_wrong() -> None:
+    race = {"error": 0.0, "float64_error": 3e-6, "peer_float64_error": 1e-6}
+    near = {**race, "float64_error": 2e-6}
+    of_the_last_bit = {**race, "float64_error": 2e-7, "peer_float64_error": 0.0}
+    results = [bench_onnx.OnnxResult("m", 1, {}, {}, each, 1e-3) for each in (race, near, of_the_last_bit)]
+    assert [each.wrong for each in results] == [True, False, False]
+
+
+def test_a_model_is_widened() -> None:
+    """Numbers that stand in attributes, types that they name and graphs inside of nodes."""
+    halves = [
+        helper.make_graph([node], name, [], [helper.make_tensor_value_info(name, TensorProto.FLOAT, None)])
+        for name, node in (
+            ("a", helper.make_node("Constant", [], ["a"], value_floats=[0.1, 0.2])),
+            ("b", helper.make_node("Cast", ["x"], ["b"], to=TensorProto.FLOAT)),
+        )
+    ]
+    node = helper.make_node("If", ["c"], ["y"], then_branch=halves[0], else_branch=halves[1])
+    info = helper.make_tensor_value_info
+    inputs = [info("x", TensorProto.FLOAT, [2]), info("c", TensorProto.BOOL, [])]
+    graph = helper.make_graph([node], "g", inputs, [info("y", TensorProto.FLOAT, [2])])
+    data = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10).SerializeToString()
+    model = OnnxFunction(widened(read_model(data)), Config(cache=False))
+    for condition, expected in ((True, [np.float32(0.1), np.float32(0.2)]), (False, [1 / 3, 2 / 3])):
+        (found,) = model(np.array([1 / 3, 2 / 3]), np.array(condition))
+        assert found.dtype == np.float64
+        np.testing.assert_array_equal(found, np.array(expected, np.float64))
 
 
 def test_a_peer_that_is_missing_or_unknown(weft, layer, monkeypatch) -> None:

@@ -66,12 +66,13 @@ class Form:
 def rnn(b: GraphBuilder, x: SSAValue, h: SSAValue, weights: Weights, form: Form) -> tuple[SSAValue, ...]:
     """`h' = cell(W x + b + R h + c)`: the states of all turns, and the last one."""
     hidden = _turned(b, weights.hidden)
+    bias = _sum(b, weights.input_bias, weights.hidden_bias)
 
     def turn(b: GraphBuilder, inputs: SSAValue, states: Sequence[SSAValue]) -> _Turn:
-        return [form.cell(b, _clipped(b, b.add(inputs, b.dot(states[0], hidden)), form))], []
+        made = b.add(_biased(b, inputs, bias), b.dot(states[0], hidden))
+        return [form.cell(b, _clipped(b, made, form))], []
 
-    bias = _sum(b, weights.input_bias, weights.hidden_bias)
-    return _turns(b, turn, _projected(b, x, weights.input, bias), [h], form)
+    return _turns(b, turn, _projected(b, x, weights.input), [h], form)
 
 
 def lstm(b: GraphBuilder, x: SSAValue, h: SSAValue, c: SSAValue, weights: Weights, form: Form) -> tuple[SSAValue, ...]:
@@ -81,10 +82,11 @@ def lstm(b: GraphBuilder, x: SSAValue, h: SSAValue, c: SSAValue, weights: Weight
     """
     hidden = _turned(b, weights.hidden)
     projection = None if weights.projection is None else _turned(b, weights.projection)
+    bias = _sum(b, weights.input_bias, weights.hidden_bias)
 
     def turn(b: GraphBuilder, inputs: SSAValue, states: Sequence[SSAValue]) -> _Turn:
         h, c = states
-        given, made = (_gates(b, each, form.order) for each in (inputs, b.dot(h, hidden)))
+        given, made = (_gates(b, each, form.order) for each in (_biased(b, inputs, bias), b.dot(h, hidden)))
         gates = {name: b.add(given[name], made[name]) for name in form.order}
         i = form.gate(b, _clipped(b, _peeped(b, gates["i"], c, weights, "i"), form))
         if form.coupled:
@@ -98,8 +100,7 @@ def lstm(b: GraphBuilder, x: SSAValue, h: SSAValue, c: SSAValue, weights: Weight
         state = state if projection is None else b.dot(state, projection)
         return [state, new], [i, f, g, o, new]
 
-    bias = _sum(b, weights.input_bias, weights.hidden_bias)
-    return _turns(b, turn, _projected(b, x, weights.input, bias), [h, c], form)
+    return _turns(b, turn, _projected(b, x, weights.input), [h, c], form)
 
 
 def gru(b: GraphBuilder, x: SSAValue, h: SSAValue, weights: Weights, form: Form) -> tuple[SSAValue, ...]:
@@ -110,10 +111,11 @@ def gru(b: GraphBuilder, x: SSAValue, h: SSAValue, weights: Weights, form: Form)
     rows = _gates(b, weights.hidden, form.order, dim=0)
     to_n = _turned(b, rows["n"])
     hidden = _turned(b, weights.hidden if form.reset_after else b.concat(rows["r"], rows["z"], dim=0))
+    bias = weights.input_bias if form.reset_after else _sum(b, weights.input_bias, weights.hidden_bias)
 
     def turn(b: GraphBuilder, inputs: SSAValue, states: Sequence[SSAValue]) -> _Turn:
         (h,) = states
-        given = _gates(b, inputs, form.order)
+        given = _gates(b, _biased(b, inputs, bias), form.order)
         product = b.dot(h, hidden)
         if form.reset_after:
             made = _gates(b, _biased(b, product, weights.hidden_bias), form.order)
@@ -124,8 +126,7 @@ def gru(b: GraphBuilder, x: SSAValue, h: SSAValue, weights: Weights, form: Form)
         n = form.cell(b, _clipped(b, b.add(given["n"], seen), form))
         return [b.add(n, b.mul(z, b.sub(h, n)))], [r, z, n, made["n"]] if form.reset_after else []
 
-    bias = weights.input_bias if form.reset_after else _sum(b, weights.input_bias, weights.hidden_bias)
-    return _turns(b, turn, _projected(b, x, weights.input, bias), [h], form)
+    return _turns(b, turn, _projected(b, x, weights.input), [h], form)
 
 
 def activation(name: str, alpha: float | None = None, beta: float | None = None) -> Activation:
@@ -188,10 +189,13 @@ def _turns(
     return outputs, *finals, *kept
 
 
-def _projected(b: GraphBuilder, x: SSAValue, weight: SSAValue, bias: SSAValue | None) -> SSAValue:
-    """What the input contributes to the gates, in all turns: [T, B, gates * H]."""
+def _projected(b: GraphBuilder, x: SSAValue, weight: SSAValue) -> SSAValue:
+    """What the input contributes to the gates, in all turns: [T, B, gates * H].
+
+    The bias is added in each turn, by the kernel that reads this: a library's product would be read and written again.
+    """
     turns, rows, size = b.tensor(x).shape
-    flat = _biased(b, _product(b, b.reshape(x, shape=(turns * rows, size)), weight), bias)
+    flat = _product(b, b.reshape(x, shape=(turns * rows, size)), weight)
     return b.reshape(flat, shape=(turns, rows, b.tensor(weight).shape[0]))
 
 

@@ -62,6 +62,7 @@ def _race(
     model, arrays = state["model"], state["arrays"]
     calls: dict[str, Call] = {WEFT: lambda: model.run((), arrays)}
     found: dict[str, Any] = {}
+    theirs: list[Any] = []
     if request["peer"]:
         from weft.testing.bench.onnx_session import open_session
 
@@ -71,6 +72,13 @@ def _race(
         theirs = session.run(None, arrays)
         found["error"] = difference(state["results"], theirs)
         calls[ONNX_RUNTIME] = lambda: session.run(None, arrays)
+    if request.get("float64"):
+        from weft.testing.bench.onnx_float64 import error_to, run_in_float64
+
+        exact = run_in_float64(path, arrays, threads)
+        found["float64_error"] = error_to(exact, state["results"])
+        if request["peer"]:
+            found["peer_float64_error"] = error_to(exact, theirs)
     limits = Limits(request["rounds"], min(request["rounds"], Limits().least), request["seconds"])
 
     def seconds_of(call: Call) -> float:

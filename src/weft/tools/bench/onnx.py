@@ -26,6 +26,8 @@ from weft.tools.terminal import Terminal, UsageError
 ALLOWED_ERROR = 1e-3
 """Of the largest value: far above what another order of sums makes, far below what a mistake does."""
 START_SECONDS = 600.0
+_ULP = 2.0**-23
+"""Of float32, as a share of the largest value."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,7 @@ class OnnxBenchRequest:
     shapes: tuple[str, ...] = ()
     inputs: tuple[str, ...] = ()
     processor_time: bool = False
+    float64: bool = False
 
     def settings(self, path: Path) -> dict[str, Any]:
         """What a child needs to know."""
@@ -84,8 +87,11 @@ class OnnxResult:
 
     @property
     def wrong(self) -> bool:
-        """Whether Weft's results are others than its peer's."""
+        """Whether Weft's results are others than its peer's, or too far from those in float64, given its peer's."""
         error = self.race.get("error")
+        mine, peers = self.race.get("float64_error"), self.race.get("peer_float64_error")
+        if mine is not None and peers is not None and not mine <= allowed_error(peers):
+            return True
         return error is not None and not error <= self.tolerance
 
     @property
@@ -111,14 +117,21 @@ class OnnxResult:
             "ratio_high": ratio and ratio.high,
             "peer": ONNX_RUNTIME if ratio else None,
             "error": self.race.get("error"),
+            "float64_error": self.race.get("float64_error"),
+            "peer_float64_error": self.race.get("peer_float64_error"),
             "cold_start": started(self.cold),
             "warm_start": started(self.warm),
             "import": self.cold.get("import"),
             "peer_load": self.race.get("peer_load"),
             "rounds": max((len(each) for each in self.race.get("seconds", {}).values()), default=0),
             "failures": ({WEFT: self.failure} if self.failure else {}) | self.race.get("failures", {}),
-            "wrong": {WEFT: f"differs by {self.race['error']:.1e}"} if self.wrong else {},
+            "wrong": {WEFT: f"differs by {self.race.get('error', 0.0):.1e}"} if self.wrong else {},
         }
+
+
+def allowed_error(peers: float) -> float:
+    """How far from float64 results may be, given how far a peer's are: twice as far, or 2 ulp."""
+    return max(2 * peers, 2 * _ULP)
 
 
 def started(times: dict[str, Any]) -> float | None:
@@ -173,6 +186,7 @@ def measure(path: Path, request: OnnxBenchRequest, say: Progress) -> OnnxResult:
                 cold = _asked(child, {"do": "start"})
                 say("taking turns")
                 turns = {"do": "race", "peer": request.peer, "rounds": request.rounds, "seconds": request.seconds}
+                turns["float64"] = request.float64
                 race = _asked(child, turns)
             with Child("weft.testing.bench.onnx_child", settings, environment) as child:
                 say("second start")
@@ -195,19 +209,30 @@ def _asked(child: Child, what: dict[str, Any]) -> dict[str, Any]:
 def _table(results: Sequence[OnnxResult]) -> Table:
     table = Table(title="ONNX models", title_justify="left")
     table.add_column("model")
-    for heading in ("weft ms", "onnxruntime ms", "times as fast", "error", "cold s", "warm s", "onnxruntime's load s"):
+    judged = any("float64_error" in each.race for each in results)
+    for heading in (
+        *("weft ms", "onnxruntime ms", "times as fast", "error"),
+        *(("error to float64", "onnxruntime's") if judged else ()),
+        *("cold s", "warm s", "onnxruntime's load s"),
+    ):
         table.add_column(heading, justify="right")
     for each in results:
         error = each.race.get("error")
         shown = "" if error is None else f"{error:.1e}{' wrong' if each.wrong else ''}"
         times = [_shown(each.median(who), 1e3) for who in (WEFT, ONNX_RUNTIME)]
         starts = [_shown(started(each.cold)), _shown(started(each.warm)), _shown(each.race.get("peer_load"))]
-        table.add_row(Text(each.name), *times, "failed" if each.failure else str(each.ratio or ""), shown, *starts)
+        exact = [_power(each.race.get(key)) for key in ("float64_error", "peer_float64_error")] if judged else []
+        ratio = "failed" if each.failure else str(each.ratio or "")
+        table.add_row(Text(each.name), *times, ratio, shown, *exact, *starts)
     return table
 
 
 def _shown(seconds: float | None, scale: float = 1.0) -> str:
     return "" if seconds is None else f"{seconds * scale:.3g}"
+
+
+def _power(error: float | None) -> str:
+    return "" if error is None else f"{error:.1e}"
 
 
 def _named(texts: Sequence[str], example: str) -> list[tuple[str, str]]:

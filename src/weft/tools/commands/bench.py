@@ -67,6 +67,9 @@ def bench_onnx(
     processor_time: Annotated[
         bool, typer.Option("--processor-time", help="Seconds of all threads, for a machine that others use, too.")
     ] = False,
+    float64: Annotated[
+        bool, typer.Option("--float64", help="Judge results by the model in float64: at most twice the peer's error.")
+    ] = False,
     json: Json = False,
 ) -> None:
     """ONNX models: first start, later starts and calls. `weft bench model.onnx` is short for this."""
@@ -76,9 +79,8 @@ def bench_onnx(
     terminal = Terminal(json=json)
     with terminal.reporting_errors():
         given = tuple(size or ()), tuple(shape or ()), tuple(input or ())
-        run(
-            terminal, OnnxBenchRequest(tuple(models), peer, threads, rounds, seconds, tolerance, *given, processor_time)
-        )
+        judged = processor_time, float64
+        run(terminal, OnnxBenchRequest(tuple(models), peer, threads, rounds, seconds, tolerance, *given, *judged))
 
 
 @bench.command("cpu")
