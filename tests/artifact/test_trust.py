@@ -16,8 +16,8 @@ from weft.artifact.read import Model
 from weft.artifact.recompile import recompiled
 from weft.artifact.trust import KEY, LIST
 from weft.artifact.write import Request, write_artifact
-from weft.backends.cpu.link_shared import link_shared
 from weft.backends.cpu.native_program import EXPORTS
+from weft.backends.cpu.objects.link_shared import link_shared
 from weft.backends.cpu.target import compile_object, host_target
 from weft.errors import ArtifactTrustError, CorruptArtifactError
 from weft.testing.hostile_artifacts import archive, layer_inputs, layer_source, members_of, resealed

@@ -11,9 +11,9 @@ import numpy as np
 
 from weft.artifact.manifest import PREPARED, WEIGHTS, Constant, CpuCode, NewArray, Output, Packing
 from weft.artifact.processors import BASELINES, HOST, flags_here
-from weft.backends.cpu.link_shared import link_shared
 from weft.backends.cpu.microkernel import cpu_machine, panel_form
 from weft.backends.cpu.native_program import EXPORTS, native_module, native_text, outputs_of
+from weft.backends.cpu.objects.link_shared import link_shared
 from weft.backends.cpu.target import CpuTarget, compile_object, host_target
 from weft.backends.cpu.thread_pool import has_own_pool
 from weft.backends.llvm.builder import Module

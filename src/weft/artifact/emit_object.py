@@ -27,8 +27,8 @@ from weft.artifact.native import packed
 from weft.artifact.processors import HOST
 from weft.artifact.whole_files import whole_file
 from weft.artifact.write import Request, Source, checked_weights
-from weft.backends.cpu.link_shared import link_shared
 from weft.backends.cpu.native_program import ARENA, CALL, SHAPES, outputs_of
+from weft.backends.cpu.objects.link_shared import link_shared
 from weft.errors import ArtifactError, UnsupportedError
 from weft.frontends.text import read_function
 from weft.ir.types import Tensor, contiguous_strides

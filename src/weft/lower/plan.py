@@ -252,7 +252,8 @@ class Planner:
         except LoweringError as error:
             if sum(not is_free(inner) for inner in op.block.ops) <= 2:
                 raise LoweringError(error.message, hint=error.hint, sources=_sources(op)) from error
-            log.info("a kernel is cut into its ops: %s", error)
+            # No choice of a way: grouping was wrong about this group. Its ops one by one are slow, but right.
+            log.warning("a kernel is cut into its ops: %s", error)
             wanted = [(outputs.get(result), self.strided.get(result)) for result in op.results]
             replaced, parts = split_group(op)
             for new, (target, layout) in zip(replaced, wanted, strict=True):

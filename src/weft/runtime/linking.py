@@ -10,7 +10,7 @@ from typing import Any
 
 import llvmlite.binding as llvm
 
-from weft.backends.cpu.archive import objects_of
+from weft.backends.cpu.objects.archive import objects_of
 from weft.backends.cpu.target import require_memory
 from weft.errors import CompilationError
 from weft.forks import COMPILING

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from weft.backends.cpu import object_compiler
-from weft.backends.cpu.archive import archive_of, objects_of
+from weft.backends.cpu.objects.archive import archive_of, objects_of
 from weft.config import Config
 from weft.errors import CompilationError
 from weft.frontends.text import compile_text

@@ -10,9 +10,9 @@ import os
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from weft.backends.cpu.archive import archive_of
 from weft.backends.cpu.codegen import emit_kernel
 from weft.backends.cpu.compile import emit_kernels
+from weft.backends.cpu.objects.archive import archive_of
 from weft.backends.cpu.target import CpuTarget, compile_object, compile_part
 from weft.backends.llvm.builder import Module
 from weft.backends.llvm.module_parts import ModuleParts

@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from typing import TypeAlias
 
-from weft.backends.cpu.elf_object import X86_64
+from weft.backends.cpu.objects.elf_object import X86_64
 from weft.errors import CompilationError
 
 Image: TypeAlias = bytearray

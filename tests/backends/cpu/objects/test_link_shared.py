@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from weft.backends.cpu.elf_object import AARCH64, X86_64, read_object
-from weft.backends.cpu.link_shared import link_shared
-from weft.backends.cpu.relocate import relocate, stub
+from weft.backends.cpu.objects.elf_object import AARCH64, X86_64, read_object
+from weft.backends.cpu.objects.link_shared import link_shared
+from weft.backends.cpu.objects.relocate import relocate, stub
 from weft.backends.cpu.target import CpuTarget, compile_object, host_target
 from weft.errors import CompilationError
 

@@ -12,8 +12,8 @@ import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from weft.backends.cpu.elf_object import EXECUTE, WRITE, X86_64, ElfObject, Section, Symbol, read_object
-from weft.backends.cpu.relocate import (
+from weft.backends.cpu.objects.elf_object import EXECUTE, WRITE, X86_64, ElfObject, Section, Symbol, read_object
+from weft.backends.cpu.objects.relocate import (
     ABSOLUTE,
     GLOBAL_DATA,
     RELATIVE,
