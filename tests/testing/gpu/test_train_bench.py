@@ -20,8 +20,8 @@ from weft.testing.gpu.suites import SUITES
 from weft.testing.gpu.train.models import Batch, train_case_named, train_cases
 from weft.testing.gpu.train.race import TrainSetting, contender_names, train_row, wrong_losses
 from weft.testing.gpu.train.session import Session, summed
+from weft.tools.bench.gpu_report import cells, in_gib
 from weft.tools.cli import app
-from weft.tools.gpu_report import cells, in_gib
 
 pytest.importorskip("transformers")
 
