@@ -56,7 +56,7 @@ _SUMMED_ELEMENTS, _SUMMED_WIDTH = 4096, 1024
 """Of a tile whose columns are summed up, and its columns where rows need not be whole: so many are neighbours of all
 warps, each thread has its columns of every row, and sums that take few registers."""
 _SUMMED_VALUES = 112
-"""Values of 32 bits that a thread has beside addresses: its sums, and each operand of its rows and what is made of it."""
+"""Of 32 bits, that a thread has beside addresses: its sums, and of its rows each operand and what is made of it."""
 _SUMMED_WARPS, _LEAST_SUMMED_WARPS, _LEAST_CHUNK = (1, 2, 4, 8, 16, 32), 4, 2
 _REGISTERS, _MOST_REGISTERS, _BESIDE_VALUES = 65536, 128, 40
 """Of a multiprocessor, of a thread that carries sums at most, and what such a thread needs beside its values. All

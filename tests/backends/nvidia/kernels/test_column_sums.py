@@ -10,9 +10,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from weft.backends.nvidia.target import target_named
+from weft.lower.steps import KernelStep
+from weft.passes.grouping import kernel_groups
 from weft.pipelines import compile_kernels
+from weft.runtime.plan_executor import Frame
 
-from ..emulated_graphs import emulated
+from ..emulated_graphs import EmulatedExecutor, emulated
 from ..ptxas import assemble, needs_ptxas
 from ..row_kernels import planned
 
@@ -30,20 +33,38 @@ def gated(x: Tensor, mask: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return F.silu(gate) * up
 
 
+def norm(x: Tensor, mask: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return F.layer_norm(x, x.shape[-1:], weight, bias)
+
+
 @pytest.mark.parametrize("columns", [96, 768, 1000])
-@pytest.mark.parametrize("function", [masked_norm, gated])
-def test_gradients_of_rows_and_their_column_sums_are_right_as_ptx(function: Function, columns: int) -> None:
+@pytest.mark.parametrize("function", [masked_norm, gated, norm])
+def test_gradients_of_rows_and_their_column_sums_are_right_as_ptx(
+    function: Function, columns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows of 768 were reduced over four of six warps once: fewer rows than these are two kernels by themselves."""
+    monkeypatch.setattr(kernel_groups, "_LEAST_ROWS", 8)
+    ran, run = list[str](), EmulatedExecutor._run_kernel
+
+    def noted(self: EmulatedExecutor, step: KernelStep, frame: Frame) -> None:
+        ran.append(step.function)
+        run(self, step, frame)
+
+    monkeypatch.setattr(EmulatedExecutor, "_run_kernel", noted)
     torch.manual_seed(0)
-    x, mask = torch.randn(11, columns), torch.rand(11, columns) < 0.9
-    tensors = [x, torch.randn(columns), torch.randn(columns)]
+    dtype = torch.bfloat16 if function is norm else torch.float32
+    x, mask = torch.randn(11, columns).to(dtype), torch.rand(11, columns) < 0.9
+    tensors = [x, torch.randn(columns).to(dtype), torch.randn(columns).to(dtype)]
+    seed = torch.randn(11, columns // 2 if function is gated else columns, dtype=torch.float64)
 
     def gradients(function: Function, tensors: list[Tensor]) -> list[Tensor]:
         leaves = [tensor.detach().requires_grad_() for tensor in tensors]
         out = function(leaves[0], mask, *leaves[1:])
-        found = torch.autograd.grad(out, leaves, torch.ones_like(out).cumsum(-1) / columns, allow_unused=True)
+        found = torch.autograd.grad(out, leaves, seed.to(out.dtype), allow_unused=True)
         return [tensor for tensor in found if tensor is not None]
 
     own = gradients(emulated(function), tensors)
+    assert any(name.endswith("_rows") for name in ran)
     exact = gradients(function, [tensor.double() for tensor in tensors])
     eager = gradients(function, tensors)
     for found, wanted, usual in zip(own, exact, eager, strict=True):
