@@ -35,8 +35,8 @@ ENGINES = {
     "sglang": {"mixed": False, "reserve": True, "ahead": True},
     "weft": {"mixed": True, "reserve": False},
 }
-"""How engines schedule by default: prompts along with decoding or before it, the cache promised or taken as it goes, and
-the next step prepared while one runs."""
+"""How engines schedule by default: prompts along with decoding or before it, the cache promised or taken as it goes,
+and the next step prepared while one runs."""
 
 
 @dataclass(frozen=True)
