@@ -16,10 +16,10 @@ from xdsl.dialects.builtin import ModuleOp
 
 from weft.config import Config
 from weft.errors import ShardingError
-from weft.frontends.torch.backend import LaterExecutor, executor_for
 from weft.frontends.torch.collectives.failures import naming_dead_ranks
 from weft.frontends.torch.collectives.lower_collectives import CollectiveLowering
 from weft.frontends.torch.devices import target_on
+from weft.frontends.torch.executors import LaterExecutor, executor_for
 from weft.frontends.torch.importer.imported_graph import Calling, ImportedGraph
 from weft.frontends.torch.importer.sizes import SymbolReader
 from weft.ir.sharding import Mesh
