@@ -5,7 +5,7 @@ other things. `axes` name the ranks that take part, which differ in these axes o
 number. The meaning of a collective is `exchange`: from what each rank of a group gives to what each of them gets.
 
 `graph.shard` asks nobody: it is this rank's part of what all ranks have. `graph.send` and `graph.recv` are what stages
-of a pipeline say to each other: the reference runs them, compiled programs do not yet.
+of a pipeline say to each other.
 """
 
 from __future__ import annotations

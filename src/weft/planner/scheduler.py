@@ -42,6 +42,8 @@ class Limits:
     reserve: bool = False
     """Admit only what can run to its end; without it, the youngest is preempted when the cache is full."""
     chunked: bool = True
+    ahead: bool = False
+    """The next step is prepared while one runs: what arrives meanwhile is in the step after that."""
     per_tick: float = 1.0
     """Tokens that a sequence advances by in a step: more than one with speculative decoding."""
 

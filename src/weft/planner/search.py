@@ -30,12 +30,13 @@ from weft.planner.traffic import Targets, Traffic
 
 CONCURRENCIES = np.unique(np.rint(2.0 ** np.arange(0, 11.01, 0.25)).astype(int)).astype(float)
 ENGINES = {
-    "vllm": {"mixed": True, "reserve": False},
-    "trtllm": {"mixed": True, "reserve": True},
-    "sglang": {"mixed": False, "reserve": True},
+    "vllm": {"mixed": True, "reserve": False, "ahead": True},
+    "trtllm": {"mixed": True, "reserve": True, "ahead": True},
+    "sglang": {"mixed": False, "reserve": True, "ahead": True},
     "weft": {"mixed": True, "reserve": False},
 }
-"""How engines schedule by default: prompts along with decoding or before it, the cache promised or taken as it goes."""
+"""How engines schedule by default: prompts along with decoding or before it, the cache promised or taken as it goes,
+and the next step prepared while one runs."""
 
 
 @dataclass(frozen=True)

@@ -133,9 +133,13 @@ def simulate(
     arrivals: Sequence[float] | None = None,
     *,
     concurrency: int = 0,
+    ramp: float = 0.0,
     front: FrontEnd | None = None,
 ) -> Outcome:
-    """Serve all requests: at their arrivals, in order, or in a closed loop of so many clients that never think."""
+    """Serve all requests: at their arrivals, in order, or in a closed loop of so many clients that never think.
+
+    The clients of a closed loop begin at once, or one after another over `ramp` seconds.
+    """
     state, clock, front = State(limits), _Clock(), front or FrontEnd()
     total = len(requests)
     following = total
@@ -144,21 +148,26 @@ def simulate(
             clock.send(request, float(when), front)
     else:
         following = min(concurrency, total)
-        for request in requests[:following]:
-            clock.send(request, 0.0, front)
+        for number, request in enumerate(requests[:following]):
+            clock.send(request, ramp * number / following, front)
     ended: list[tuple[Request, float]] = []
     per_tick, inbox = limits.per_tick, clock.inbox
+    prepared: list[Request] = []
     while len(ended) < total:
         batch: list[Request] = []
         while inbox and inbox[0][0] <= clock.now:
             batch.append(inbox.popleft()[1])
+        if limits.ahead and (state.ends or state.filling):
+            batch, prepared = prepared, batch
+        elif prepared:
+            batch, prepared = [*prepared, *batch], []
         step = schedule(state, batch)
         if not step.decoding and not step.chunks:
             if not inbox:
                 break
             clock.now = inbox[0][0]
             continue
-        repeat = step.repeat
+        repeat = 1 if prepared else step.repeat
         spent = timer.seconds(step)
         if repeat > 1:
             if inbox and clock.now + repeat * spent > inbox[0][0]:
