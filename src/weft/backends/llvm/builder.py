@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections import Counter
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Container, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -18,6 +18,7 @@ import numpy as np
 from xdsl.dialects.builtin import LocationAttr
 
 from weft.backends.llvm.debug_lines import DebugLines, Origins
+from weft.backends.llvm.value_numbering import ENTRY, ValueNumbering
 from weft.ir.expr import Size
 from weft.ir.types import DType
 
@@ -125,10 +126,15 @@ class Module:
 
     def __str__(self) -> str:
         head = f'target triple = "{self.triple}"\n'
-        parts = [*self._addends(), *self.globals.values(), *self.functions, *self.declarations.values()]
+        parts = [*self.constants(), *self.functions, *self.declarations.values()]
         if self.debug is not None:
             parts.append(str(self.debug))
         return head + "\n".join(parts) + "\n"
+
+    def constants(self, mentioned: Container[str] | None = None) -> list[str]:
+        """What functions read, or those that mention certain names."""
+        found = [text for name, text in self.globals.items() if mentioned is None or name in mentioned]
+        return [*(self._addends() if mentioned is None or _ADDENDS in mentioned else []), *found]
 
     def _addends(self) -> list[str]:
         if not self.addends:
@@ -150,7 +156,10 @@ class Function:
         result: str = "void",
         attributes: str = "nounwind",
         linkage: str = "",
+        *,
+        numbers_values: bool = False,
     ) -> None:
+        """With `numbers_values`, what was computed before is not written again."""
         self.module = module
         self.name = name
         self.result = f"{linkage} {result}" if linkage else result
@@ -161,7 +170,8 @@ class Function:
         self._addends: Counter[str] = Counter()
         self._entry: list[str] = []
         self.lines: list[str] = []
-        self.block = "entry"
+        self.block = ENTRY
+        self._numbering = ValueNumbering() if numbers_values else None
         self._origins = None if module.debug is None else Origins(module.debug)
 
     def made_for(self, location: LocationAttr | None) -> LocationAttr | None:
@@ -175,8 +185,13 @@ class Function:
         return f"%{hint or 'v'}{self._counter}"
 
     def emit(self, type_: str, text: str) -> V:
+        numbering = self._numbering
+        if numbering is not None and (known := numbering.find(text)) is not None:
+            return V(type_, known)
         name = self.fresh()
         self.lines.append(f"  {name} = {text}")
+        if numbering is not None:
+            numbering.note(text, name)
         return V(type_, name)
 
     def do(self, text: str) -> None:
@@ -318,13 +333,22 @@ class Function:
 
     def start(self, label: str) -> None:
         self.lines.append(f"{label}:")
+        if self._numbering is not None:
+            self._numbering.start(self.block, label)
         self.block = label
 
     def branch(self, label: str) -> None:
+        self._leads_to(label)
         self.do(f"br label %{label}")
 
     def branch_if(self, condition: V, yes: str, no: str) -> None:
+        self._leads_to(yes, no)
         self.do(f"br {condition}, label %{yes}, label %{no}")
+
+    def _leads_to(self, *labels: str) -> None:
+        if self._numbering is not None:
+            for label in labels:
+                self._numbering.branch(self.block, label)
 
     @contextmanager
     def loop(self, start: V, stop: V, step: V) -> Generator[V, None, None]:
@@ -361,7 +385,7 @@ class Function:
         lines = [*self._entry, *self.lines]
         origin = "" if self._origins is None else self._origins.annotate(self.name, lines, len(self._entry))
         head = f"define {self.result} @{self.name}({self._params}) {self.attributes}{origin} {{"
-        self.module.functions.append("\n".join([head, "entry:", *lines, "}"]))
+        self.module.functions.append("\n".join([head, f"{ENTRY}:", *lines, "}"]))
 
     # -- sizes -----------------------------------------------------------------------------------------------------
 

@@ -145,6 +145,10 @@ def target_of_capability(major: int, minor: int, multiprocessors: int) -> Nvidia
     return replace((exact or older)[-1], multiprocessors=multiprocessors)
 
 
+_CODEGEN_LEVEL = 2
+"""At 3 LLVM numbers values once more: a quarter of its time, for the same PTX but for a line in a thousand."""
+
+
 class _Machines(threading.local):
     """The target machines of a thread."""
 
@@ -162,12 +166,17 @@ def _machine(target: NvidiaTarget) -> llvm.TargetMachine:
         llvm.initialize_all_targets()
         llvm.initialize_all_asmprinters()
         found = llvm.Target.from_triple(TRIPLE)
-        machines[target] = found.create_target_machine(cpu=target.arch, features=f"+ptx{target.ptx}", opt=3)
+        machines[target] = found.create_target_machine(
+            cpu=target.arch, features=f"+ptx{target.ptx}", opt=_CODEGEN_LEVEL
+        )
     return machines[target]
 
 
 def llvm_to_ptx(text: str, target: NvidiaTarget) -> str:
     """LLVM IR → PTX. Tiles are already unrolled into registers: LLVM cleans up and selects instructions.
+
+    What is computed twice was found as the text was written (`value_numbering`): LLVM's own numbering of values takes
+    time that grows with the square of the largest kernels, and finds nothing more.
 
     Any number of threads may do this at once, without `COMPILING`: a fork waits for them as `BACKGROUND`.
     """
@@ -177,7 +186,6 @@ def llvm_to_ptx(text: str, target: NvidiaTarget) -> str:
     manager = llvm.create_new_module_pass_manager()
     manager.add_sroa_pass()
     manager.add_simplify_cfg_pass()
-    manager.add_new_gvn_pass()
     manager.add_instruction_combine_pass()
     manager.add_simplify_cfg_pass()
     manager.add_dead_code_elimination_pass()

@@ -19,6 +19,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType, TracebackType
 from typing import Any
 
+from weft.frontends.triton.torch.inductor import StandIn
 from weft.frontends.triton.torch.mutation import teach_torch
 
 _NAME = "triton"
@@ -68,12 +69,14 @@ class Enabled:
         importlib.import_module(_NAME)
         _forget_what_torch_found()
         teach_torch()
+        self._inductor = StandIn()
 
     def disable(self) -> None:
         """Let `import triton` find what it did before. Modules that have imported it keep what they have."""
         if self._finder not in sys.meta_path:
             return
         sys.meta_path.remove(self._finder)
+        self._inductor.end()
         _take_modules()
         sys.modules.update(self._before)
         _forget_what_torch_found()

@@ -13,7 +13,7 @@ from xdsl.ir import SSAValue
 from weft.errors import DTypeError, ShapeError, UnsupportedError
 from weft.ir.expr import ceildiv
 from weft.ir.types import DType, Tensor, bf16, f8e4m3, f8e5m2, f16, f32, i8, i16, i32, u8
-from weft.ops.base import Structured, op, same_dtype
+from weft.ops.base import Precision, Structured, op, same_dtype
 from weft.ops.elementwise.pointwise import NUMBERS
 from weft.ops.graph import GraphBuilder
 from weft.ops.numerics import rounded_once
@@ -59,6 +59,8 @@ class Dot(Structured):
     both of the same 16 bits; with `fast` a machine may sum those of 8 bits in fewer digits.
     """
 
+    AUTOCAST: ClassVar[Precision] = "narrow"
+
     @classmethod
     def infer(cls, *tensors: Tensor, **params: Any) -> Tensor:
         x, y = tensors
@@ -76,6 +78,10 @@ class Dot(Structured):
                 hint="it takes [..., M, K] and [..., K, N]; broadcast leading dimensions",
             )
         return Tensor(wide, (*x.shape[:-1], y.shape[-1]))
+
+    @staticmethod
+    def contracted(x: Tensor, y: Tensor, **params: Any) -> tuple[tuple[int, ...], ...]:
+        return (x.rank - 1,), (y.rank - 2,)
 
     @staticmethod
     def sharding(x: Tensor, y: Tensor, **params: Any) -> ShardingRule:

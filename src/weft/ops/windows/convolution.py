@@ -13,7 +13,7 @@ from xdsl.ir import OpResult, SSAValue
 from weft.errors import DTypeError, ShapeError, UnsupportedError
 from weft.ir.expr import Size, floordiv, mod
 from weft.ir.types import DType, Tensor, bf16, f16, f32, f64, i8, i32, i64, u8
-from weft.ops.base import Reduction, op, same_dtype
+from weft.ops.base import Precision, Reduction, op, same_dtype
 from weft.ops.body import Body, Operand, Value
 from weft.ops.graph import GraphBuilder
 from weft.ops.numerics import rounded_once
@@ -82,6 +82,8 @@ class Convolution(Reduction):
     i8 are multiplied and summed in that type, and the padding is made of `fill`, the code of zero.
     """
 
+    AUTOCAST: ClassVar[Precision] = "narrow"
+
     KIND: ClassVar[str] = "sum"
 
     @classmethod
@@ -120,6 +122,11 @@ class Convolution(Reduction):
             )
         ]
         return Tensor(dtype, (x.shape[0], outputs, *spread))
+
+    @staticmethod
+    def contracted(x: Tensor, w: Tensor, transposed: bool, **params: Any) -> tuple[tuple[int, ...], ...]:
+        spatial = tuple(range(2, x.rank))
+        return (1, *spatial), (0 if transposed else 1, *spatial)
 
     @staticmethod
     def sharding(x: Tensor, w: Tensor, groups: Size, transposed: bool, **params: Any) -> ShardingRule:

@@ -159,9 +159,7 @@ def shared_pointer(b: Function, offset: int, index: V, size: int) -> V:
     """The address of an element of shared memory; `index` counts elements of `size` bytes (i32)."""
     scaled = b.mul(index, i32(size))
     place = b.add(scaled, i32(offset))
-    name = b.fresh()
-    b.do(f"{name} = getelementptr i8, ptr addrspace(3) @{SHARED_SYMBOL}, {place}")
-    return V("ptr addrspace(3)", name)
+    return b.emit("ptr addrspace(3)", f"getelementptr i8, ptr addrspace(3) @{SHARED_SYMBOL}, {place}")
 
 
 def store_shared(b: Function, value: V, offset: int, index: V, size: int) -> None:

@@ -117,7 +117,8 @@ class KernelCodegen:
         attributes = f'nounwind "nvvm.reqntid"="{self.launch.threads}" "nvvm.minctasm"="{integer(kernel, RESIDENT, 1)}"'
         if self.launch.cluster > 1:
             attributes += f' "nvvm.cluster_dim"="{self.launch.cluster}"'
-        self.b = b = Function(self.module, kernel.sym_name.data, [*params, *maps], "void", attributes, "ptx_kernel")
+        name, params_of_all = kernel.sym_name.data, [*params, *maps]
+        self.b = b = Function(self.module, name, params_of_all, "void", attributes, "ptx_kernel", numbers_values=True)
         if self.launch.programmatic:
             launch_dependents(b, kernel)
         self.maps = [b.emit("i64", f"ptrtoint {value} to i64") for value in b.args[len(params) :]]
