@@ -12,6 +12,7 @@ from weft.artifact.native import NativeProgram
 from weft.artifact.opened import Artifact, open_artifact
 from weft.artifact.signature import Signature
 from weft.errors import CorruptArtifactError, DataError
+from weft.runtime.cores import checked_threads
 
 _MOST_CODE = 1 << 30
 
@@ -72,6 +73,7 @@ def load(
     the caller says that the file can be trusted; and if this processor has all that the code needs. Otherwise its graph
     is compiled anew, and kept in the disk cache. The `device` is `cpu`, or a GPU: `cuda`, `cuda:1`.
     """
+    threads = checked_threads(threads)
     artifact = open_artifact(path)
     may_run = trust or bool(artifact.vouched)
     if device == "cpu" and may_run and (code := artifact.code_for_here()) is not None:

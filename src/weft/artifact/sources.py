@@ -71,11 +71,11 @@ def _torch(model: Path, weights: Path | None, function: str | None, sizes: Mappi
 
 def _onnx(model: Path, weights: Path | None, function: str | None, sizes: Mapping[str, int]) -> Source:
     try:
-        from weft.frontends.onnx.one_graph import read_one_graph
+        from weft.frontends.onnx.one_graph import read_checked_graph
     except ModuleNotFoundError as error:
         raise missing(error, "an ONNX model") or error from None
-    text, arrays = read_one_graph(model, sizes)
-    return Source(text, arrays, None, model.stem)
+    text, arrays, checked = read_checked_graph(model, sizes)
+    return Source(text, arrays, None, model.stem, checked)
 
 
 _READERS: dict[str, Callable[[Path, Path | None, str | None, Mapping[str, int]], Source]] = {

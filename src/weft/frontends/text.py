@@ -30,6 +30,7 @@ from weft.runtime.array_function import ArrayExecutor, ArrayFunction
 from weft.runtime.blas import blas_symbols
 from weft.runtime.cache import cache_key
 from weft.runtime.codec import table
+from weft.runtime.cores import checked_threads
 from weft.runtime.numpy_arrays import NumpyArrays
 from weft.runtime.record import CompilationRecord
 from weft.runtime.signature import Signature, signature_of
@@ -175,7 +176,7 @@ def _loaded(
     threads: int | None,
     checks: Callable[[Mapping[str, int]], None] | None = None,
 ) -> ArrayFunction[Any]:
-    program = target.load(compiled, config, Host(threads=threads))
+    program = target.load(compiled, config, Host(threads=checked_threads(threads)))
     # Programs of Weft's own runtime, `PlanProgram`, bring what runs them.
     executor: ArrayExecutor[Any] = getattr(program, "executor", None) or ProgramOnArrays(program)
     return ArrayFunction(signature, executor, constants, checks)

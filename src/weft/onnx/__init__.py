@@ -5,6 +5,9 @@ try:
     from weft.frontends.onnx.export.export import export as export
     from weft.frontends.onnx.load import OnnxFunction as OnnxFunction
     from weft.frontends.onnx.load import load as load
+    from weft.frontends.onnx.session import InferenceSession as InferenceSession
+    from weft.frontends.onnx.session import IOBinding as IOBinding
+    from weft.frontends.onnx.session import SessionOptions as SessionOptions
 except ModuleNotFoundError as error:
     from weft.errors import missing as _missing
 

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
 
+from weft.errors import GuardError
+
 _GROUPS, _MOUNT = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
 
 
@@ -19,6 +21,13 @@ def available_cores() -> int:
     bound = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota = cpu_quota()
     return bound if quota is None else max(1, min(bound, -int(-quota // 1)))
+
+
+def checked_threads(threads: int | None) -> int | None:
+    """How many threads a caller asks for, at least one; None for as many as there are cores."""
+    if threads is not None and (isinstance(threads, bool) or not isinstance(threads, int) or threads < 1):  # type: ignore[redundant-expr]
+        raise GuardError(f"threads is {threads!r}, expected a number from 1 on", hint="leave it out for all cores")
+    return threads
 
 
 @lru_cache(maxsize=4)

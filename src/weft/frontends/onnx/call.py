@@ -28,6 +28,8 @@ class Scope(Protocol):
 
     builder: GraphBuilder
     repeatable: bool
+    checks: list[tuple[SSAValue, str]]
+    """Conditions that must not hold, and what is wrong where they do."""
 
     def traced(self, value: Value, node: Node) -> SSAValue: ...
 

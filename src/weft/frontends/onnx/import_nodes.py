@@ -101,9 +101,20 @@ class Importer:
     repeatable: bool = True
     """Whether another import of the same nodes gives the same: no elements of large arrays were looked at, or drawn."""
 
+    checks: list[tuple[SSAValue, str]] = field(default_factory=list[tuple[SSAValue, str]])
+    """Conditions on data that must not hold, of this stage."""
+
     def __post_init__(self) -> None:
         self.builder = GraphBuilder(self.target.block)
         self._count = 0
+
+    def declare_arguments(self) -> None:
+        """Let arguments stand in the order of the slots, whatever reads them first; what nothing reads is taken out."""
+        slots = {leaf.place: leaf for value in self.values.values() for leaf in leaves(value) if isinstance(leaf, Slot)}
+        for _, slot in sorted(slots.items()):
+            dtype = kernel_dtype(slot.dtype)
+            if dtype is not None:
+                self.target.argument(slot.place, ("slot", slot.place), Tensor(dtype, slot.shape))
 
     def run(self) -> None:
         """Import all nodes that are left; raises where the stage ends before."""

@@ -21,6 +21,8 @@ from weft.frontends.onnx.model import Model, ModelInput, ValueType
 from weft.frontends.onnx.read import read_model
 from weft.frontends.onnx.stages import StagedProgram, State
 from weft.frontends.onnx.values import Absent, Items, Slot, Value
+from weft.frontends.text import program_key
+from weft.runtime.cores import checked_threads
 from weft.runtime.dlpack import lent
 
 
@@ -35,9 +37,13 @@ def load(
     """A model from a path, from bytes or from a `ModelProto`, as a function of arrays.
 
     Weights that lie in other files are read from the model's folder, or from `folder`, and from nowhere else. If all
-    input shapes are stated the model is compiled now, otherwise when shapes are first met.
+    input shapes are stated the model is compiled now, otherwise when shapes are first met. The `device` is `cpu`, or a
+    GPU: `cuda`, `cuda:1`. Without a number of `threads`, which is 1 or more, a call takes as many as there are cores.
     """
-    function = OnnxFunction(read_model(source, folder), config or Config.from_options(), device, threads)
+    config, threads = config or Config.from_options(), checked_threads(threads)
+    if device != "cpu":
+        program_key("", (), config, device)  # asks for the device: that there is none is told before a file is read
+    function = OnnxFunction(read_model(source, folder), config, device, threads)
     function.compile_known_shapes()
     return function
 

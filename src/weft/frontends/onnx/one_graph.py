@@ -41,9 +41,18 @@ class GraphTexts(StagedProgram):
 
 def read_one_graph(path: Path, sizes: Mapping[str, int]) -> tuple[str, dict[str, np.ndarray]]:
     """The text and the weights of a model; `sizes` are those that it leaves open, by name."""
+    return _read(path, sizes, checked=False)[:2]
+
+
+def read_checked_graph(path: Path, sizes: Mapping[str, int]) -> tuple[str, dict[str, np.ndarray], bool]:
+    """The text and the weights of a model, and whether its last result is a verdict on its data."""
+    return _read(path, sizes, checked=True)
+
+
+def _read(path: Path, sizes: Mapping[str, int], *, checked: bool) -> tuple[str, dict[str, np.ndarray], bool]:
     model = read_model(path, None)
     inputs = [each for each in model.graph.inputs if each.name not in model.graph.initializers]
-    program = GraphTexts(model, Config(strict=True, freeze=True))
+    program = GraphTexts(model, Config(strict=True, freeze=True), checked=checked)
     slots = [_example(each, sizes) for each in inputs]
     values: dict[str, Value] = {each.name: Slot(place, np.dtype(np.void), ()) for place, each in enumerate(inputs)}
     state = program.start(values)
@@ -56,7 +65,8 @@ def read_one_graph(path: Path, sizes: Mapping[str, int]) -> tuple[str, dict[str,
         )
     _require_whole(step)
     ((text, constants),) = program.texts
-    return _named(text, [inputs[place].name for place in step.arguments]), dict(constants)
+    names = [inputs[place].name for place in step.arguments]
+    return _named(text, names), dict(constants), step.verdict is not None
 
 
 def _example(given: ModelInput, sizes: Mapping[str, int]) -> np.ndarray:

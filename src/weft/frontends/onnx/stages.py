@@ -15,7 +15,7 @@ import itertools
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -25,12 +25,13 @@ from xdsl.ir import SSAValue
 from weft.config import Config
 from weft.errors import ModelError, UnsupportedError
 from weft.frontends.onnx.call import HostFunction
+from weft.frontends.onnx.checks import Verdict, combined
 from weft.frontends.onnx.import_nodes import Importer, NeedsElements, RunsOnHost, StageFull, Target, call_host
 from weft.frontends.onnx.model import Model, Node, free_names
 from weft.frontends.onnx.stored_steps import Imported, StoredStep, StoredSteps
 from weft.frontends.onnx.values import Absent, Items, Known, Slot, Traced, Value
 from weft.frontends.text import compile_function
-from weft.ops.graph import FuncOp, ReturnOp
+from weft.ops.graph import FuncOp, GraphBuilder, ReturnOp
 from weft.tile.text import print_program
 
 Source: TypeAlias = Known | Absent | tuple[str, Any]
@@ -59,6 +60,7 @@ class Step:
     carried: tuple[Source, ...]
     following: State | None
     results: tuple[Source, ...] = ()
+    verdict: Verdict | None = None
 
 
 @dataclass
@@ -89,6 +91,8 @@ class StagedProgram:
     config: Config
     device: str = "cpu"
     threads: int | None = None
+    checked: bool = True
+    """Whether indices that are out of range are looked for."""
 
     def __post_init__(self) -> None:
         self._lock = threading.RLock()
@@ -120,6 +124,8 @@ class StagedProgram:
             made: Sequence[np.ndarray] = ()
             if step.function is not None:
                 made = [_on_host(each) for each in step.function(*(slots[place] for place in step.arguments))]
+            if step.verdict is not None:
+                step.verdict.raise_if(int(made[step.verdict.place]))
             from_host: Sequence[np.ndarray] = ()
             if step.host is not None:
                 operands = [_taken(each, slots, made, ()) for each in step.host.operands]
@@ -160,13 +166,14 @@ class StagedProgram:
         kept = self._stored if state.structure is not None else None
         stored = None if kept is None else kept.find(slots, state.structure, state.by_value)
         if isinstance(stored, StoredStep):
-            return Step(stored.function, stored.arguments, None, (), None, stored.results)
+            return Step(stored.function, stored.arguments, None, (), None, stored.results, stored.verdict)
         if stored is not None:
             state.by_value |= stored
             return None
         known_before = frozenset(state.by_value)
         values = {name: _given(value, slots, state.by_value) for name, value in state.values.items()}
         importer = Importer(self.model.opsets, self.model.functions, self.fresh, values, list(reversed(state.pending)))
+        importer.declare_arguments()
         host: RunsOnHost | None = None
         needed: Traced | Slot | None = None
         try:
@@ -187,7 +194,7 @@ class StagedProgram:
         if not importer.pending:
             step, made = self._last(importer)
             if kept is not None and importer.repeatable:
-                kept.keep_step(slots, state.structure, known_before, step.results, made)
+                kept.keep_step(slots, state.structure, known_before, step.results, made, step.verdict)
             return step
         return self._cut(importer, host, needed)
 
@@ -196,8 +203,9 @@ class StagedProgram:
         if missing := [name for name in self._outputs if name not in importer.values]:
             raise ModelError(f"no node has made the output {missing[0]!r}, which the model gives")
         results = tuple(export.source(importer.values[name]) for name in self._outputs)
+        verdict = self._verdict(importer, export)
         made = self._compiled(importer.target, tuple(export.wanted))
-        return Step(made.function, made.arguments, None, (), None, results), made
+        return Step(made.function, made.arguments, None, (), None, results, verdict), made
 
     def _cut(self, importer: Importer, host: RunsOnHost | None, needed: Traced | Slot | None) -> Step:
         """The step up to where the import stopped, and the state that follows."""
@@ -221,8 +229,19 @@ class StagedProgram:
         if needed is not None:
             source = export.source(needed)
             following.by_value |= {place for place, each in enumerate(carried) if each == source}
+        verdict = self._verdict(importer, export)
         made = self._compiled(importer.target, tuple(export.wanted))
-        return Step(made.function, made.arguments, call, tuple(carried), following)
+        return Step(made.function, made.arguments, call, tuple(carried), following, verdict=verdict)
+
+    def _verdict(self, importer: Importer, export: _Export) -> Verdict | None:
+        """What the checks of a stage have found becomes the last of its results."""
+        if not self.checked:
+            return None
+        block = importer.target.block
+        found = combined(GraphBuilder(block), block, importer.checks)
+        return (
+            None if found is None else replace(found[1], place=export.wanted.setdefault(found[0], len(export.wanted)))
+        )
 
     def _compiled(self, target: Target, wanted: Sequence[SSAValue]) -> Imported:
         """The function that gives the values that are wanted of a stage, and the slots that it takes."""

@@ -20,6 +20,7 @@ import numpy as np
 
 from weft.config import Config
 from weft.errors import WeftError
+from weft.frontends.onnx.checks import Verdict
 from weft.frontends.onnx.dtypes import STRINGS
 from weft.frontends.onnx.import_nodes import FOLDED
 from weft.frontends.onnx.model import Graph, Model, Node
@@ -45,6 +46,7 @@ class StoredStep:
     function: Any
     arguments: tuple[int, ...]
     results: tuple[tuple[str, int], ...]
+    verdict: Verdict | None = None
 
 
 @dataclass
@@ -87,7 +89,8 @@ class StoredSteps:
             if function is None:
                 return None
             results = tuple((str(kind), int(place)) for kind, place in meta["results"])
-            return StoredStep(function, tuple(int(place) for place in meta["arguments"]), results)
+            verdict = Verdict(int(meta["verdict"][0]), tuple(map(str, meta["verdict"][1]))) if meta["verdict"] else None
+            return StoredStep(function, tuple(int(place) for place in meta["arguments"]), results, verdict)
         except (*BAD_ENTRY, WeftError):  # as good as not stored
             return None
 
@@ -102,6 +105,7 @@ class StoredSteps:
         by_value: Iterable[int],
         results: Sequence[Any],
         made: Imported,
+        verdict: Verdict | None = None,
     ) -> None:
         """Keep what the model was imported to, if later processes can find all of it again."""
         if made.function is None or any(
@@ -125,6 +129,7 @@ class StoredSteps:
             "results": [list(each) for each in results],
             "weights": weights,
             "arrays": arrays,
+            "verdict": None if verdict is None else [verdict.place, list(verdict.messages)],
         }
         disk_cache().put(self._key(slots, structure, by_value), meta, blobs)
 

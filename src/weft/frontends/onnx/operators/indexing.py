@@ -14,6 +14,7 @@ from xdsl.ir import SSAValue
 
 from weft.errors import ModelError, ShapeError
 from weft.frontends.onnx.call import Call, static
+from weft.frontends.onnx.checks import check_places
 from weft.frontends.onnx.operators.movement import lifted
 from weft.frontends.onnx.operators.shapes import on_host
 from weft.frontends.onnx.operators.table import onnx_op
@@ -27,6 +28,7 @@ def gather(c: Call) -> Any:
     axis = c.axis(c.int("axis", 0), c.rank(0))
     if on_host(c):
         return c.host(lambda array, places: np.take(array, places, axis))
+    check_places(c, 1, (c.shape(0)[axis],), (axis,))
     return c.b.take(c.x(0), c.x(1), dim=axis)
 
 
@@ -35,6 +37,7 @@ def gather_elements(c: Call) -> Any:
     axis = c.axis(c.int("axis", 0), c.rank(0))
     if on_host(c):
         return c.host(lambda array, places: np.take_along_axis(array, places, axis))
+    check_places(c, 1, (c.shape(0)[axis],), (axis,))
     return c.b.gather(c.x(0), c.x(1), dim=axis)
 
 
@@ -45,6 +48,7 @@ def gather_nd(c: Call) -> Any:
     depth = sizes[-1]
     if batch < 0 or batch + depth > len(shape):
         raise ShapeError(f"{c.node}: indices {list(sizes)} with {batch} batch dimensions do not fit {list(shape)}")
+    check_places(c, 1, shape[batch : batch + depth], range(batch, batch + depth))
     outer = sizes[:-1]
     indices: list[SSAValue] = [c.b.iota(shape=outer, dim=dim, dtype=i64) for dim in range(batch)]
     indices += [_part(c, places, n) for n in range(depth)]
@@ -65,6 +69,7 @@ def _part(c: Call, places: SSAValue, n: int) -> SSAValue:
 @onnx_op("ScatterElements", "Scatter")
 def scatter_elements(c: Call) -> Any:
     axis = c.axis(c.int("axis", 0), c.rank(0))
+    check_places(c, 1, (c.shape(0)[axis],), (axis,))
     return c.b.scatter(c.x(0), c.x(1), c.x(2), dim=axis, kind=_kind(c))
 
 
@@ -82,6 +87,7 @@ def scatter_nd(c: Call) -> Any:
     depth = sizes[-1]
     if depth > len(shape):
         raise ShapeError(f"{c.node}: indices {list(sizes)} do not fit {list(shape)}")
+    check_places(c, 1, shape[:depth], range(depth))
     indices = [_part(c, places, n) for n in range(depth)]
     kind = _kind(c)
     if kind in ("assign", "add"):
