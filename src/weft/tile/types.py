@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Self
 
 from xdsl.dialects import builtin
@@ -18,6 +19,9 @@ from weft.ir.expr import Size
 from weft.ir.size_text import parse_size
 from weft.ir.types import DType, dtype_of, element_type
 
+_MOST_TYPES = 4096
+"""Kernels have few types and many values of each."""
+
 
 @irdl_attr_definition
 class TileType(ParametrizedAttribute, TypeAttribute):
@@ -29,6 +33,11 @@ class TileType(ParametrizedAttribute, TypeAttribute):
 
     @classmethod
     def of(cls, shape: Sequence[int], dtype: DType) -> Self:
+        return cls._of(tuple(shape), dtype)
+
+    @classmethod
+    @lru_cache(_MOST_TYPES)
+    def _of(cls, shape: tuple[int, ...], dtype: DType) -> Self:
         return cls(ArrayAttr(IntegerAttr(size, builtin.i64) for size in shape), element_type(dtype))
 
     @property
