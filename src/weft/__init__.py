@@ -38,7 +38,7 @@ if _typing.TYPE_CHECKING:
     from weft.func import vmap as vmap
     from weft.runtime.constant_sets import refreeze as refreeze
     from weft.runtime.profile import profile as profile
-    from weft.tools.explain import explain as explain
+    from weft.tools.explain.explain import explain as explain
 
 __version__ = "0.1.0"
 
@@ -47,7 +47,7 @@ _HOMES = {
     "distribute": "weft.frontends.torch.distributed.distribute",
     "load": "weft.artifact.read",
     "refreeze": "weft.runtime.constant_sets",
-    "explain": "weft.tools.explain",
+    "explain": "weft.tools.explain.explain",
     "profile": "weft.runtime.profile",
     "func": "weft.func",
     "grad": "weft.func",

@@ -12,7 +12,7 @@ def main() -> None:
     """Run the command line."""
     words = sys.argv[1:]
     if words[:1] == ["run"]:
-        from weft.tools.run_command_line import parse_run, run
+        from weft.tools.commands.run_command_line import parse_run, run
 
         if (asked := parse_run(words[1:])) is not None:
             run(asked)

@@ -12,9 +12,9 @@ from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.passes import ModulePass
 
-from weft.backends.cpu.compile import emit_kernels
 from weft.backends.cpu.microkernel import cpu_machine, panel_form
-from weft.backends.cpu.target import CpuTarget, compile_object, target_for
+from weft.backends.cpu.object_compiler import compile_kernels as compile_cpu_kernels
+from weft.backends.cpu.target import CpuTarget, target_for
 from weft.backends.nvidia.code import DeviceCode, Launch
 from weft.backends.nvidia.compile import KernelCompiler, Loads
 from weft.backends.nvidia.compile import annotate as annotate_by
@@ -98,10 +98,12 @@ from weft.passes.hoist_constants import HoistConstants
 from weft.passes.outline_regions import OutlineRegions
 from weft.passes.place_launches import PlaceLaunches
 from weft.passes.quantize.fuse_dequantization import FuseDequantization
+from weft.passes.quantize.multiply_codes import MultiplyCodes
 from weft.passes.quantize.quantize_weight_only import QuantizeWeightOnly
 from weft.passes.quantize.quantize_weights import QuantizeWeights
 from weft.passes.quantize.recognize_dequantization import RecognizeDequantization
 from weft.passes.sharding.combine_collectives import CombineCollectives
+from weft.passes.sharding.dispatch_experts import DispatchExperts
 from weft.passes.sharding.partition import Partition
 from weft.passes.sharding.propagate_shardings import PropagateShardings
 from weft.passes.sharding.schedule_collectives import ScheduleCollectives
@@ -121,15 +123,19 @@ from weft.runtime.tune_device import DeviceTimer, DeviceTuner
 from weft.tile.dialect import KernelOp
 
 
-def cpu_passes(config: Config, *, blas: bool = True, matrix_tiles: bool = False) -> list[ModulePass]:
-    """From an imported function to groups that are kernels; `blas` says that there is a library for products, and
-    `matrix_tiles` that the framework has one for bf16."""
+def cpu_passes(
+    config: Config, *, blas: bool = True, matrix_tiles: bool = False, byte_products: bool = True
+) -> list[ModulePass]:
+    """From an imported function to groups that are kernels; `blas` says that there is a library for products,
+    `matrix_tiles` that the framework has one for bf16, `byte_products` that the processor multiplies four bytes at a
+    time."""
     return [
         OutlineRegions(),
         FoldConstants(),
         Simplify(),
         EliminateCommon(),
         RecognizeAttention(),
+        *([MultiplyCodes()] if byte_products else []),
         FoldBatchNorm(),
         ConvolveByMatmul(),
         ConvolveTrained(),
@@ -150,21 +156,29 @@ def cpu_passes(config: Config, *, blas: bool = True, matrix_tiles: bool = False)
 def cpu_passes_for(config: Config, target: CpuTarget, *, framework: bool = False) -> list[ModulePass]:
     """`cpu_passes` with the libraries that there are: this process's BLAS, and that of a `framework`."""
     tiles = framework and target.capabilities.library_matrix_tiles
-    return cpu_passes(config, blas=bool(blas_symbols()), matrix_tiles=tiles)
+    return cpu_passes(config, blas=bool(blas_symbols()), matrix_tiles=tiles, byte_products=target.multiplies_bytes)
+
+
+def dispatch_passes() -> list[ModulePass]:
+    """What is done to a program with a mesh and hints before it is differentiated: gradients go the same ways."""
+    return [Simplify(), EliminateCommon(), DispatchExperts(), EliminateDead()]
+
+
+def partition_passes() -> list[ModulePass]:
+    """From a program with a mesh and hints to the one that each rank runs, collectives where they are needed."""
+    return [Simplify(), EliminateCommon(), PropagateShardings(), Partition(), EliminateCommon(), EliminateDead()]
 
 
 def sharding_passes() -> list[ModulePass]:
-    """From a program with a mesh and hints to the one that each rank runs."""
-    return [
-        Simplify(),
-        EliminateCommon(),
-        PropagateShardings(),
-        Partition(),
-        EliminateCommon(),
-        EliminateDead(),
-        CombineCollectives(),
-        ScheduleCollectives(),
-    ]
+    """From a program with a mesh and hints to the one that each rank runs, collectives combined and scheduled."""
+    return [*partition_passes(), CombineCollectives(), ScheduleCollectives()]
+
+
+def arrange_collectives(function: FuncOp) -> None:
+    """Combine and schedule the collectives of a rank's program."""
+    module = module_of(function)
+    for each in (CombineCollectives(), ScheduleCollectives()):
+        each.apply(Context(), module)
 
 
 def nvidia_passes(config: Config, capabilities: Capabilities = PROCESSOR) -> list[ModulePass]:
@@ -394,10 +408,8 @@ def compile_cpu(
         start = report.measure("lower_to_tile", start)
         report.planned(planned.plan, planned.schedules)
         report.made_of_tiles(planned.kernels)
-        text = emit_kernels(planned.kernels, target, debug_lines=config.debug_lines)
-        start = report.measure("emit_llvm", start)
+        text, code = compile_cpu_kernels(planned.kernels, target, debug_lines=config.debug_lines)
         report.program("llvm", text)
-        code = compile_object(text, target)
         report.measure("llvm", start)
     return Compiled(planned.plan, code, report, planned.prepare, argument_names(function))
 

@@ -22,8 +22,8 @@ from weft.config import Config
 from weft.runtime.cache import DiskCache
 from weft.runtime.tape import PARALLEL_FROM_NS
 from weft.tools.cli import app
-from weft.tools.nvidia_op_page import page as nvidia_op_page
-from weft.tools.op_pages import page as op_page
+from weft.tools.pages.nvidia_op_page import page as nvidia_op_page
+from weft.tools.pages.op_page import page as op_page
 
 ROOT = Path(__file__).parents[2]
 DOCS = sorted((ROOT / "docs").glob("*.md"))
@@ -58,12 +58,12 @@ def test_no_python_block_escapes(name: str) -> None:
 
 
 def test_the_page_of_ops_is_current() -> None:
-    advice = "`python -m weft.tools.op_pages docs/ops.md` brings it up to date"
+    advice = "`python -m weft.tools.pages.op_page docs/ops.md` brings it up to date"
     assert TEXTS["ops.md"] == op_page(), advice
 
 
 def test_the_page_of_the_ops_of_gpu_kernels_is_current() -> None:
-    advice = "`python -m weft.tools.nvidia_op_page docs/nvidia-ops.md` brings it up to date"
+    advice = "`python -m weft.tools.pages.nvidia_op_page docs/nvidia-ops.md` brings it up to date"
     assert TEXTS["nvidia-ops.md"] == nvidia_op_page(), advice
 
 

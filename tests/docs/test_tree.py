@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from weft.tools.bench.cpu_tables import side_by_side
+from weft.tools.bench.gpu_report import markdown
+from weft.tools.bench.result_files import chart_of, read_files
 from weft.tools.cli import app
-from weft.tools.cpu_tables import side_by_side
-from weft.tools.gpu_report import markdown
-from weft.tools.result_files import chart_of, read_files
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src/weft"

@@ -11,7 +11,7 @@ import torch
 from weft.frontends.torch.execution.cuda_executor import CudaExecutor, load_program
 from weft.frontends.torch.importer.opaque import OpaqueRuntime
 from weft.lower.steps import Plan
-from weft.runtime import cuda_graphs
+from weft.runtime.cuda import cuda_graphs
 
 from .handwritten import CODE, SIZE, call, chain, in_place, kernel
 

@@ -17,8 +17,8 @@ from weft.errors import CompilationError, UnsupportedDeviceError
 from weft.frontends.torch.execution.cuda_executor import CudaExecutor, load_program
 from weft.frontends.torch.importer.opaque import OpaqueRuntime
 from weft.lower.steps import Plan
-from weft.runtime import cubins
 from weft.runtime.cache import DiskCache
+from weft.runtime.cuda import cubins
 
 from .handwritten import CODE, HOPPER_CODE, PTX, SIZE, chain, kernel
 

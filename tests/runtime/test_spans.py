@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from weft.ir.types import Tensor, f32
-from weft.runtime.device_program import _memory
+from weft.runtime.cuda.device_program import _memory
 
 
 @pytest.mark.parametrize(

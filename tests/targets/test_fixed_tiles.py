@@ -29,7 +29,7 @@ def environment(tmp_path: Path) -> dict[str, str]:
     )
     groups = [f"[{group}]\n" + _lines(points) for group, points in project["entry-points"].items()]
     folder.joinpath("entry_points.txt").write_text("\n".join(groups))
-    path = [str(Path(weft.__file__).parents[1]), str(DISTRIBUTION), str(tmp_path)]
+    path = [str(Path(weft.__file__).parents[1]), str(DISTRIBUTION), str(tmp_path), os.environ.get("PYTHONPATH", "")]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(path), "WEFT_CACHE_DIR": str(tmp_path / "cache")}
 
 

@@ -15,7 +15,7 @@ from torch import nn
 from weft.testing import peak_memory
 from weft.testing.bench.benchmark_case import Case, CaseResult
 from weft.testing.peak_memory import SETTINGS, Memory, MemoryResult, set_bytes, weight_bytes
-from weft.tools.bench_report import Results, line
+from weft.tools.bench.report import Results, line
 
 MB = 1 << 20
 

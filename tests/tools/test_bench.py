@@ -14,7 +14,7 @@ from weft.testing.bench import benchmark_models, benchmark_ops
 from weft.testing.bench.benchmark import Limits, Race, Timing
 from weft.testing.bench.benchmark_case import Case, CaseResult, run_case
 from weft.testing.compile_times import CompileResult, CompileTime
-from weft.tools.bench_report import Results, insert, line, summary
+from weft.tools.bench.report import Results, insert, line, summary
 
 from .conftest import last_json
 

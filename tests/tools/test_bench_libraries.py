@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from weft.tools import bench_libraries
-from weft.tools.bench_libraries import JOURNAL
+from weft.tools.bench import libraries as bench_libraries
+from weft.tools.bench.libraries import JOURNAL
 
 from .conftest import last_json
 

@@ -15,7 +15,7 @@ from onnx import TensorProto, helper, numpy_helper  # noqa: E402
 from weft.errors import GuardError  # noqa: E402
 from weft.testing.bench.onnx_child import difference  # noqa: E402
 from weft.testing.bench.onnx_inputs import InputRules  # noqa: E402
-from weft.tools import bench_onnx  # noqa: E402
+from weft.tools.bench import onnx as bench_onnx  # noqa: E402
 
 from .conftest import last_json  # noqa: E402
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from weft.tools.zoo_page import Machine, page_text
+from weft.tools.pages.zoo_page import Machine, page_text
 
 from .conftest import last_json
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from weft.errors import WeftError
-from weft.tools.cpu_tables import read_cpu_results, side_by_side
+from weft.tools.bench.cpu_tables import read_cpu_results, side_by_side
 
 MACHINE = "{} ({}, 512-bit vectors), 16 cores, {} threads; torch 2.13.0, Python 3.12.3, Weft 0.1.0, 2026-11-16"
 

@@ -14,8 +14,9 @@ from weft.backends.nvidia.target import target_named
 from weft.runtime.profile import StepEvent
 from weft.runtime.record import Resources
 from weft.tile.text import kernels_of
-from weft.tools.explain import Explanation, explain_program
-from weft.tools.opt import read_source
+from weft.tools.explain.explain import explain_program
+from weft.tools.explain.report import Explanation
+from weft.tools.opt.opt import read_source
 
 from .conftest import SOFTMAX, last_json
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-from weft.tools.gpu_report import GpuResults, markdown
-from weft.tools.result_files import read_files
+from weft.tools.bench.gpu_report import GpuResults, markdown
+from weft.tools.bench.result_files import read_files
 
 from .conftest import last_json
 

@@ -11,7 +11,7 @@ import pytest
 import typer
 
 from weft.tools.cli import app
-from weft.tools.run_command_line import RUN_OPTIONS, RunRequest, parse_run
+from weft.tools.commands.run_command_line import RUN_OPTIONS, RunRequest, parse_run
 
 
 def test_the_options_are_those_of_the_whole_command_line() -> None:

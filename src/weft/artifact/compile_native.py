@@ -73,7 +73,8 @@ def compile_native(function: FuncOp, name: str, config: Config) -> NativeCode:
     target, requires = processor(name)
     with compilation(function.sym_name.data) as report:
         report.imported(function)
-        run_passes(module_of(function), cpu_passes(config, blas=False), report, verify=config.verify)
+        passes = cpu_passes(config, blas=False, byte_products=target.multiplies_bytes)
+        run_passes(module_of(function), passes, report, verify=config.verify)
         planned = build_plan(function, partial(panel_form, target), cpu_machine(target))
         report.planned(planned.plan, planned.schedules)
         module = native_module(planned.plan, planned.kernels, target)

@@ -16,14 +16,23 @@ def panel_shape(batch: int, K: int, N: int, NR: int, together: int = 1, unit: in
     return (batch, -(-N // NR), -(-depth // together), NR, together)
 
 
-def pack_panels(array: np.ndarray, batch: int, K: int, N: int, NR: int, together: int = 1, unit: int = 1) -> np.ndarray:
-    """Pack matrices [batch..., K, N] of any strides."""
+def pack_panels(
+    array: np.ndarray,
+    batch: int,
+    K: int,
+    N: int,
+    NR: int,
+    together: int = 1,
+    unit: int = 1,
+    zeros: np.ndarray | None = None,
+) -> np.ndarray:
+    """Pack matrices [batch..., K, N] of any strides, into `zeros` where there is memory for it."""
     bits = np.dtype(f"u{array.itemsize}")
     source = array.view(bits).reshape(batch, K, N)
     shape = panel_shape(batch, K, N, NR, together, unit)
     if together > 1:
         return _in_groups(source, shape, K, N).view(array.dtype)
-    packed = np.zeros(shape, bits)
+    packed = np.zeros(shape, bits) if zeros is None else zeros.view(bits).reshape(shape)
     whole, rest = divmod(N, NR)
     if whole and K:
         matrix, row, column = source.strides
@@ -44,13 +53,14 @@ def pack_matrices(
     NR: int,
     together: int = 1,
     unit: int = 1,
+    zeros: np.ndarray | None = None,
 ) -> np.ndarray:
     """Pack the matrices [..., K, N] that lie in an array, seen as flat, at these strides in elements."""
     flat = np.ascontiguousarray(array).reshape(-1)[offset:]
     size = flat.itemsize
     view = np.lib.stride_tricks.as_strided(flat, tuple(shape), [s * size for s in strides], writeable=False)
     *batch, K, N = shape
-    return pack_panels(view, prod(batch), K, N, NR, together, unit)
+    return pack_panels(view, prod(batch), K, N, NR, together, unit, zeros)
 
 
 def _in_groups(source: np.ndarray, shape: tuple[int, ...], K: int, N: int) -> np.ndarray:

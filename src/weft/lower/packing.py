@@ -11,6 +11,7 @@ group that may be, and how the matrix lies in it.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 
 import numpy as np
 from xdsl.ir import BlockArgument, OpResult, SSAValue
@@ -70,11 +71,16 @@ class Packing:
     strides: tuple[int, ...]
     offset: int
 
-    def pack(self, array: np.ndarray) -> np.ndarray:
-        """Pack the operand's array."""
+    @property
+    def size(self) -> int:
+        """Bytes of what it makes, where that can be made in memory that is given; otherwise 0."""
+        return 0 if self.panels.together > 1 else prod(self.panels.shape) * self.panels.dtype.bytes
+
+    def pack(self, array: np.ndarray, zeros: np.ndarray | None = None) -> np.ndarray:
+        """Pack the operand's array, into memory of `size` zeros where that is given."""
         p = self.panels
         shape = (*self.batch, p.K, p.N)
-        packed = pack_matrices(array, shape, self.strides, self.offset, p.NR, p.together, p.unit)
+        packed = pack_matrices(array, shape, self.strides, self.offset, p.NR, p.together, p.unit, zeros)
         return packed.view(p.dtype.numpy)
 
 

@@ -12,11 +12,11 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
 
 from xdsl.dialects.builtin import FileLineColLoc, LocationAttr, StringAttr
-from xdsl.ir import Block, BlockArgument, Operation, Region, SSAValue
+from xdsl.ir import Block, BlockArgument, Region, SSAValue
 
 from weft.errors import LoweringError
-from weft.ir.attributes import from_attribute, identity_of
-from weft.ir.expr import Size, product, symbols_of
+from weft.ir.attributes import identity_of
+from weft.ir.expr import product, symbols_of
 from weft.ir.locations import sourced
 from weft.ir.types import Tensor, tensor_of, tensor_type
 from weft.lower.constants import Constant, PanelForm, packing_of, preparing
@@ -24,21 +24,16 @@ from weft.lower.dispatch import lower, origin_of
 from weft.lower.lowered import Lowered, slice_written_by
 from weft.lower.machine import CPU, Machine
 from weft.lower.packing import PackedLayout
+from weft.lower.plan_calls import plan_call, plan_dot, plan_launch
 from weft.lower.plan_control import plan_if, plan_loop
 from weft.lower.preparation import preparation_of
-from weft.lower.scalar_arguments import word_of
 from weft.lower.steps import (
     Buffer,
-    CallStep,
-    DotStep,
-    IfStep,
     KernelStep,
-    LaunchStep,
-    LoopStep,
     Place,
     Plan,
     Step,
-    all_steps,
+    buffers_read,
 )
 from weft.lower.work import work_of
 from weft.ops.base import GraphOp, View
@@ -48,16 +43,13 @@ from weft.ops.layouts import StridedLayout, contiguous, same_places, slice_layou
 from weft.passes.check_first import verdict_of
 from weft.passes.grouping.build_groups import (
     EPILOGUE,
-    PARTIAL_SUMS,
     Target,
     group_key,
     is_free,
-    launch_layout,
     result_targets,
     split_group,
     strides_of,
 )
-from weft.passes.place_launches import lies_as, wanted_layouts
 from weft.passes.simplify.constant_values import constant_arguments
 from weft.passes.tensor_slices import part_written, views_from
 from weft.passes.update_in_place import in_place_of, layout_over, layout_through
@@ -162,15 +154,15 @@ class Planner:
                 case GroupOp():
                     self._group(op, outputs)
                 case OpaqueOp():
-                    self._call(op)
+                    plan_call(self, op)
                 case LaunchOp():
-                    self._launch(op, outputs)
+                    plan_launch(self, op, outputs)
                 case IfOp():
                     plan_if(self, op, outputs)
                 case LoopOp():
                     plan_loop(self, op, outputs)
                 case GraphOp() if op.attributes.get("weft.claim") == StringAttr("blas"):
-                    self._dot(op, outputs)
+                    plan_dot(self, op, outputs)
                 case View():
                     self._view(op)
                 case _:
@@ -181,20 +173,7 @@ class Planner:
 
     def _used_constants(self, results: Sequence[int]) -> tuple[Constant, ...]:
         """Weights that are only read packed, or only to prepare others, need not be there."""
-        used = set(results)
-        for step in all_steps(self.steps):
-            match step:
-                case KernelStep():
-                    used.update(step.buffers)
-                case CallStep():
-                    used.update(place.buffer for place in step.operands)
-                case DotStep():
-                    used.update((step.a.buffer, step.b.buffer))
-                case LaunchStep():
-                    used.update(place.buffer for place in step.places)
-                case LoopStep() | IfStep():
-                    used.update(place.whole.buffer for place in getattr(step, "slices", ()))
-                    used.add(step.condition)
+        used = {*results, *buffers_read(self.steps)}
         return tuple(constant for number, constant in self.constants.items() if number in used)
 
     def _collect_symbols(self) -> None:
@@ -305,7 +284,7 @@ class Planner:
                     tuple(roles[argument.role][argument.number] for argument in call.arguments),
                     kernel.symbols,
                     product(kernel.op.grid.data),
-                    self._work(kernel.op),
+                    self.known_work(kernel.op),
                     kernel.op.serial is not None,
                     label,
                 )
@@ -376,61 +355,11 @@ class Planner:
             self.sources.setdefault(call.kernel.op.sym_name.data, set()).update(_sources(op))
         return self.lowered[key], label
 
-    def _work(self, kernel: tile.KernelOp) -> int:
+    def known_work(self, kernel: tile.KernelOp) -> int:
         name = kernel.sym_name.data
         if name not in self.work:
             self.work[name] = work_of(kernel)
         return self.work[name]
-
-    def _call(self, op: OpaqueOp) -> None:
-        operands = tuple(self.places[operand] for operand in op.operands)
-        strides = strides_of(op, "result_strides", len(op.results))
-        results = tuple(
-            self.new(result, "external", StridedLayout(given) if given else contiguous(tensor_of(result.type)))
-            for result, given in zip(op.results, strides, strict=True)
-        )
-        if (told := op.attributes.get("symbols")) is not None:
-            self.symbols.update(from_attribute(told))  # type: ignore[arg-type]
-        target = op.target.data
-        claim = op.attributes.get("weft.claim")
-        claimed = claim.data if isinstance(claim, StringAttr) else ""
-        self.steps.append(CallStep(target, op.arguments.data, operands, results, target, claimed))
-
-    def _launch(self, op: LaunchOp, outputs: dict[SSAValue, Target]) -> None:
-        operands = [self.places[operand] for operand in op.operands]
-        for operand, place, wanted in zip(op.operands, operands, wanted_layouts(op), strict=True):
-            if not lies_as(operand, place.layout, wanted):
-                raise LoweringError(f"a kernel reads {place.tensor} with the strides {wanted.strides}")
-        for result, start in zip(op.results, op.starts_from, strict=True):
-            if start >= 0:
-                self.places[result] = operands[start]
-                if self.buffers[operands[start].buffer].role == "input":
-                    self.replacing.add(result)
-            else:
-                self.strided[result] = launch_layout(result)
-                self.result(result, outputs)
-        known: dict[str, Sequence[Place]] = {"operand": operands, "result": [self.places[r] for r in op.results]}
-        arguments: list[Place | Size] = []
-        for kind, value in op.words:
-            if kind in known:
-                arguments.append(known[kind][int(value)])
-            else:
-                arguments.append(word := word_of(kind, value))
-                self.symbols |= symbols_of(word)
-        kernel = op.kernel
-        assert isinstance(kernel, tile.KernelOp), "verified"
-        name = kernel.sym_name.data
-        self.kernels.setdefault(name, kernel)
-        self.schedules[name] = "written"
-        label = name.rpartition("_")[0]
-        self.steps.append(LaunchStep(name, tuple(arguments), product(op.sides), self._work(kernel), label))
-
-    def _dot(self, op: Operation, outputs: dict[SSAValue, Target]) -> None:
-        a, b = (self.places[operand] for operand in op.operands)
-        self.result(op.results[0], outputs)
-        told = op.attributes.get(PARTIAL_SUMS)
-        count: Size = 1 if told is None else from_attribute(told)  # type: ignore[assignment]
-        self.steps.append(DotStep(a, b, self.places[op.results[0]], "dot", count))
 
 
 def _over(group: GroupOp, inputs: Sequence[Place], result: int, operand: int) -> Place:

@@ -142,6 +142,25 @@ def all_steps(steps: Iterable[Step]) -> Iterator[Step]:
         yield from all_steps(inner_steps(step))
 
 
+def buffers_read(steps: Iterable[Step]) -> set[int]:
+    """The buffers that steps name, but for results of calls and matmuls, which are nobody's constants."""
+    read: set[int] = set()
+    for step in all_steps(steps):
+        match step:
+            case KernelStep():
+                read.update(step.buffers)
+            case CallStep():
+                read.update(place.buffer for place in step.operands)
+            case DotStep():
+                read.update((step.a.buffer, step.b.buffer))
+            case LaunchStep():
+                read.update(place.buffer for place in step.places)
+            case LoopStep() | IfStep():
+                read.update(place.whole.buffer for place in getattr(step, "slices", ()))
+                read.add(step.condition)
+    return read
+
+
 def with_functions(steps: Iterable[Step], instead: Mapping[str, str]) -> tuple[Step, ...]:
     """Steps with other kernels in place of some, also inside of them."""
     changed: list[Step] = []

@@ -2,6 +2,7 @@
 
 try:
     from weft.frontends.onnx.backend import Backend as Backend
+    from weft.frontends.onnx.export.export import export as export
     from weft.frontends.onnx.load import OnnxFunction as OnnxFunction
     from weft.frontends.onnx.load import load as load
 except ModuleNotFoundError as error:

@@ -2,6 +2,7 @@
 
 from weft.ops import create as create
 from weft.ops import movement as movement
+from weft.ops import padding as padding
 from weft.ops import random as random
 from weft.ops import reduce as reduce
 from weft.ops import scan as scan

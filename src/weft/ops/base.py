@@ -24,7 +24,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Any, ClassVar, Literal, Self, TypeVar
 
 from xdsl.dialects.builtin import LocationAttr, TensorType
 from xdsl.ir import Operation, OpResult, SSAValue
@@ -38,6 +38,8 @@ from weft.ir.operations import WeftOp
 from weft.ir.types import DType, Tensor, boolean, tensor_of, tensor_type
 from weft.ops.samples import Sample
 
+Precision = Literal["narrow", "wide", "follow"]
+
 
 class GraphOp(WeftOp):
     """An op of the graph dialect: pure, over whole tensors.
@@ -49,6 +51,9 @@ class GraphOp(WeftOp):
       of the results. Where an operand was broadcast its gradient is not: whoever calls sums it back to the shape.
     - `batch(b, operands, batched, **params)`: the results with a batch dimension in front, where the operands that
       `batched` marks have it in front. At least one has.
+
+    An op that sums products says by `contracted(*tensors, **params)` along which dimensions of each operand: `quantize`
+    gives what lies along these one factor.
     """
 
     args = var_operand_def(TensorType)
@@ -60,6 +65,8 @@ class GraphOp(WeftOp):
     """Why the op has no rule, where it could have one: by the rule's name, `vjp` or `batch`."""
     CHEAP: ClassVar[bool] = False
     """Whether computing the op again costs less than reading its result from memory (constants, iota, views)."""
+    AUTOCAST: ClassVar[Precision] = "wide"
+    """In which floats `autocast` computes the op: narrow ones, wide ones, or those that its operands come in."""
 
     @classmethod
     def infer(cls, *tensors: Tensor, **params: Any) -> Tensor | tuple[Tensor, ...]:
@@ -198,6 +205,8 @@ class Elementwise(GraphOp):
     type of the result is not the operands'. All share one batching rule.
     """
 
+    AUTOCAST: ClassVar[Precision] = "follow"
+
     @classmethod
     def infer(cls, *tensors: Tensor, **params: Any) -> Tensor:
         return Tensor(cls.result(*(t.dtype for t in tensors), **params), broadcast_shapes(*(t.shape for t in tensors)))
@@ -235,6 +244,8 @@ class Movement(GraphOp):
 
     A subclass gives `infer`, `reference` and `pull(body, index, *operands, **params)`.
     """
+
+    AUTOCAST: ClassVar[Precision] = "follow"
 
 
 class View(Movement):

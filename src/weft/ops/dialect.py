@@ -15,11 +15,12 @@ from weft.ir.types import SizesAttr
 from weft.ops.base import REGISTRY
 from weft.ops.collectives import COLLECTIVES
 from weft.ops.control import IfOp, LoopOp
+from weft.ops.custom import CustomOp
 from weft.ops.graph import FuncOp, GroupOp, LaunchOp, OpaqueOp, ReturnOp, YieldOp
 
 Graph = Dialect(
     "graph",
-    [FuncOp, ReturnOp, GroupOp, YieldOp, OpaqueOp, LaunchOp, IfOp, LoopOp, *COLLECTIVES, *REGISTRY.classes()],
+    [FuncOp, ReturnOp, GroupOp, YieldOp, OpaqueOp, LaunchOp, IfOp, LoopOp, CustomOp, *COLLECTIVES, *REGISTRY.classes()],
     [SizesAttr, SizeAttr, MeshAttr, ShardingAttr],
 )
 

@@ -8,7 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from weft.ir.types import DType, f32
+from weft.ir.types import DType, boolean, f32, i64
+
+MOVED = (f32, i64, boolean)
+"""Element types of ops that move elements as they are: one of each size and kind stands for all."""
 
 
 @dataclass(frozen=True)

@@ -10,17 +10,15 @@ from xdsl.ir import SSAValue
 
 from weft.errors import ShapeError
 from weft.ir.expr import Size, maximum, minimum, product
-from weft.ir.types import Tensor, boolean, f32, i64
+from weft.ir.types import Tensor
 from weft.ops.base import View, broadcast_shapes, op
 from weft.ops.body import Body, Operand, Value
 from weft.ops.graph import GraphBuilder
 from weft.ops.reshaping import reshape_index
 from weft.ops.rules import Gradients, Values, iota, zeros
-from weft.ops.samples import Input, Sample
+from weft.ops.samples import MOVED, Input, Sample
 from weft.ops.sharding_rules import ShardingRule, blocks_of
 from weft.ops.windows.window import window_counts
-
-_MOVED = (f32, i64, boolean)
 
 
 @op(
@@ -28,9 +26,9 @@ _MOVED = (f32, i64, boolean)
     onnx="Transpose",
     stablehlo="transpose",
     samples=[
-        Sample((Input((2, 3, 4)),), {"dims": (2, 0, 1)}, _MOVED),
-        Sample((Input((3, 0)),), {"dims": (1, 0)}, _MOVED),
-        Sample((Input(()),), {"dims": ()}, _MOVED),
+        Sample((Input((2, 3, 4)),), {"dims": (2, 0, 1)}, MOVED),
+        Sample((Input((3, 0)),), {"dims": (1, 0)}, MOVED),
+        Sample((Input(()),), {"dims": ()}, MOVED),
     ],
 )
 class Permute(View):
@@ -69,11 +67,11 @@ class Permute(View):
     onnx="Reshape",
     stablehlo="reshape",
     samples=[
-        Sample((Input((2, 3, 4)),), {"shape": (6, 4)}, _MOVED),
-        Sample((Input((6, 4)),), {"shape": (2, 3, 2, 2)}, _MOVED),
-        Sample((Input(()),), {"shape": (1, 1)}, _MOVED),
-        Sample((Input((4, 6)),), {"shape": (8, 3)}, _MOVED),
-        Sample((Input((0, 6)),), {"shape": (2, 0, 5)}, _MOVED),
+        Sample((Input((2, 3, 4)),), {"shape": (6, 4)}, MOVED),
+        Sample((Input((6, 4)),), {"shape": (2, 3, 2, 2)}, MOVED),
+        Sample((Input(()),), {"shape": (1, 1)}, MOVED),
+        Sample((Input((4, 6)),), {"shape": (8, 3)}, MOVED),
+        Sample((Input((0, 6)),), {"shape": (2, 0, 5)}, MOVED),
     ],
 )
 class Reshape(View):
@@ -109,11 +107,11 @@ class Reshape(View):
     onnx="Expand",
     stablehlo="broadcast_in_dim",
     samples=[
-        Sample((Input((3, 1)),), {"shape": (3, 5)}, _MOVED),
-        Sample((Input((1, 4)),), {"shape": (2, 3, 4)}, _MOVED),
-        Sample((Input(()),), {"shape": (2, 2)}, _MOVED),
-        Sample((Input((1, 3)),), {"shape": (0, 3)}, _MOVED),
-        Sample((Input((2, 1, 1)),), {"shape": (2, 1, 7)}, _MOVED),
+        Sample((Input((3, 1)),), {"shape": (3, 5)}, MOVED),
+        Sample((Input((1, 4)),), {"shape": (2, 3, 4)}, MOVED),
+        Sample((Input(()),), {"shape": (2, 2)}, MOVED),
+        Sample((Input((1, 3)),), {"shape": (0, 3)}, MOVED),
+        Sample((Input((2, 1, 1)),), {"shape": (2, 1, 7)}, MOVED),
     ],
 )
 class Broadcast(View):
@@ -158,11 +156,11 @@ class Broadcast(View):
     onnx="Slice",
     stablehlo="slice",
     samples=[
-        Sample((Input((7,)),), {"starts": (2,), "shape": (3,), "steps": (1,)}, _MOVED),
-        Sample((Input((7, 5)),), {"starts": (1, 0), "shape": (3, 5), "steps": (2, 1)}, _MOVED),
-        Sample((Input((7, 5)),), {"starts": (6, 4), "shape": (7, 2), "steps": (-1, -3)}, _MOVED),
-        Sample((Input((4, 5)),), {"starts": (4, 1), "shape": (0, 2), "steps": (1, 2)}, _MOVED),
-        Sample((Input(()),), {"starts": (), "shape": (), "steps": ()}, _MOVED),
+        Sample((Input((7,)),), {"starts": (2,), "shape": (3,), "steps": (1,)}, MOVED),
+        Sample((Input((7, 5)),), {"starts": (1, 0), "shape": (3, 5), "steps": (2, 1)}, MOVED),
+        Sample((Input((7, 5)),), {"starts": (6, 4), "shape": (7, 2), "steps": (-1, -3)}, MOVED),
+        Sample((Input((4, 5)),), {"starts": (4, 1), "shape": (0, 2), "steps": (1, 2)}, MOVED),
+        Sample((Input(()),), {"starts": (), "shape": (), "steps": ()}, MOVED),
     ],
 )
 class Slice(View):
@@ -246,10 +244,10 @@ class Slice(View):
 @op(
     "diagonal",
     samples=[
-        Sample((Input((4, 6)),), {"dim1": 0, "dim2": 1, "offset": 0}, _MOVED),
-        Sample((Input((4, 6)),), {"dim1": 0, "dim2": 1, "offset": 3}, _MOVED),
-        Sample((Input((4, 2, 6)),), {"dim1": 2, "dim2": 0, "offset": -1}, _MOVED),
-        Sample((Input((3, 3)),), {"dim1": 0, "dim2": 1, "offset": 5}, _MOVED),
+        Sample((Input((4, 6)),), {"dim1": 0, "dim2": 1, "offset": 0}, MOVED),
+        Sample((Input((4, 6)),), {"dim1": 0, "dim2": 1, "offset": 3}, MOVED),
+        Sample((Input((4, 2, 6)),), {"dim1": 2, "dim2": 0, "offset": -1}, MOVED),
+        Sample((Input((3, 3)),), {"dim1": 0, "dim2": 1, "offset": 5}, MOVED),
     ],
 )
 class Diagonal(View):
@@ -299,9 +297,9 @@ class Diagonal(View):
 @op(
     "windows",
     samples=[
-        Sample((Input((2, 7, 3)),), {"window": (3,), "strides": (2,), "dilation": (1,)}, _MOVED),
-        Sample((Input((2, 5, 6, 4)),), {"window": (2, 3), "strides": (1, 2), "dilation": (2, 1)}, _MOVED),
-        Sample((Input((0, 4, 2)),), {"window": (4,), "strides": (1,), "dilation": (1,)}, _MOVED),
+        Sample((Input((2, 7, 3)),), {"window": (3,), "strides": (2,), "dilation": (1,)}, MOVED),
+        Sample((Input((2, 5, 6, 4)),), {"window": (2, 3), "strides": (1, 2), "dilation": (2, 1)}, MOVED),
+        Sample((Input((0, 4, 2)),), {"window": (4,), "strides": (1,), "dilation": (1,)}, MOVED),
     ],
 )
 class Windows(View):

@@ -11,7 +11,6 @@ from typing import Any, TypeAlias, cast
 
 from xdsl.dialects.builtin import TensorType
 from xdsl.ir import Attribute, Operation
-from xdsl.utils.hints import isa
 
 from weft.errors import ShapeError, WeftError
 from weft.ir.attributes import from_attribute
@@ -97,7 +96,11 @@ def tensors_of(function: FuncOp) -> list[Tensor]:
     """The types of all values of a function."""
     values = [*function.block.args, *(result for op in function.walk() for result in op.results)]
     values += [value for op in function.walk() for region in op.regions for value in region.block.args]
-    return [tensor_of(value.type) for value in values if isa(value.type, TensorType[Attribute])]
+    return [tensor_of(value.type) for value in values if _is_tensor(value.type)]
+
+
+def _is_tensor(attribute: Attribute) -> bool:
+    return isinstance(attribute, TensorType)
 
 
 def _rule(op: GraphOp) -> _Rule:

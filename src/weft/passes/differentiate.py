@@ -19,9 +19,12 @@ from weft.ir.locations import line_of, sourced
 from weft.ir.types import tensor_of
 from weft.ops.base import GraphOp
 from weft.ops.control import ControlOp
-from weft.ops.graph import FuncOp, GraphBuilder, OpaqueOp, ReturnOp
+from weft.ops.custom import CustomOp
+from weft.ops.graph import FuncOp, GraphBuilder, LaunchOp, OpaqueOp, ReturnOp
 from weft.ops.rules import zeros
+from weft.passes.custom_derivatives import propagate_custom
 from weft.passes.differentiate_regions import keep_histories, propagate_control
+from weft.passes.recompute import REGION, Recomputed, inherit_marks, ops_after, region_of
 
 
 @dataclass(frozen=True)
@@ -61,6 +64,7 @@ def vjp_function(function: FuncOp) -> FuncOp:
             tape.propagate(op)
     arguments = derivative.block.args[: len(function.block.args)]
     return_values(derivative, tape.of(value for value in arguments if is_float(value)))
+    tape.recomputed.drop_unread()
     return derivative
 
 
@@ -83,6 +87,7 @@ def value_and_vjp_function(function: FuncOp, wanted: Sequence[int], seeded: Sequ
             with sourced(op.location):
                 tape.propagate(op)
     return_values(joint, [*joint.returned.operands, *tape.of(arguments)])
+    tape.recomputed.drop_unread()
     return joint
 
 
@@ -136,6 +141,7 @@ class GradientTape:
     def __init__(self, b: GraphBuilder) -> None:
         self.b = b
         self.gradients: dict[SSAValue, SSAValue] = {}
+        self.recomputed = Recomputed(b)
 
     def of(self, values: Iterable[SSAValue]) -> list[SSAValue]:
         """The gradients of values; zeros where no result depends on one."""
@@ -151,14 +157,47 @@ class GradientTape:
         """Take the gradients of an op's results to its operands."""
         if not any(result in self.gradients for result in op.results) or not any(map(is_float, op.operands)):
             return
+        if (region := region_of(op)) is not None:
+            before = self.b.block.last_op if self.b.before is None else self.b.before.prev_op
+            self._propagate_checkpointed(op, region)
+            inherit_marks({REGION: op.attributes[REGION]}, ops_after(before, self.b))
+        else:
+            self.propagate_plain(op)
+
+    def propagate_plain(self, op: Operation) -> None:
+        """The same, whether it is checkpointed or not."""
         if isinstance(op, ControlOp):
             propagate_control(self, op, GradientTape)
+        elif isinstance(op, CustomOp):
+            propagate_custom(self, op, GradientTape)
+        else:
+            self._apply(op, op.operands, op.results)
+
+    def _propagate_checkpointed(self, op: Operation, region: str) -> None:
+        """The same, where what a rule reads of the op's region is made again."""
+        operands = [self.recomputed.of(operand, region) for operand in op.operands]
+        results = [self.recomputed.of(result, region) for result in op.results]
+        copy = results[0].owner
+        if not isinstance(copy, ControlOp | CustomOp):
+            self._apply(op, operands, results)
             return
+        inner = GradientTape(self.b)
+        inner.gradients = {
+            new: self.gradients[old] for old, new in zip(op.results, results, strict=True) if old in self.gradients
+        }
+        inner.propagate_plain(copy)
+        sources = dict(zip(copy.operands, op.operands, strict=True))
+        for operand, source in sources.items():
+            if operand in inner.gradients:
+                self.add(source, inner.gradients[operand])
+
+    def _apply(self, op: Operation, operands: Sequence[SSAValue], results: Sequence[SSAValue]) -> None:
+        """Append an op's gradient rule, which reads these values."""
         rule: Callable[..., tuple[SSAValue | None, ...]] | None = getattr(type(op), "vjp", None)
         if rule is None or not isinstance(op, GraphOp):
             raise no_rule(op, "gradient", "differentiate before grouping into kernels")
         grads: tuple[Any, ...] = tuple(self.gradients.get(result) or zeros(self.b, result) for result in op.results)
-        found = rule(self.b, grads, tuple(op.operands), tuple(op.results), **op.params)
+        found = rule(self.b, grads, tuple(operands), tuple(results), **op.params)
         for operand, gradient in zip(op.operands, found, strict=True):
             if gradient is not None and is_float(operand):
                 self.add(operand, gradient)
@@ -178,6 +217,8 @@ def no_rule(op: Operation, what: str, hint: str) -> UnsupportedError:
     """What to say of an op that has no rule for a transformation."""
     if isinstance(op, OpaqueOp):
         name, hint = op.target.data, "torch carries it out, and Weft does not look into it: give it a rule of your own"
+    elif isinstance(op, LaunchOp):
+        name, hint = "a kernel in Triton's language", "give the function around it rules, by `weft.func.custom`"
     else:
         name = op.name
     rule = "batch" if what == "batching" else "vjp"

@@ -38,10 +38,12 @@ from weft.passes.hoist_constants import HoistConstants
 from weft.passes.outline_regions import OutlineRegions
 from weft.passes.place_launches import PlaceLaunches
 from weft.passes.quantize.fuse_dequantization import FuseDequantization
+from weft.passes.quantize.multiply_codes import MultiplyCodes
 from weft.passes.quantize.quantize_weight_only import QuantizeWeightOnly
 from weft.passes.quantize.quantize_weights import QuantizeWeights
 from weft.passes.quantize.recognize_dequantization import RecognizeDequantization
 from weft.passes.sharding.combine_collectives import CombineCollectives
+from weft.passes.sharding.dispatch_experts import DispatchExperts
 from weft.passes.sharding.partition import Partition
 from weft.passes.sharding.propagate_shardings import PropagateShardings
 from weft.passes.sharding.schedule_collectives import ScheduleCollectives
@@ -53,7 +55,11 @@ from weft.passes.simplify.fold_constants import FoldConstants
 from weft.passes.simplify.order_by_comparing import OrderByComparing
 from weft.passes.simplify.simplify import Simplify
 from weft.passes.simplify.sink_casts import SinkCasts
+from weft.passes.transform.autocast import Autocast
+from weft.passes.transform.checkpoint import Checkpoint
+from weft.passes.transform.inline_custom import InlineCustom
 from weft.passes.transform.jvp import Jvp
+from weft.passes.transform.quantize import Quantize
 from weft.passes.transform.vmap import Vmap
 from weft.passes.update_in_place import UpdateInPlace
 
@@ -68,6 +74,7 @@ PASSES: dict[str, type[ModulePass]] = {
         RecognizeAttention,
         FindBlockMasks,
         PackGqa,
+        MultiplyCodes,
         FoldBatchNorm,
         ConvolveByMatmul,
         ConvolveTrained,
@@ -98,11 +105,16 @@ PASSES: dict[str, type[ModulePass]] = {
         PropagateShardings,
         Partition,
         CombineCollectives,
+        DispatchExperts,
         ScheduleCollectives,
         SpecializeRank,
         Vjp,
         Jvp,
         Vmap,
+        Checkpoint,
+        Autocast,
+        Quantize,
+        InlineCustom,
     )
 }
 

@@ -12,6 +12,7 @@ from weft.ir.expr import Size
 from weft.ir.types import DType
 from weft.runtime.array_adapter import ArrayAdapter, ArrayT
 from weft.runtime.overlap import kept_apart
+from weft.runtime.owned_memory import OwnedMemory
 from weft.runtime.plan_executor import WrongData
 from weft.runtime.signature import Signature
 from weft.runtime.strides import row_major
@@ -122,7 +123,9 @@ class ArrayFunction(Generic[ArrayT]):
 
 
 def _is_immutable(array: object) -> bool:
-    """Whether nobody can write to an array: it lies in an object of bytes, as weights do that were read from a file."""
+    """Whether nobody writes to an array: it lies in memory as weights do that were read from a file."""
     while isinstance(array, np.ndarray):
         array = array.base  # pyright: ignore[reportUnknownMemberType]
-    return isinstance(array, bytes)
+    if isinstance(array, memoryview):
+        array = array.obj
+    return isinstance(array, bytes | OwnedMemory)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import accumulate
 from typing import Any, cast
 
 import numpy as np
@@ -24,22 +25,33 @@ from weft.ops.dialect import parse_module
 from weft.ops.graph import FuncOp
 from weft.passes.hoist_constants import RUNS_ONCE
 from weft.runtime.cores import available_cores
+from weft.runtime.owned_memory import OwnedMemory
 from weft.runtime.strides import lowest, span
 
-_MOST_THREADS = 8
+_MOST_THREADS, _ALIGNMENT = 8, 64
 
 
 def prepared(plan: Plan, prepare: FuncOp | None, given: Sequence[np.ndarray]) -> dict[int, np.ndarray]:
     """The array of every constant buffer, from the constant arguments. `prepare` is read from the plan if not given."""
     sources = sources_of(plan, prepare, given)
 
-    def made(constant: Constant) -> np.ndarray:
+    def made(constant: Constant, zeros: np.ndarray | None) -> np.ndarray:
         array = sources[constant.source]
-        return array if constant.packing is None else constant.packing.pack(array)
+        return array if constant.packing is None else constant.packing.pack(array, zeros)
 
     # Packing is copying, which NumPy does without holding the interpreter.
     with ThreadPoolExecutor(min(_MOST_THREADS, available_cores())) as pool:
-        return dict(zip((constant.buffer for constant in plan.constants), pool.map(made, plan.constants), strict=True))
+        arrays = pool.map(made, plan.constants, _memory(plan.constants))
+        return dict(zip((constant.buffer for constant in plan.constants), arrays, strict=True))
+
+
+def _memory(constants: Sequence[Constant]) -> list[np.ndarray | None]:
+    """Memory for what is packed, in one block: where it is large, pages of it cost more than what is copied to them."""
+    sizes = [0 if constant.packing is None else constant.packing.size for constant in constants]
+    padded = [-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes]
+    block = np.frombuffer(OwnedMemory.of(sum(padded)), np.uint8)
+    starts = accumulate(padded, initial=0)
+    return [block[start : start + size] if size else None for start, size in zip(starts, sizes, strict=False)]
 
 
 def sources_of(plan: Plan, prepare: FuncOp | None, given: Sequence[np.ndarray]) -> list[np.ndarray]:

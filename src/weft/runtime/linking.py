@@ -10,6 +10,7 @@ from typing import Any
 
 import llvmlite.binding as llvm
 
+from weft.backends.cpu.archive import objects_of
 from weft.backends.cpu.target import require_memory
 from weft.errors import CompilationError
 from weft.forks import COMPILING
@@ -19,12 +20,15 @@ _counter = 0
 
 
 def link(code: bytes, names: list[str]) -> Any:
-    """Load an object file into this process; its calls to OpenMP and libm are resolved here."""
+    """Load an object file, or an archive of them, into this process; its calls to OpenMP and libm are resolved here."""
     global _counter
     require_memory(len(code))
     with COMPILING:
         _counter += 1
-        builder = llvm.JITLibraryBuilder().add_object_img(code).add_current_process()
+        builder = llvm.JITLibraryBuilder()
+        for each in objects_of(code):
+            builder.add_object_img(each)
+        builder.add_current_process()
         for name, address in {**_refusing_pool(), **pool_symbols()}.items():
             builder.import_symbol(name, address)
         for name in names:

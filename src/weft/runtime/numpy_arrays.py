@@ -14,9 +14,10 @@ from weft.runtime.constant_sets import ConstantSet
 from weft.runtime.constants import strided_zeros
 from weft.runtime.dlpack import array_at, lent
 from weft.runtime.executable import Executable
+from weft.runtime.frame import Frame
 from weft.runtime.huge_pages import use_huge_pages
 from weft.runtime.openmp import can_use_threads, default_threads, in_forked_child, stay_alone
-from weft.runtime.plan_executor import Frame, PlanExecutor
+from weft.runtime.plan_executor import PlanExecutor
 from weft.runtime.tape import Tape
 
 _ALIGNMENT = 64

@@ -7,27 +7,25 @@ are, so that programs run on those of any framework, or of none.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Generic, TypeAlias, TypeVar
+from dataclasses import replace
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
 from weft.ir.expr import evaluate
 from weft.ir.types import Tensor, boolean, u8
-from weft.lower.steps import CallStep, DotStep, IfStep, LoopStep, Place, Step, all_steps
+from weft.lower.steps import CallStep, DotStep, IfStep, LoopStep, Place, all_steps
 from weft.ops.layouts import contiguous
 from weft.runtime.array_adapter import ArrayAdapter, ArrayT, ForeignCalls
 from weft.runtime.constant_sets import ConstantSet, Preparing, make_set
+from weft.runtime.frame import Frame, SingleSteps
 from weft.runtime.profile import Profile, active_profile, single_steps
-from weft.runtime.program import Apart, Binding, ControlSegment, Program, Segment
+from weft.runtime.program import Apart, ControlSegment, Program, Segment
 from weft.runtime.tape import Tape, slice_step, slice_words, trip_count
 
 _FLAG = Tensor(boolean, ())
 _MOST_SIZES = 8
 """Sets of sizes that memory is kept for."""
-
-SingleSteps: TypeAlias = Sequence[tuple[Step, Segment]]
-"""The steps of a program, each with what carries it out by itself."""
 
 ProgramT = TypeVar("ProgramT", bound=Program)
 
@@ -38,41 +36,6 @@ class WrongData(Exception):
     def __init__(self, code: int) -> None:
         super().__init__(code)
         self.code = code
-
-
-@dataclass
-class Frame(Generic[ArrayT]):
-    """The memory of one running call: an arena, and the table of addresses with the launcher's scratch behind it.
-
-    The last word of the table is for the number that says which check has failed, where nobody else takes it.
-
-    `inputs` and `results` are those of the program, with the strides of the first and what makes an array for the
-    second.
-    """
-
-    binding: Binding
-    words: np.ndarray
-    table: memoryview
-    address: int
-    inputs: list[tuple[int, tuple[int, ...]]]
-    results: list[tuple[int, Callable[..., ArrayT], tuple[int, ...], tuple[int, ...], Any]]
-    arena: ArrayT | None = None
-    constants: ConstantSet[ArrayT] | None = None
-    views: dict[Place, ArrayT] = field(default_factory=dict[Place, Any])
-    single_steps: SingleSteps | None = None
-    """The program's steps one by one, once a profiler has asked for them."""
-    base: int = 0
-    """Where in memory the temporaries begin."""
-    makers: dict[int, Sequence[Any]] | None = None
-    """What makes the memory of phases, by buffer: a function, and the shape, strides and type that it takes."""
-
-    def place_arena(self, arena: ArrayT, base: int) -> None:
-        """Let temporaries lie in this arena, from the address `base` on."""
-        self.arena = arena
-        if base != self.base:
-            offsets = self.binding.arena.offsets
-            self.words[list(offsets)] = base + np.fromiter(offsets.values(), np.int64, len(offsets))
-            self.base = base
 
 
 class PlanExecutor(Generic[ProgramT, ArrayT]):

@@ -30,7 +30,7 @@ from weft.ops.layouts import StridedLayout
 from weft.runtime.cache import DiskCache
 from weft.runtime.check_plan import check_plan
 from weft.runtime.codec import decode, encode, table
-from weft.runtime.cubins import decode_code, encode_code
+from weft.runtime.cuda.cubins import decode_code, encode_code
 
 T = TypeVar("T")
 

@@ -39,6 +39,50 @@ ADDS, EMITS = 1, 2
 """Bits of what `ACCUMULATE` does: add to the row that is there; put the row on a stream."""
 
 
+@dataclass(frozen=True)
+class LoadDetail:
+    """What a load of weights does with the vectors on its streams, packed in `detail`; 0 is a load of whole rows.
+
+    It takes `streams` of them, as rows of the tile or, transposed, as columns; of each the lanes of some tiles of the
+    machine (superlanes), and the others count as zero. What is not loaded is zero too.
+    """
+
+    streams: int
+    columns: bool
+    first_tile: int
+    tiles: int
+
+    @property
+    def packed(self) -> int:
+        return self.streams | self.columns << 8 | self.first_tile << 9 | self.tiles << 17
+
+    @property
+    def span(self) -> tuple[int, int]:
+        """The first tile of the machine whose lanes are taken, and the one after the last."""
+        return self.first_tile, self.first_tile + self.tiles
+
+    @property
+    def shape(self) -> int:
+        """What all loads of one tile have in common: everything but the number of streams."""
+        return self.packed & ~0xFF
+
+
+COLUMNS = 1 << 8
+"""The bit of a load's `detail` that makes it take columns."""
+
+
+def load_detail(detail: int, machine: StreamingMachine) -> LoadDetail:
+    """What a load does."""
+    if detail == 0:
+        return LoadDetail(machine.matrix.load_streams, False, 0, machine.lanes.tiles)
+    return LoadDetail(detail & 0xFF, bool(detail & COLUMNS), detail >> 9 & 0xFF, detail >> 17 & 0xFF)
+
+
+def load_widths(detail: np.ndarray, machine: StreamingMachine) -> np.ndarray:
+    """How many streams loads take."""
+    return np.where(detail == 0, machine.matrix.load_streams, detail & 0xFF)
+
+
 class Function(IntEnum):
     """What an ALU computes in every lane."""
 
@@ -51,6 +95,10 @@ class Function(IntEnum):
     MAX_I8 = 6
     COPY_I32 = 7
     COPY_I8 = 8
+    SQUARE_F32 = 9
+    EXP_F32 = 10
+    TANH_F32 = 11
+    RSQRT_F32 = 12
 
 
 def to_int8(values: np.ndarray) -> np.ndarray:
@@ -64,6 +112,10 @@ def _to_float32(values: np.ndarray) -> np.ndarray:
 
 def _relu(values: np.ndarray) -> np.ndarray:
     return np.maximum(values, np.float32(0))
+
+
+def _rsqrt(values: np.ndarray) -> np.ndarray:
+    return np.reciprocal(np.sqrt(values))
 
 
 @dataclass(frozen=True)
@@ -85,6 +137,10 @@ MEANINGS: dict[Function, Meaning] = {
     Function.MAX_I8: Meaning((np.int8, np.int8), np.int8, np.maximum),
     Function.COPY_I32: Meaning((np.int32,), np.int32, np.copy),
     Function.COPY_I8: Meaning((np.int8,), np.int8, np.copy),
+    Function.SQUARE_F32: Meaning((np.float32,), np.float32, lambda values: np.multiply(values, values)),
+    Function.EXP_F32: Meaning((np.float32,), np.float32, np.exp),
+    Function.TANH_F32: Meaning((np.float32,), np.float32, np.tanh),
+    Function.RSQRT_F32: Meaning((np.float32,), np.float32, _rsqrt),
 }
 
 

@@ -116,6 +116,7 @@ class Latency:
     read: int
     write: int
     load_weights: int
+    transpose: int
     install_weights: int
     multiply: int
     accumulate: int

@@ -15,8 +15,8 @@ from weft.capabilities import Capabilities
 from weft.config import Config
 from weft.ops.graph import FuncOp
 from weft.pipelines import Compiled, compile_nvidia, nvidia_passes
-from weft.runtime.device_arrays import DeviceArray, DriverExecutor
-from weft.runtime.device_program import DeviceProgram
+from weft.runtime.cuda.device_arrays import DeviceArray, DriverExecutor
+from weft.runtime.cuda.device_program import DeviceProgram
 from weft.runtime.stored_programs import disk_cache
 from weft.targets.plan_program import PlanProgram
 

@@ -26,8 +26,8 @@ from weft.backends.nvidia.target import target_named
 from weft.backends.reference.tile import run_kernel
 from weft.config import Config
 from weft.errors import UnsupportedError
-from weft.frontends.torch.backend import CompiledGraph
 from weft.frontends.torch.capture.decompositions import decompositions
+from weft.frontends.torch.compiled_graph import CompiledGraph
 from weft.frontends.torch.dtypes import to_torch
 from weft.frontends.torch.execution.reference import to_array, to_tensor
 from weft.frontends.torch.importer.import_graph import import_graph

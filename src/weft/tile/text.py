@@ -10,12 +10,13 @@ from collections.abc import Sequence
 from io import StringIO
 
 from xdsl.dialects.builtin import FileLineColLoc, IntAttr, ModuleOp, StringAttr, UnknownLoc
-from xdsl.ir import Dialect, Operation
+from xdsl.ir import Attribute, Dialect, Operation, TypeAttribute
 from xdsl.printer import Printer
 
 from weft.errors import ParseError
 from weft.ir.locations import line_of
 from weft.ir.parser import TextParser
+from weft.ir.types import remembered
 from weft.ops.dialect import weft_context
 from weft.ops.graph import FuncOp
 from weft.tile.dialect import KernelOp
@@ -79,5 +80,22 @@ def kernels_of(module: ModuleOp) -> list[KernelOp]:
 def print_program(operation: Operation, *, locations: bool = False) -> str:
     """The text of a program, in MLIR's generic form."""
     stream = StringIO()
-    Printer(stream, print_debuginfo=locations).print_op(operation)
+    _TextPrinter(stream, print_debuginfo=locations).print_op(operation)
     return stream.getvalue() + "\n"
+
+
+class _TextPrinter(Printer):
+    """xDSL's printer, which writes a type out once: a program has few types, and states them with every op."""
+
+    def print_attribute(self, attribute: Attribute) -> None:
+        if isinstance(attribute, TypeAttribute):
+            self.print_string(_type_text(attribute))
+        else:
+            super().print_attribute(attribute)
+
+
+@remembered
+def _type_text(attribute: Attribute) -> str:
+    stream = StringIO()
+    Printer(stream).print_attribute(attribute)
+    return stream.getvalue()

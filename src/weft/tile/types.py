@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Self
 
 from xdsl.dialects import builtin
 from xdsl.dialects.builtin import ArrayAttr, IntegerAttr
@@ -17,10 +16,7 @@ from xdsl.printer import Printer
 
 from weft.ir.expr import Size
 from weft.ir.size_text import parse_size
-from weft.ir.types import DType, dtype_of, element_type
-
-_MOST_TYPES = 4096
-"""Kernels have few types and many values of each."""
+from weft.ir.types import DType, dtype_of, element_type, remembered
 
 
 @irdl_attr_definition
@@ -32,21 +28,27 @@ class TileType(ParametrizedAttribute, TypeAttribute):
     element: Attribute
 
     @classmethod
-    def of(cls, shape: Sequence[int], dtype: DType) -> Self:
-        return cls._of(tuple(shape), dtype)
-
-    @classmethod
-    @lru_cache(_MOST_TYPES)
-    def _of(cls, shape: tuple[int, ...], dtype: DType) -> Self:
-        return cls(ArrayAttr(IntegerAttr(size, builtin.i64) for size in shape), element_type(dtype))
+    def of(cls, shape: Sequence[int], dtype: DType) -> TileType:
+        return _tile_of(tuple(shape), dtype)
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        return tuple(size.value.data for size in self.shape)
+        return _sizes(self)
 
     @property
     def dtype(self) -> DType:
         return dtype_of(self.element)
+
+
+@lru_cache(maxsize=4096)
+def _tile_of(shape: tuple[int, ...], dtype: DType) -> TileType:
+    return TileType(ArrayAttr(IntegerAttr(size, builtin.i64) for size in shape), element_type(dtype))
+
+
+@remembered
+def _sizes(attribute: Attribute) -> tuple[int, ...]:
+    assert isinstance(attribute, TileType)
+    return tuple(size.value.data for size in attribute.shape)
 
 
 @irdl_attr_definition

@@ -1,4 +1,4 @@
-"""The command line: every command and its options; each imports what it needs when it runs. `bench` is beside this."""
+"""The command line: every command; each imports what it needs when it runs. Groups of commands are in `commands`."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Annotated
 import typer
 
 from weft import __version__
-from weft.tools.cli_artifacts import compile_command, inspect_command, run_command
-from weft.tools.cli_bench import bench
-from weft.tools.cli_commands import Commands, ScriptCommand
-from weft.tools.cli_onnx import conform_onnx
-from weft.tools.cli_options import Budget, Device, Json, Resume, Shard
-from weft.tools.cli_plan import plan
-from weft.tools.cli_spatial import spatial
-from weft.tools.cli_zoo import conform_zoo
+from weft.tools.commands.artifacts import compile_command, inspect_command, run_command
+from weft.tools.commands.bench import bench
+from weft.tools.commands.cache import cache
+from weft.tools.commands.command_classes import Commands, ScriptCommand
+from weft.tools.commands.conform import conform
+from weft.tools.commands.options import Device, Json, Resume
+from weft.tools.commands.plan import plan
+from weft.tools.commands.spatial import spatial
 from weft.tools.terminal import Terminal, UsageError, check_folder, counted
 
 app = typer.Typer(
@@ -82,8 +82,8 @@ def opt(
     """Run passes over a program's text and print it, like `mlir-opt`."""
     terminal = Terminal(json=json)
     with terminal.reporting_errors():
-        from weft.tools.opt import Options
-        from weft.tools.opt import opt as run
+        from weft.tools.opt.opt import Options
+        from weft.tools.opt.opt import opt as run
 
         asked = Options(passes, stop_after, level, verify, time, locations, cpu, triple, strict, target)
         run(terminal, file, asked)
@@ -105,40 +105,7 @@ def profile(
 
 app.command("plan")(plan)
 
-cache = typer.Typer(help="The disk cache of compiled programs.", no_args_is_help=True)
 app.add_typer(cache, name="cache")
-
-
-@cache.command("list")
-def cache_list(json: Json = False) -> None:
-    """List the programs, the most recently used first."""
-    from weft.tools.cache import list_entries
-
-    terminal = Terminal(json=json)
-    with terminal.reporting_errors():
-        list_entries(terminal)
-
-
-@cache.command("clear")
-def cache_clear(json: Json = False) -> None:
-    """Remove all programs."""
-    from weft.tools.cache import clear
-
-    terminal = Terminal(json=json)
-    with terminal.reporting_errors():
-        clear(terminal)
-
-
-@cache.command("verify")
-def cache_verify(
-    fix: Annotated[bool, typer.Option("--fix", help="Remove the bad ones.")] = False, json: Json = False
-) -> None:
-    """Check every byte of every program."""
-    from weft.tools.cache import verify
-
-    terminal = Terminal(json=json)
-    with terminal.reporting_errors():
-        verify(terminal, fix=fix)
 
 
 @app.command(cls=ScriptCommand, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
@@ -169,9 +136,9 @@ def explain(
 
     Options are taken wherever they stand; put `--` before arguments of the script that look like them.
     """
-    from weft.tools.explain import explain_program, explain_script
-    from weft.tools.explain_device import known_target
-    from weft.tools.opt import read_source
+    from weft.tools.explain.device import known_target
+    from weft.tools.explain.explain import explain_program, explain_script
+    from weft.tools.opt.opt import read_source
 
     terminal, failure = Terminal(json=json), None
     with terminal.reporting_errors():
@@ -181,12 +148,12 @@ def explain(
         if lines:
             os.environ["WEFT_DEBUG_LINES"] = "1"
         if re.fullmatch(r".+\.py:\w+", file):
-            from weft.tools.explain_kernel import Wanted, explain_kernel
+            from weft.tools.explain.kernel import Wanted, explain_kernel
 
             script, _, kernel = file.rpartition(":")
             explain_kernel(terminal, Wanted(Path(script), kernel, tuple(context.args), signature, save, gpu))
         if Path(file).suffix == ".py" and signature is None:
-            from weft.tools.explain_kernel import Wanted, explain_kernels, is_script_of_kernels
+            from weft.tools.explain.kernel import Wanted, explain_kernels, is_script_of_kernels
 
             if is_script_of_kernels(Path(file)):
                 explain_kernels(terminal, Wanted(Path(file), "", tuple(context.args), None, save, gpu))
@@ -275,182 +242,7 @@ def fuzz(
         )
 
 
-conform = typer.Typer(help="Outside test suites, run through Weft.", no_args_is_help=True)
 app.add_typer(conform, name="conform")
-conform.command("zoo")(conform_zoo)
-conform.command("onnx")(conform_onnx)
-
-
-@conform.command("opinfo")
-def conform_opinfo(
-    ops: Annotated[list[str] | None, typer.Argument(help="Operators by name; all of them if there are none.")] = None,
-    dtype: Annotated[list[str] | None, typer.Option(help="Element types, as torch names them.")] = None,
-    samples: Annotated[int, typer.Option(help="How many samples of each operator.", min=1)] = 2,
-    gradients: Annotated[bool, typer.Option(help="Check gradients too.")] = True,
-    strict: Annotated[bool, typer.Option("--strict", help="Without ATen and libraries.")] = False,
-    shard: Shard = None,
-    jobs: Annotated[int, typer.Option(help="Child processes; 0 for none.", min=0)] = 2,
-    timeout: Annotated[float, typer.Option(help="Seconds after which a case is ended.", min=1)] = 120.0,
-    log: Annotated[Path | None, typer.Option(help="Write each result to this file, a JSON object a line.")] = None,
-    backend: Annotated[str, typer.Option(help="A backend that `torch.compile` knows.")] = "weft",
-    device: Device = "cpu",
-    resume: Resume = False,
-    budget: Annotated[float | None, typer.Option(help="Seconds after which no operator is begun.", min=0)] = None,
-    transform: Annotated[str, typer.Option(help="gradgrad, forward, forward-over-reverse or vmap, instead.")] = "",
-    json: Json = False,
-) -> None:
-    """PyTorch's operator database, OpInfo, judged against eager and float64."""
-    from weft.tools.conform import Choice, opinfo
-
-    terminal = Terminal(json=json)
-    with terminal.reporting_errors():
-        chosen = backend, tuple(dtype or ["float32"]), tuple(ops or ())
-        limits = shard, jobs, timeout, log, device, resume, budget, transform
-        opinfo(terminal, Choice(*chosen, samples, gradients, strict, *limits))
-
-
-@conform.command("models")
-def conform_models(
-    names: Annotated[list[str] | None, typer.Argument(help="Models by name; the twelve families if none.")] = None,
-    dtype: Annotated[list[str] | None, typer.Option(help="Element types, as torch names them.")] = None,
-    device: Device = "cpu",
-    shard: Shard = None,
-    resume: Resume = False,
-    jobs: Annotated[int, typer.Option(help="Child processes.", min=1)] = 2,
-    budget: Budget = 420.0,
-    reports: Annotated[Path, typer.Option(help="Where the journal of verdicts lies.")] = Path("reports"),
-    json: Json = False,
-) -> None:
-    """Families of transformers, forward and one training step, judged against eager and float64."""
-    from weft.tools.conform_checks import CheckRequest
-    from weft.tools.conform_checks import conform_models as run
-
-    terminal = Terminal(json=json)
-    with terminal.reporting_errors():
-        asked = CheckRequest(device, shard, resume, jobs, budget, reports)
-        run(terminal, names or [], dtype or ["float32"], asked)
-
-
-@conform.command("training")
-def conform_training(
-    names: Annotated[list[str] | None, typer.Argument(help="Models by name; gpt2_small if none.")] = None,
-    dtype: Annotated[list[str] | None, typer.Option(help="Element types, as torch names them.")] = None,
-    steps: Annotated[int, typer.Option(help="Steps of AdamW.", min=2)] = 20,
-    device: Device = "cpu",
-    shard: Shard = None,
-    resume: Resume = False,
-    jobs: Annotated[int, typer.Option(help="Child processes.", min=1)] = 1,
-    budget: Budget = 420.0,
-    reports: Annotated[Path, typer.Option(help="Where the journal of verdicts lies.")] = Path("reports"),
-    json: Json = False,
-) -> None:
-    """Steps of training, whose loss must follow eager's."""
-    from weft.tools.conform_checks import CheckRequest
-    from weft.tools.conform_checks import conform_training as run
-
-    terminal = Terminal(json=json)
-    with terminal.reporting_errors():
-        asked = CheckRequest(device, shard, resume, jobs, budget, reports, steps)
-        run(terminal, names or [], dtype or ["float32"], asked)
-
-
-@conform.command("raises")
-def conform_raises(
-    ops: Annotated[list[str] | None, typer.Argument(help="Operators by name; all that could raise if none.")] = None,
-    shard: Shard = None,
-    resume: Resume = False,
-    jobs: Annotated[int, typer.Option(help="Child processes.", min=1)] = 2,
-    budget: Budget = 420.0,
-    reports: Annotated[Path, typer.Option(help="Where the journal of verdicts lies.")] = Path("reports"),
-    json: Json = False,
-) -> None:
-    """Wrong indices, divisors, counts and sizes: eager raises if and only if Weft does. Minutes for each operator."""
-    from weft.tools.conform_checks import CheckRequest
-    from weft.tools.conform_checks import conform_raises as run
-
-    terminal = Terminal(json=json)
-    with terminal.reporting_errors():
-        run(terminal, ops or [], CheckRequest("cpu", shard, resume, jobs, budget, reports))
-
-
-@conform.command("triton")
-def conform_triton(
-    checkout: Annotated[Path, typer.Option("--from", help="A checkout of Triton: v3.6.0.")],
-    expression: Annotated[str, typer.Option("-k", help="Tests by name, as pytest selects them.")] = "",
-    file: Annotated[list[str] | None, typer.Option(help="Files of tests; all of them if there are none.")] = None,
-    interpret: Annotated[bool, typer.Option("--interpret", help="Run kernels as Python, a program at a time.")] = False,
-    others: Annotated[bool, typer.Option("--others", help="Run tests too that upstream does not mark.")] = False,
-    jobs: Annotated[int, typer.Option(help="Child processes.", min=1)] = 2,
-    timeout: Annotated[float, typer.Option(help="Seconds after which a test is ended.", min=1)] = 60.0,
-    output: Annotated[Path | None, typer.Option(help="Write pytest's own report to this file.")] = None,
-    device: Annotated[str, typer.Option(help="Where the tests put their tensors: cpu or cuda.")] = "cpu",
-    json: Json = False,
-) -> None:
-    """Triton's own tests of its language, with `triton` resolved to Weft."""
-    from weft.testing.triton.triton_conformance import TritonRun
-    from weft.tools.conform_triton import conform_triton as run
-
-    terminal = Terminal(json=json)
-    with terminal.reporting_errors():
-        files = tuple(file or ())
-        run(terminal, TritonRun(checkout, expression, files, jobs, timeout, interpret, others, output, device))
-
-
-@conform.command("kernels")
-def conform_kernels(
-    library: Annotated[str, typer.Option("--from", help="A checkout of a library of kernels, or a package's name.")],
-    tests: Annotated[str, typer.Option(help="The folder of tests in it; found if it is not given.")] = "",
-    expression: Annotated[str, typer.Option("-k", help="Tests by name, as pytest selects them.")] = "",
-    file: Annotated[list[str] | None, typer.Option(help="Files of tests; all of them if there are none.")] = None,
-    sample: Annotated[int | None, typer.Option(help="So many tests at random.", min=1)] = None,
-    seed: Annotated[int, typer.Option(help="Which tests a sample has.")] = 0,
-    shard: Shard = None,
-    resume: Resume = False,
-    jobs: Annotated[int, typer.Option(help="Child processes.", min=1)] = 2,
-    timeout: Annotated[float, typer.Option(help="Seconds after which a test is ended.", min=1)] = 120.0,
-    budget: Annotated[float | None, typer.Option(help="Seconds after which no test is begun.", min=0)] = None,
-    device: Annotated[str, typer.Option(help="Where the tests put their tensors: cpu or cuda.")] = "cpu",
-    side: Annotated[
-        list[str] | None, typer.Option(help="weft, triton; both where Triton and a GPU are there, if not given.")
-    ] = None,
-    reports: Annotated[Path, typer.Option(help="Where the journal of verdicts lies.")] = Path("reports"),
-    json: Json = False,
-) -> None:
-    """The tests of a library of Triton kernels (flash-linear-attention, Liger), with `triton` resolved to Weft."""
-    from weft.tools.conform_kernels import KernelRequest, conform_kernels
-
-    terminal = Terminal(json=json)
-    with terminal.reporting_errors():
-        chosen = tests, tuple(file or ()), expression, sample, seed, shard, jobs, timeout, budget, device
-        conform_kernels(terminal, KernelRequest(library, *chosen, tuple(side or ()), resume, reports))
-
-
-@conform.command("tutorials")
-def conform_tutorials(
-    checkout: Annotated[Path, typer.Option("--from", help="A checkout of Triton: v3.6.0.")],
-    name: Annotated[
-        list[str] | None, typer.Option(help="Parts of file names; all tutorials if there are none.")
-    ] = None,
-    device: Device = "cpu",
-    shard: Shard = None,
-    resume: Resume = False,
-    jobs: Annotated[int, typer.Option(help="Child processes on a GPU.", min=1)] = 2,
-    budget: Budget = 420.0,
-    reports: Annotated[Path, typer.Option(help="Where the journal of verdicts lies.")] = Path("reports"),
-    json: Json = False,
-) -> None:
-    """The kernels of Triton's tutorials, unmodified, judged against torch."""
-    from weft.tools.conform_checks import CheckRequest, conform_tutorials_on
-    from weft.tools.conform_triton import conform_tutorials as run
-
-    terminal = Terminal(json=json)
-    with terminal.reporting_errors():
-        if device == "cpu":
-            run(terminal, checkout, tuple(name or ()))
-        asked = CheckRequest(device, shard, resume, jobs, budget, reports, checkout=checkout)
-        conform_tutorials_on(terminal, name or [], asked)
-
-
 app.command("compile")(compile_command)
 app.command("run")(run_command)
 app.command("inspect")(inspect_command)

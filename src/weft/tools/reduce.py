@@ -17,7 +17,7 @@ from weft.testing.reduce.failure import Failure, examine, examine_apart, run_apa
 from weft.testing.reduce.kept_inputs import KeptInputs, keep, read_inputs
 from weft.testing.reduce.reduce import reduce_function
 from weft.tile.text import functions_of, parse_program, print_program
-from weft.tools.opt import read_source
+from weft.tools.opt.opt import read_source
 from weft.tools.terminal import Terminal, UsageError, check_folder
 
 _TRIVIAL = """\
@@ -134,7 +134,7 @@ def _of_script(path: str, arguments: list[str]) -> list[_Graph] | _FailingCall:
     """The graphs that a script compiles, as they come in, one that fails first; or a call that does not come in."""
 
     def run() -> dict[str, Any]:
-        from weft.tools.explain import explain_script
+        from weft.tools.explain.explain import explain_script
 
         explanation, _ = explain_script(path, arguments, programs=True, cached=False, inputs=True)
         for record in explanation.records:

@@ -30,7 +30,7 @@ from weft.spatial.verifier.verify import system_violations, verify, verify_syste
 from weft.testing.spatial.mutants import MutantCount, count_mutants, count_system_mutants
 from weft.testing.spatial.programs import random_program
 from weft.tile.text import functions_of, parse_program
-from weft.tools.opt import read_source
+from weft.tools.opt.opt import read_source
 from weft.tools.terminal import Terminal, UsageError, check_file
 
 _NOTE = "cycle 0 is the first issue after the start, and the last is when all lanes are done"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from llvmlite import binding as llvm
+
 from weft.backends.cpu.separate_selects import separate_selects
 from weft.backends.cpu.target import CpuTarget, compile_assembly
 
@@ -29,9 +31,9 @@ MIXED = """
 def test_a_choice_between_assembled_bits_is_taken_apart() -> None:
     text = separate_selects(HEAD + MIXED + TAIL)
     assert text is not None
-    assert "%s.yes = select <16 x i1> %c, <16 x i32> %o, <16 x i32> zeroinitializer" in text
-    assert "%s.no = select <16 x i1> %c, <16 x i32> zeroinitializer, <16 x i32> %x" in text
-    assert "%s = or <16 x i32> %s.yes, %s.no" in text
+    assert "%yes.s = select <16 x i1> %c, <16 x i32> %o, <16 x i32> zeroinitializer" in text
+    assert "%no.s = select <16 x i1> %c, <16 x i32> zeroinitializer, <16 x i32> %x" in text
+    assert "%s = or <16 x i32> %yes.s, %no.s" in text
 
 
 def test_other_choices_stay() -> None:
@@ -51,4 +53,11 @@ def test_a_choice_that_states_its_line_is_taken_apart_too() -> None:
     stated = MIXED.replace("<16 x i32> %x\n", "<16 x i32> %x, !dbg !7\n")
     text = separate_selects(HEAD + stated + TAIL)
     assert text is not None
-    assert "%s = or <16 x i32> %s.yes, %s.no, !dbg !7" in text
+    assert "%s = or <16 x i32> %yes.s, %no.s, !dbg !7" in text
+
+
+def test_a_choice_without_a_name_is_taken_apart_too() -> None:
+    """LLVM numbers what it makes, and a number is no beginning of a name."""
+    numbered = MIXED.replace("%s = select", "%1 = select")
+    text = separate_selects(HEAD + numbered + TAIL.replace("%s", "%1"))
+    assert text is not None and llvm.parse_assembly(text)

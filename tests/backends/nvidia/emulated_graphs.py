@@ -21,8 +21,8 @@ from torch._functorch.partitioners import min_cut_rematerialization_partition
 from weft.backends.nvidia.code import DeviceCode
 from weft.backends.nvidia.target import target_named
 from weft.config import Config
-from weft.frontends.torch.backend import CompiledGraph
 from weft.frontends.torch.capture.decompositions import decompositions
+from weft.frontends.torch.compiled_graph import CompiledGraph
 from weft.frontends.torch.dtypes import to_torch
 from weft.frontends.torch.execution.alignment import aligned
 from weft.frontends.torch.execution.reference import to_array, to_tensor
@@ -35,7 +35,7 @@ from weft.lower.steps import CallStep, DotStep, KernelStep, Step
 from weft.pipelines import compile_nvidia
 from weft.runtime.constant_sets import Preparing
 from weft.runtime.constants import as_program, prepared_by
-from weft.runtime.plan_executor import Frame
+from weft.runtime.frame import Frame
 from weft.runtime.program import Program
 from weft.runtime.tape import Tape, size_place
 

@@ -19,7 +19,7 @@ from weft.errors import CompilationError, LoweringError, UnsupportedDeviceError
 from weft.forks import BACKGROUND, COMPILING
 from weft.ops.base import OpSpec
 from weft.pipelines import compile_kernels, nvidia_kernel_passes
-from weft.runtime import cubins
+from weft.runtime.cuda import cubins
 from weft.testing.gpu.corpus import generated_ops, op_kernels
 from weft.tile.dialect import KernelOp
 

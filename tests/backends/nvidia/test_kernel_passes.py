@@ -26,7 +26,7 @@ from weft.errors import LoweringError
 from weft.frontends.triton.listings.device_listing import device_listing_of
 from weft.pipelines import nvidia_kernel_passes
 from weft.tile import dialect as tile
-from weft.tools.explain import explain_program
+from weft.tools.explain.explain import explain_program
 
 from .product_kernels import product
 from .row_kernels import row_kernel

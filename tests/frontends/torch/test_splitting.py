@@ -58,6 +58,11 @@ def different(x: torch.Tensor) -> Any:
     return values * 2 + 1, inverse + 1, (counts.double() * values).sum(), torch.unique_consecutive(values > 0) + 1
 
 
+KNOWS_PLACES = pytest.mark.skipif(
+    torch.__version__ < (2, 13), reason="this release of torch traces the places of unique values as floats"
+)
+
+
 def random(*shape: int) -> torch.Tensor:
     return torch.randn(*shape, dtype=torch.float64)
 
@@ -70,7 +75,7 @@ def random(*shape: int) -> torch.Tensor:
         (sliced, [(random(3, 4), torch.tensor(count)) for count in (2, 3, 2)]),
         (written, [(random(9), random(9)), (random(9), random(9))]),
         (drawn, [(random(9),), (random(9),)]),
-        (different, [(random(9),), (random(9) * 3,)]),
+        pytest.param(different, [(random(9),), (random(9) * 3,)], marks=KNOWS_PLACES),
     ],
 )
 def test_parts_around_such_sizes_are_compiled(function: Callable[..., Any], inputs: list[Any]) -> None:

@@ -65,3 +65,16 @@ def test_copies_must_be_short_beside_the_product() -> None:
     assert not worth_aligning((1024, 1024), 129, 2 * 1024 * 129, [2 * 129])
     assert worth_aligning((2052, 2052), 2052, 4 * 2052**2, [2 * 2052])
     assert not worth_aligning((1024, 1024), 1028, 4 * 1024 * 1028, [2 * 1028])
+
+
+def test_what_a_gradient_reads_turned_is_copied_once(passes: Any) -> None:
+    """Logits' gradients are multiplied by weights along the vocabulary, and turned by what the logits were made of."""
+
+    def body(b: GraphBuilder, dy: SSAValue, w: SSAValue, x: SSAValue) -> list[SSAValue]:
+        rows = b.reshape(dy, shape=(M, N))
+        other = b.reshape(dy, shape=(M, N))
+        return [b.dot(rows, w), b.dot(b.permute(other, dims=(1, 0)), x)]
+
+    shapes = {"dy": (4, M // 4, N), "w": (N, 128), "x": (M, 128)}
+    module = passes.built({name: Tensor(bf16, shape) for name, shape in shapes.items()}, body)
+    assert str(passes.apply(AlignOperands(), module, rtol=0.01)).count('"graph.pad"') == 1

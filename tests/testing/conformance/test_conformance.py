@@ -103,9 +103,9 @@ def in_float32(factor=1.0):
     return aot_autograd(fw_compiler=compiler)
 
 
-@pytest.mark.parametrize(("factor", "status"), [(1.0, "passed"), (1.03, "wrong")])
+@pytest.mark.parametrize(("factor", "status"), [(1.0, "passed"), (1.19, "wrong")])
 def test_where_eager_is_far_off_two_ulp_of_float64_are_right_and_twice_its_error_is_not(factor, status):
-    # Eager rounds the coordinates of grid sampling to bfloat16: its own error is a tenth of the result.
+    # Eager rounds the coordinates of grid sampling to bfloat16: its own error is 6 to 10 % of the result.
     report = run_opinfo(in_float32(factor), ["bfloat16"], ops=["grid_sampler_2d"], samples=1, gradients=False, jobs=0)
     assert statuses(report) == {status}
 

@@ -26,8 +26,8 @@ from weft.testing.gpu.memory import memory_cases
 from weft.testing.gpu.peers import MAX_AUTOTUNE, eager
 from weft.testing.gpu.runner import Setting, key, run_cases
 from weft.testing.gpu.suites import SUITES, case_named
+from weft.tools.bench.gpu_report import GpuResults, cells, markdown, read_results, summary
 from weft.tools.cli import app
-from weft.tools.gpu_report import GpuResults, cells, markdown, read_results, summary
 
 BRIEF = Limits(rounds=2, least=2, seconds=0.1, sample_seconds=0.0)
 HERE = Place(HostDevice(), 4096)

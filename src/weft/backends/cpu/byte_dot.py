@@ -1,6 +1,6 @@
 """Products of tiles with packed weights of 8 bits, on processors that multiply four of them at a time.
 
-i8 rows:          sums in i32, straight into the result
+i8, u8 rows:      sums in i32, straight into the result
 i16, f32 rows:    each first split into digits of 8 bits; rows of f32 have a factor then, which scales their sums
 """
 
@@ -19,7 +19,7 @@ from weft.backends.cpu.matrix_kernels import MATRIX_COLUMNS
 from weft.backends.cpu.microkernel import Blocking, blocking
 from weft.backends.cpu.row_groups import row_groups
 from weft.backends.llvm.builder import Function, V, const, i64, scalar_type
-from weft.ir.types import DType, f32, i8, i16, i32
+from weft.ir.types import DType, f32, i8, i16, i32, u8
 from weft.tile import dialect as tile
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def emit_byte_dot(codegen: KernelCodegen, op: tile.DotOp) -> None:
     left, (height, depth) = tile.tile_type(op.a).dtype, tile.tile_type(op.a).sizes
     width = tile.tile_type(op.b).sizes[2]
     factors = V("ptr", "null")
-    if left != i8:
+    if left not in (i8, u8):
         padded = -(-depth // _LINE) * _LINE
         digits = Buffer.allocate(b, (height * DIGITS[left], padded), i8).pointer
         if left == i16:

@@ -9,9 +9,9 @@ from __future__ import annotations
 from weft.backends.cpu.microkernel import BYTES_TOGETHER, Blocking
 from weft.backends.cpu.target import CpuTarget
 from weft.backends.llvm.builder import Function, Module, V, const, i64, vector
-from weft.ir.types import DType, f32, i8, i16
+from weft.ir.types import DType, f32, i8, i16, u8
 
-DIGITS = {i8: 1, i16: 2, f32: 3}
+DIGITS = {i8: 1, u8: 1, i16: 2, f32: 3}
 """The digits of 8 bits that an element of a row is split into."""
 _LARGEST = 127 * 2.0**16
 """What the largest element of a row becomes: its first digit is 127."""
@@ -34,8 +34,9 @@ def byte_kernel(module: Module, target: CpuTarget, block: Blocking, left: DType)
     f = Function(module, name, params, attributes="nounwind noinline", linkage="internal")
     c, c_stride, a, a_stride, b, depth, keep, blocks, factors = f.args
     type_ = vector("i32", block.lanes)
-    # An x86 multiplies unsigned by signed: 128 is added to the rows, and a row of nothing else taken off at the end.
-    offset = target.is_x86
+    # An x86 multiplies unsigned by signed, others signed by signed: to rows of the other kind 128 is added (or taken
+    # off, which are the same bits), and what a row of nothing else gives is taken off (or added) at the end.
+    offset = target.is_x86 != (left == u8)
     height = block.rows * digits
     slots = [[f.alloca(type_) for _ in range(block.vectors)] for _ in range(height + offset)]
     whole = f.binary("and", depth, i64(-BYTES_TOGETHER))

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 _OF_BOOLEANS = {"add": "or", "mul": "and"}
 _ZERO_BYTES = 512
+_WRITTEN_OUT = 4
+"""Lanes that are read where they are needed; the reading of more is a function."""
 _BYTES_AHEAD, _MOST_AHEAD = 2048, 8
 """How far ahead rows are asked for: bytes that are read before, and rows at most."""
 
@@ -74,6 +76,8 @@ def _lane_by_lane(codegen: KernelCodegen, op: tile.GatherOp, offsets: V, mask: V
     b, dtype = codegen.b, _pointer_dtype(op.pointer)
     memory = memory_type(dtype)
     width = max(offsets.lanes, mask.lanes if mask else 1)
+    if width > _WRITTEN_OUT and offsets.lanes == width:
+        return _chosen(codegen, op, load_convert(b, _gathered(codegen, op, offsets, mask), dtype), mask)
     raw = V(vector(memory, width), "poison")
     for lane in range(width):
         address = pointer_address(codegen, op.pointer, b.extract(offsets, lane))
@@ -82,6 +86,26 @@ def _lane_by_lane(codegen: KernelCodegen, op: tile.GatherOp, offsets: V, mask: V
         element = b.load(memory, address, dtype.bytes)
         raw = b.insert(raw, element, lane) if width > 1 else element
     return _chosen(codegen, op, load_convert(b, raw, dtype), mask)
+
+
+def _gathered(codegen: KernelCodegen, op: tile.GatherOp, offsets: V, mask: V | None) -> V:
+    """Elements of memory, read by a function that all gathers of a type share: it is long, and compiled once."""
+    b, dtype = codegen.b, _pointer_dtype(op.pointer)
+    memory, width = memory_type(dtype), offsets.lanes
+    pointers, found = vector("ptr", width), vector(memory, width)
+    addresses = b.emit(pointers, f"getelementptr {memory}, {codegen.pointers[op.pointer]}, {offsets}")
+    if mask is not None:
+        addresses = b.select(b.splat(mask, width), addresses, b.splat(_zeros(codegen), width))
+    name = f"weft.gather.{memory}.{width}"
+    if codegen.module.add_shared(name):
+        attributes = "nounwind noinline memory(read)"
+        reader = Function(codegen.module, name, [(pointers, "at")], found, attributes, linkage="internal")
+        raw = V(found, "poison")
+        for lane in range(width):
+            element = reader.load(memory, reader.extract(V(pointers, "%at"), lane), dtype.bytes)
+            raw = reader.insert(raw, element, lane)
+        reader.finish(raw)
+    return b.emit(found, f"call {found} @{name}({addresses})")
 
 
 def _whole(codegen: KernelCodegen, op: tile.GatherOp, start: V, lanes: int, step: int, mask: V | None = None) -> V:

@@ -1,4 +1,4 @@
-"""Products of tiles with weights in panels that an x86's matrix tiles read: the rows of bf16 or i8, where they lie."""
+"""Products of tiles with weights in panels that an x86's matrix tiles read: rows of bf16, i8 or u8, where they lie."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from weft.backends.cpu.dot_rows import result_of, rows_of
 from weft.backends.cpu.matrix_kernels import MATRIX_COLUMNS, MATRIX_ROWS, elements_of_step, matrix_kernel, narrow_rows
 from weft.backends.cpu.row_groups import row_groups
 from weft.backends.llvm.builder import Function, V, i64
-from weft.ir.types import DType, bf16, i8
+from weft.ir.types import DType, bf16, i8, u8
 from weft.tile import dialect as tile
 
 if TYPE_CHECKING:
@@ -26,41 +26,40 @@ def in_matrix_tiles(codegen: KernelCodegen, op: tile.DotOp) -> bool:
     if weights == bf16:
         return True
     wide = weights == i8 and tile.tile_type(op.b).sizes[2] == MATRIX_COLUMNS
-    return wide and tile.tile_type(op.a).dtype == i8 and codegen.target.has_matrix_tiles
+    return wide and tile.tile_type(op.a).dtype in (i8, u8) and codegen.target.has_matrix_tiles
 
 
 def reads_matrix_rows(codegen: KernelCodegen, op: tile.DotOp) -> bool:
     """Whether the rows of a are read where they lie: contiguous along K, of which there are whole steps."""
-    value, weights = op.a, _weights_type(op)
+    value, narrow = op.a, _rows_type(op)
     if value in codegen.buffers or not isinstance(value, OpResult) or not isinstance(load := value.op, tile.LoadOp):
         return False
-    assert isinstance(load.pointer.type, tile.PointerType) and weights is not None
+    assert isinstance(load.pointer.type, tile.PointerType)
     depth = load.extents.data[1]
-    whole = isinstance(depth, int) and depth % elements_of_step(weights) == 0
-    return load.pointer.type.dtype == weights and load.strides.data[1] == 1 and whole
+    whole = isinstance(depth, int) and depth % elements_of_step(narrow) == 0
+    return load.pointer.type.dtype == narrow and load.strides.data[1] == 1 and whole
 
 
 def emit_matrix_dot(codegen: KernelCodegen, op: tile.DotOp) -> None:
     """Add the code of a product; its result is in `codegen.buffers`."""
-    b, type_, weights = codegen.b, tile.tile_type(op.out), _weights_type(op)
-    assert weights is not None
-    step = elements_of_step(weights)
+    b, type_, narrow = codegen.b, tile.tile_type(op.out), _rows_type(op)
+    step = elements_of_step(narrow)
     direct = reads_matrix_rows(codegen, op)
     rows, stride = rows_of(codegen, op, direct=direct)
     result, keep = result_of(codegen, op)
     extent, turns = codegen.extents(op.a)
     height, depth = tile.tile_type(op.a).sizes
     if not direct:
-        padded = -(-depth // step) * step + _LINE // weights.bytes  # rows do not all fall into one set of the cache
-        copied = b.alloca("i8", height * padded * weights.bytes)
+        padded = -(-depth // step) * step + _LINE // narrow.bytes  # rows do not all fall into one set of the cache
+        copied = b.alloca("i8", height * padded * narrow.bytes)
         kind = tile.tile_type(op.a).dtype
-        _call(b, narrow_rows(codegen.module, kind, weights), copied, i64(padded), rows, stride, extent, turns)
+        _call(b, narrow_rows(codegen.module, kind, narrow), copied, i64(padded), rows, stride, extent, turns)
         rows, stride = copied, i64(padded)
     assert isinstance(op.b, OpResult)
     panels = codegen.accesses[op.b.op]
     given = MatrixRows(rows, stride, extent, height, turns)
     held, row_size = codegen.extents(op.b)[0], i64(type_.sizes[1])
-    multiply_in_tiles(codegen, result.pointer, row_size, given, panels.base, panels.strides[0], held, keep, weights)
+    multiply_in_tiles(codegen, result.pointer, row_size, given, panels.base, panels.strides[0], held, keep, narrow)
 
 
 @dataclass(frozen=True)
@@ -86,6 +85,11 @@ def multiply_in_tiles(
         source = f.gep(rows.pointer, f.mul(row, a_bytes), "i8")
         name = matrix_kernel(codegen.module, count, dtype)
         _call(f, name, place, stride, source, a_bytes, b, panel_bytes, panels, steps, keep, blocks)
+
+
+def _rows_type(op: tile.DotOp) -> DType:
+    """What rows are multiplied as: as bf16 if the weights are, and else as they are."""
+    return bf16 if _weights_type(op) == bf16 else tile.tile_type(op.a).dtype
 
 
 def _weights_type(op: tile.DotOp) -> DType | None:

@@ -1,7 +1,7 @@
 """Innermost loops of products in an x86's matrix tiles (AMX): 16 rows of 64 bytes each, and sums of 16 by 16 elements.
 
-bf16 is summed in f32, i8 in i32. A block is two tiles by two; the rows of a lie in memory as they are, b in panels of
-32 columns with as many neighbours along K together as make four bytes:
+bf16 is summed in f32, i8 and u8 in i32. A block is two tiles by two; the rows of a lie in memory as they are, b in
+panels of 32 columns with as many neighbours along K together as make four bytes:
 
     tile 0, 1        sums of rows 0 to 15       +=  tile 4 (rows of a)  *  tiles 6, 7 (columns of b)
     tile 2, 3        sums of rows 16 to 31      +=  tile 5              *  tiles 6, 7
@@ -11,12 +11,13 @@ from __future__ import annotations
 
 from weft.backends.llvm.builder import Function, Module, V, const, i64, vector
 from weft.backends.llvm.cast import store_convert
-from weft.ir.types import DType, bf16, i8
+from weft.ir.types import DType, bf16, i8, u8
 
 TILE_ROWS, TILE_BYTES = 16, 64
 MATRIX_ROWS, MATRIX_COLUMNS = 2 * TILE_ROWS, 32
 """The block of a result that the tiles hold."""
-_INSTRUCTIONS = {bf16: "llvm.x86.tdpbf16ps", i8: "llvm.x86.tdpbssd"}
+_INSTRUCTIONS = {bf16: "llvm.x86.tdpbf16ps", i8: "llvm.x86.tdpbssd", u8: "llvm.x86.tdpbusd"}
+"""By the type of the rows; those of 8 bits are multiplied with columns of i8."""
 _FIRST_A, _FIRST_B = 4, 6
 _SUM_BYTES, _STEP_BYTES = 4, 128
 _LANES = 16

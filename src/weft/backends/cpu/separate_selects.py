@@ -8,9 +8,9 @@ AVX-512 has an instruction for all of this, whose operands have an order. Where 
 what is kept under the mask, LLVM permutes the operands and not the table of the function: results are garbage (a sign
 that is copied, in `log1p` of bf16). As two choices between a value and zero, which are joined, it is right:
 
-    %s.yes = select <16 x i1> %c, <16 x i32> %o, <16 x i32> zeroinitializer
-    %s.no = select <16 x i1> %c, <16 x i32> zeroinitializer, <16 x i32> %x
-    %s = or <16 x i32> %s.yes, %s.no
+    %yes.s = select <16 x i1> %c, <16 x i32> %o, <16 x i32> zeroinitializer
+    %no.s = select <16 x i1> %c, <16 x i32> zeroinitializer, <16 x i32> %x
+    %s = or <16 x i32> %yes.s, %no.s
 """
 
 from __future__ import annotations
@@ -40,10 +40,11 @@ def separate_selects(text: str) -> str | None:
         if not (is_assembled(yes) or is_assembled(no)):
             return found[0]
         changed = True
+        name = result[1:]  # which may be a number, that a name does not begin with
         return (
-            f"  {result}.yes = select {bits} {condition}, {type_} {yes}, {type_} zeroinitializer{line}\n"
-            f"  {result}.no = select {bits} {condition}, {type_} zeroinitializer, {type_} {no}{line}\n"
-            f"  {result} = or {type_} {result}.yes, {result}.no{line}"
+            f"  %yes.{name} = select {bits} {condition}, {type_} {yes}, {type_} zeroinitializer{line}\n"
+            f"  %no.{name} = select {bits} {condition}, {type_} zeroinitializer, {type_} {no}{line}\n"
+            f"  {result} = or {type_} %yes.{name}, %no.{name}{line}"
         )
 
     made = _SELECT.sub(separated, text)

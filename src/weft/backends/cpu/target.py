@@ -12,14 +12,14 @@ import platform
 import tempfile
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
 
 import llvmlite.binding as llvm
 
 from weft.backends.cpu.separate_selects import separate_selects
+from weft.backends.llvm import threads
 from weft.backends.llvm.debug_lines import has_lines, keep_lines
 from weft.capabilities import Capabilities
-from weft.errors import CompilationError, WeftError
+from weft.errors import WeftError
 from weft.forks import COMPILING, release_after_fork
 
 # llvmlite's own lock is taken wherever one of its objects is freed, under ours or not.
@@ -224,13 +224,24 @@ def compile_object(text: str, target: CpuTarget, level: int = 2, *, jit: bool = 
     It is loaded into this process, unless `jit` says that a linker takes it.
     """
     with COMPILING:
-        return _emitted(text, target.machine(level, jit), level, "emit_object")
+        if has_lines(text):
+            keep_lines()
+        return compile_part(text, target, level, jit=jit)
+
+
+def compile_part(text: str, target: CpuTarget, level: int = 2, *, jit: bool = True) -> bytes:
+    """As `compile_object`, in any number of threads at once, while somebody holds `COMPILING`."""
+    machine = target.machine(level, jit)
+    return threads.emit_object(machine, _optimised(text, machine, level))
 
 
 def compile_assembly(text: str, target: CpuTarget, level: int = 2) -> str:
     """LLVM IR → assembly, for reading and for tests of targets that this machine is not."""
     with COMPILING:
-        return _emitted(text, target.machine(level, jit=False), level, "emit_assembly")
+        if has_lines(text):
+            keep_lines()
+        machine = target.machine(level, jit=False)
+        return threads.emit_assembly(machine, _optimised(text, machine, level))
 
 
 _NEEDED = 64 << 20
@@ -246,22 +257,9 @@ def require_memory(size: int = 0) -> None:
         raise MemoryError("not enough memory for the compiler") from error
 
 
-def _emitted(text: str, machine: llvm.TargetMachine, level: int, form: str) -> Any:
-    require_memory(16 * len(text))
-    if has_lines(text):
-        keep_lines()
-    # LLVM's objects are freed when this returns, which is still under the lock.
-    return getattr(machine, form)(_optimised(text, machine, level))
-
-
 def _optimised(text: str, machine: llvm.TargetMachine, level: int) -> llvm.ModuleRef:
-    try:
-        module = llvm.parse_assembly(text)
-        module.verify()
-    except RuntimeError as error:
-        raise CompilationError(
-            f"LLVM refused a kernel: {error}", hint="report it with the output of `weft explain`"
-        ) from error
+    require_memory(16 * len(text))
+    module = threads.parse(text, llvm.create_context())
     builder = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(speed_level=level))
     manager = llvm.create_new_module_pass_manager()
     # A twentieth of the time of LLVM's own pipeline, and as fast code: what that does more is done before LLVM.
@@ -273,6 +271,6 @@ def _optimised(text: str, machine: llvm.TargetMachine, level: int) -> llvm.Modul
     manager.add_instruction_combine_pass()
     manager.add_simplify_cfg_pass()
     manager.add_dead_code_elimination_pass()
-    manager.run(module, builder)
+    threads.run_passes(manager, module, builder)
     apart = separate_selects(str(module)) if machine.triple.startswith("x86_64") else None
-    return module if apart is None else llvm.parse_assembly(apart)
+    return module if apart is None else threads.parse(apart, llvm.create_context())

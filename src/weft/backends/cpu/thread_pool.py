@@ -13,7 +13,10 @@
         remaining -= 1; wake the caller if it sleeps
 
 Who waits looks for a while, which takes less than a microsecond where the other is about to come, and sleeps on a futex
-after that. Who is about to sleep says so first and looks once more, in this order; who changes a word looks for
+after that. To be woken takes 50 µs and more where a hypervisor has taken the idle core back, and threads that share a
+kernel are often that much apart: so each wait that needed no sleep makes the next one more patient, up to a millisecond
+or two, and each sleep makes it half as patient, which is soon the least where other processes want the cores. Who is
+about to sleep says so first and looks once more, in this order; who changes a word looks for
 sleepers afterwards: so nobody sleeps through a change. A forked child has no workers: `weft_pool_reset` forgets them,
 and the next job makes new ones.
 """
@@ -24,8 +27,9 @@ PARALLEL, RESET = "weft_parallel", "weft_pool_reset"
 
 _FUTEX = {"x86_64": 202, "aarch64": 98}
 _PAUSE = {"x86_64": "void @llvm.x86.sse2.pause()", "aarch64": "void @llvm.aarch64.hint(i32 1)"}
-_LOOKS = 2000
-"""How often to look before going to sleep: 30 to 100 µs, longer than the gaps between the kernels of a program."""
+_LEAST_LOOKS, _MOST_LOOKS, _MORE_LOOKS = 2000, 32000, 250
+"""How often to look before going to sleep: at least for 30 to 100 µs, longer than the gaps between the kernels of a
+program; at most; and how many more after a wait that was long enough."""
 
 _TEXT = """
 %pool_job = type { ptr, ptr, i64 }
@@ -36,6 +40,7 @@ _TEXT = """
 @pool_sleepers = internal global i32 0, align 128
 @pool_remaining = internal global i32 0, align 128
 @pool_waiting = internal global i32 0, align 128
+@pool_patience = internal global i64 {least}, align 128
 @pool_signals = internal constant [128 x i8] c"{signals}", align 8
 
 declare {declared}
@@ -53,6 +58,17 @@ define internal void @pool_wait(ptr %word, i32 %value) nounwind {
 define internal void @pool_wake(ptr %word) nounwind {
   call i64 (i64, ...) @syscall(i64 {futex}, ptr %word, i64 129, i64 2147483647)
   ret void
+}
+
+define internal i64 @pool_patience_after(i64 %patience, i1 %slept) nounwind {
+  %longer = add i64 %patience, {more}
+  %shorter = lshr i64 %patience, 1
+  %wanted = select i1 %slept, i64 %shorter, i64 %longer
+  %short = icmp slt i64 %wanted, {least}
+  %enough = select i1 %short, i64 {least}, i64 %wanted
+  %long = icmp sgt i64 %enough, {most}
+  %patience.after = select i1 %long, i64 {most}, i64 %enough
+  ret i64 %patience.after
 }
 
 define void @weft_parallel(ptr %function, ptr %context, i64 %wanted) nounwind {
@@ -101,6 +117,7 @@ wake:
   br label %share
 share:
   call void %function(ptr %context, i64 0, i64 %threads)
+  %patience = load i64, ptr @pool_patience, align 8
   br label %look
 look:
   %looks = phi i64 [ 0, %share ], [ %looked, %again ]
@@ -110,7 +127,7 @@ look:
 again:
   call {pause}
   %looked = add i64 %looks, 1
-  %patient = icmp slt i64 %looked, {looks}
+  %patient = icmp slt i64 %looked, %patience
   br i1 %patient, label %look, label %sleep
 sleep:
   store atomic i32 1, ptr @pool_waiting seq_cst, align 4
@@ -126,6 +143,9 @@ woken:
   store atomic i32 0, ptr @pool_waiting seq_cst, align 4
   br label %done
 done:
+  %slept = phi i1 [ false, %look ], [ true, %woken ]
+  %changed = call i64 @pool_patience_after(i64 %patience, i1 %slept)
+  store i64 %changed, ptr @pool_patience, align 8
   store atomic i32 0, ptr @pool_lock release, align 4
   ret void
 }
@@ -140,6 +160,7 @@ entry:
   br label %idle
 idle:
   %last = phi i32 [ %made.at, %entry ], [ %current, %finish ], [ %current, %tell ]
+  %patience = phi i64 [ {least}, %entry ], [ %patience.next, %finish ], [ %patience.next, %tell ]
   br label %look
 look:
   %looks = phi i64 [ 0, %idle ], [ %looked, %again ]
@@ -149,7 +170,7 @@ look:
 again:
   call {pause}
   %looked = add i64 %looks, 1
-  %patient = icmp slt i64 %looked, {looks}
+  %patient = icmp slt i64 %looked, %patience
   br i1 %patient, label %look, label %sleep
 sleep:
   atomicrmw add ptr @pool_sleepers, i32 1 seq_cst
@@ -166,6 +187,8 @@ awake:
   br label %work
 work:
   %current = phi i32 [ %seen, %look ], [ %found, %awake ]
+  %slept = phi i1 [ false, %look ], [ true, %awake ]
+  %patience.next = call i64 @pool_patience_after(i64 %patience, i1 %slept)
   %function = load ptr, ptr @pool_job, align 8
   %context = load ptr, ptr getelementptr (%pool_job, ptr @pool_job, i64 0, i32 1), align 8
   %threads = load i64, ptr getelementptr (%pool_job, ptr @pool_job, i64 0, i32 2), align 8
@@ -213,7 +236,9 @@ def thread_pool(triple: str) -> str:
         "futex": str(_FUTEX[processor]),
         "pause": _PAUSE[processor],
         "declared": _PAUSE[processor].replace(" 1)", ")"),
-        "looks": str(_LOOKS),
+        "least": str(_LEAST_LOOKS),
+        "most": str(_MOST_LOOKS),
+        "more": str(_MORE_LOOKS),
     }
     text = _TEXT
     for name, value in filled.items():

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections import Counter
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Container, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -126,10 +126,15 @@ class Module:
 
     def __str__(self) -> str:
         head = f'target triple = "{self.triple}"\n'
-        parts = [*self._addends(), *self.globals.values(), *self.functions, *self.declarations.values()]
+        parts = [*self.constants(), *self.functions, *self.declarations.values()]
         if self.debug is not None:
             parts.append(str(self.debug))
         return head + "\n".join(parts) + "\n"
+
+    def constants(self, mentioned: Container[str] | None = None) -> list[str]:
+        """What functions read, or those that mention certain names."""
+        found = [text for name, text in self.globals.items() if mentioned is None or name in mentioned]
+        return [*(self._addends() if mentioned is None or _ADDENDS in mentioned else []), *found]
 
     def _addends(self) -> list[str]:
         if not self.addends:

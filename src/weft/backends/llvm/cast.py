@@ -264,6 +264,13 @@ def _float_to_integer(x: E, target: DType) -> V:
 
 def _saturated(x: E, name: str, element: str) -> E:
     type_ = vector(element, x.v.lanes)
+    if x.b.module.is_x86 and name == "fptosi" and x.v.lanes > 1:
+        # LLVM takes vectors apart for the intrinsic there: the largest value is chosen for what is beyond it instead.
+        limit = 2.0 ** (int(element[1:]) - 1)
+        inside = x.compare("oge", -limit) & x.compare("olt", limit)
+        whole = inside.select(x, 0.0).to("fptosi", element)
+        whole = x.compare("olt", -limit).select(int(-limit), whole)
+        return x.compare("oge", limit).select(int(limit) - 1, whole)
     return E(x.b, x.b.call(f"llvm.{name}.sat.{mangle(type_)}.{mangle(x.v.type)}", type_, x.v))
 
 

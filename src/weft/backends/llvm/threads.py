@@ -49,13 +49,21 @@ def run_passes(manager: llvm.ModulePassManager, module: llvm.ModuleRef, builder:
 
 def emit_assembly(machine: llvm.TargetMachine, module: llvm.ModuleRef) -> str:
     """A module as a target's assembly; the target machine is the thread's own."""
+    return _emitted(machine, module, 0).decode()
+
+
+def emit_object(machine: llvm.TargetMachine, module: llvm.ModuleRef) -> bytes:
+    """A module as an object file; the target machine is the thread's own."""
+    return _emitted(machine, module, 1)
+
+
+def _emitted(machine: llvm.TargetMachine, module: llvm.ModuleRef, form: int) -> bytes:
     with ffi.OutputString() as said:
-        buffer = _unlocked("LLVMPY_TargetMachineEmitToMemory")(machine, module, 0, said)
+        buffer = _unlocked("LLVMPY_TargetMachineEmitToMemory")(machine, module, form, said)
         if not buffer:
             raise _refusal(said)
     try:
-        start, size = ffi.lib.LLVMPY_GetBufferStart(buffer), ffi.lib.LLVMPY_GetBufferSize(buffer)
-        return ctypes.string_at(start, size).decode()
+        return ctypes.string_at(ffi.lib.LLVMPY_GetBufferStart(buffer), ffi.lib.LLVMPY_GetBufferSize(buffer))
     finally:
         ffi.lib.LLVMPY_DisposeMemoryBuffer(buffer)
 

@@ -14,6 +14,7 @@ from weft.ir.expr import Expr, evaluate, symbols_of
 from weft.ir.types import Tensor, tensor_of
 from weft.ops.base import GraphOp
 from weft.ops.control import ControlOp, IfOp, LoopOp, functions_run
+from weft.ops.custom import CustomOp
 from weft.ops.graph import FuncOp, GroupOp, LaunchOp, OpaqueOp, ReturnOp, YieldOp
 
 Arrays: TypeAlias = list[np.ndarray]
@@ -74,6 +75,8 @@ def run_op(op: Operation, operands: Arrays, symbols: Mapping[str, int], opaque: 
     match op:
         case GroupOp():
             return _run_block(op.block, operands, symbols, opaque)
+        case CustomOp():
+            return _run_block(op.body, operands, symbols, opaque)
         case OpaqueOp():
             if opaque is None:
                 raise UnsupportedError(f"no one carries out the call of {op.target.data}", hint="pass `opaque` to run")

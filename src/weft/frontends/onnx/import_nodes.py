@@ -146,7 +146,8 @@ class Importer:
                     hint="the docs list the operators that are supported",
                 )
             return Rewrite(inlined(node, function, self.fresh))
-        if node.op not in _RANDOM and all(isinstance(leaf, Known) for each in inputs for leaf in leaves(each)):
+        known = all(isinstance(leaf, Known) for each in inputs for leaf in leaves(each))
+        if known and node.op not in _RANDOM and not _is_quantized_weight(node, inputs):
             folded = self._folded(node, converter, inputs, version)
             if folded is not None:
                 return folded
@@ -256,6 +257,14 @@ def call_host(node: Node, function: HostFunction, arguments: Sequence[Any]) -> t
     except (ValueError, IndexError, TypeError, OverflowError, np.linalg.LinAlgError) as error:
         raise DataError(f"{node} failed on its data: {error}") from error
     return tuple(np.asarray(each) for each in (made if isinstance(made, tuple) else (made,)))
+
+
+def _is_quantized_weight(node: Node, inputs: Sequence[Value]) -> bool:
+    """Whether a node gives the numbers of a matrix of 8-bit codes: products read the codes themselves."""
+    codes = inputs[0] if inputs else None
+    if node.op != "DequantizeLinear" or not isinstance(codes, Known):
+        return False
+    return codes.array.ndim > 1 and codes.array.dtype.kind in "iu" and codes.array.dtype.itemsize == 1
 
 
 def _is_uniform(array: np.ndarray) -> bool:

@@ -6,11 +6,16 @@
 
 from __future__ import annotations
 
+import mmap
+import os
+import stat
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
+import numpy as np
 import onnx
 from google.protobuf.message import DecodeError
 
@@ -18,6 +23,7 @@ from weft.errors import ModelError, UnsupportedError
 from weft.frontends.onnx.external_data import ExternalFiles
 from weft.frontends.onnx.model import Dimension, Function, Graph, Model, ModelInput, Node, Reference, ValueType
 from weft.frontends.onnx.rewrite import INTERNAL
+from weft.frontends.onnx.stored_weights import take_weights
 from weft.frontends.onnx.tensors import Limits as Limits
 from weft.frontends.onnx.tensors import TensorReader, element_dtype
 
@@ -32,13 +38,15 @@ def read_model(
         try:
             if path.stat().st_size > limits.file:
                 raise ModelError(f"{path} has over {limits.file} bytes", hint="larger models keep their weights beside")
-            source, folder = path.read_bytes(), folder or path.parent
+            source, folder = _content(path), folder or path.parent
         except OSError as error:
             raise ModelError(f"{path} cannot be read: {error.strerror}") from error
+    weights: Mapping[int, np.ndarray] = {}
     if isinstance(source, bytes | bytearray | memoryview):
         proto: Any = onnx.ModelProto()
+        rest, weights = take_weights(memoryview(source).cast("B"))
         try:
-            proto.ParseFromString(bytes(source))
+            proto.ParseFromString(bytes(rest))
         except DecodeError as error:
             raise ModelError(f"the file is not an ONNX model: {error}", hint="it may be cut off or damaged") from error
     elif isinstance(source, onnx.ModelProto):
@@ -47,7 +55,20 @@ def read_model(
         raise ModelError(
             f"a {type(source).__name__} is not an ONNX model", hint="give a path, the bytes of a file, or a ModelProto"
         )
-    return _Reader(ExternalFiles(None if folder is None else Path(folder)), limits).model(proto)
+    return _Reader(ExternalFiles(None if folder is None else Path(folder)), limits, weights).model(proto)
+
+
+def _content(path: Path) -> bytes | memoryview:
+    """The bytes of a file, mapped while it is read; what is kept of it is copied."""
+    with path.open("rb") as file:
+        about = os.fstat(file.fileno())
+        if stat.S_ISREG(about.st_mode) and about.st_size >= _MAPPED:
+            return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+        return file.read()
+
+
+_MAPPED = 1 << 20
+"""Bytes from which a file is mapped."""
 
 
 @dataclass(frozen=True)
@@ -67,8 +88,12 @@ FunctionKey: TypeAlias = tuple[str, str, str]
 class _Reader:
     """Turns messages into values, and counts on the way."""
 
-    def __init__(self, files: ExternalFiles, limits: Limits) -> None:
+    def __init__(
+        self, files: ExternalFiles, limits: Limits, weights: Mapping[int, np.ndarray] = MappingProxyType({})
+    ) -> None:
         self._limits = limits
+        self._weights = weights
+        """The bytes of the model's initializers that were taken out of its message, by their numbers."""
         self._tensors = TensorReader(files, limits)
         self._nodes = 0
         self._initializers = 0
@@ -161,7 +186,11 @@ class _Reader:
         self._initializers += len(proto.initializer) + len(proto.sparse_initializer)
         if self._initializers > self._limits.initializers:
             raise ModelError(f"the model has over {self._limits.initializers} initializers")
-        initializers = {self._name(each.name): self._tensors.tensor(each, each.name) for each in proto.initializer}
+        taken = self._weights if depth == 0 else {}
+        initializers = {
+            self._name(each.name): self._tensors.tensor(each, each.name, taken.get(number))
+            for number, each in enumerate(proto.initializer)
+        }
         for each in proto.sparse_initializer:
             initializers[self._name(each.values.name)] = self._tensors.sparse(each, each.values.name)
         if len(initializers) != len(proto.initializer) + len(proto.sparse_initializer):

@@ -47,8 +47,11 @@ class TensorReader:
         self._limits = limits
         self._written_out = 0
 
-    def tensor(self, proto: Any, where: str) -> np.ndarray:
-        """An array; the bytes that its shape needs are compared with those that are there before it is made."""
+    def tensor(self, proto: Any, where: str, taken: np.ndarray | None = None) -> np.ndarray:
+        """An array; the bytes that its shape needs are compared with those that are there before it is made.
+
+        They may have been `taken` out of the message.
+        """
         dtype = element_dtype(proto.data_type, f"tensor {where!r}")
         dims = [int(size) for size in proto.dims]
         if len(dims) > self._limits.rank or any(not 0 <= size <= self._limits.size for size in dims):
@@ -62,7 +65,7 @@ class TensorReader:
         if proto.HasField("raw_data"):
             if dtype == STRINGS:
                 raise ModelError(f"tensor {where!r} holds strings as raw data, expected `string_data`")
-            data: bytes = proto.raw_data  # a copy: asked for once, and not copied again
+            data: bytes | np.ndarray = proto.raw_data if taken is None else taken  # asked for once: it is a copy
             if len(data) != needed:
                 raise ModelError(
                     f"tensor {where!r} has {len(data)} bytes, expected {needed} for {name_of(proto.data_type)}{dims}"
@@ -78,6 +81,8 @@ class TensorReader:
                     f"tensor {where!r} has {length} values in `{field}`, expected {wanted} for "
                     f"{name_of(proto.data_type)}{dims}"
                 )
+        if taken is not None:
+            proto.raw_data = taken.tobytes()
         try:
             array = numpy_helper.to_array(proto)
         except (ValueError, TypeError, OverflowError) as error:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import logging
-import operator
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 from functorch.compile import make_boxed_func  # pyright: ignore[reportMissingTypeStubs, reportPrivateImportUsage]
@@ -16,11 +15,10 @@ from torch import fx
 from torch._dynamo import disable  # pyright: ignore[reportUnknownVariableType]
 from torch._dynamo.backends.common import aot_autograd
 
-from weft.backends.nvidia.code import DeviceCode
-from weft.backends.target import Target, require_capabilities
+from weft.backends.target import require_capabilities
 from weft.config import Config
 from weft.diagnostics import warn
-from weft.errors import CompilationError, LoweringError, ParseError, WeftError
+from weft.errors import CompilationError, LoweringError, WeftError
 from weft.forks import COMPILING
 from weft.frontends.torch import caching
 from weft.frontends.torch.capture.decompositions import decompositions
@@ -29,24 +27,17 @@ from weft.frontends.torch.capture.recurrent_layers import with_recurrent_layers
 from weft.frontends.torch.collectives.captured_collectives import has_collectives, lower_captured
 from weft.frontends.torch.collectives.failures import naming_dead_ranks_of
 from weft.frontends.torch.collectives.gathers import mark_gathers
-from weft.frontends.torch.devices import host_on, kind_of, target_on
+from weft.frontends.torch.compiled_graph import CompiledGraph
+from weft.frontends.torch.devices import kind_of, target_on
 from weft.frontends.torch.execution.collection import without_collection
-from weft.frontends.torch.execution.device_checks import Watch, raise_found
-from weft.frontends.torch.execution.executor import CpuExecutor
 from weft.frontends.torch.execution.first_call import FirstCall, Loading
 from weft.frontends.torch.execution.observed_call import ObservedCall
 from weft.frontends.torch.execution.overlaps import mutated_arguments, overlaps_checked
-from weft.frontends.torch.execution.reference import TargetExecutor
-from weft.frontends.torch.execution.returning import needs_arguments, output_of, write_back, written_inputs
 from weft.frontends.torch.execution.shortcut import Shortcut
-from weft.frontends.torch.execution.torch_executor import TorchExecutor
-from weft.frontends.torch.importer.checks import failure
-from weft.frontends.torch.importer.complex_numbers import as_real
-from weft.frontends.torch.importer.freezing import frozen_arguments, make_constants, warn_of_quantization
-from weft.frontends.torch.importer.graph_device import CPU, graph_device
+from weft.frontends.torch.executors import LaterExecutor, executor_for, is_storable, load_graph
+from weft.frontends.torch.importer.freezing import frozen_arguments, warn_of_quantization
+from weft.frontends.torch.importer.graph_device import graph_device
 from weft.frontends.torch.importer.import_graph import import_graph
-from weft.frontends.torch.importer.imported_graph import Calling, ImportedGraph, with_own_lines
-from weft.frontends.torch.importer.opaque import OpaqueRuntime
 from weft.frontends.torch.locations import first_line
 from weft.frontends.torch.report import (
     HOW_TO_DECIDE,
@@ -65,36 +56,16 @@ from weft.frontends.torch.transforms.dynamo_levels import trace_under_transforms
 from weft.frontends.torch.transforms.program import CompiledProgram, Program
 from weft.frontends.torch.transforms.traced_graph import TracedGraph
 from weft.frontends.torch.transforms.transformed_call import Captured
-from weft.lower.steps import Plan
-from weft.ops.graph import FuncOp
-from weft.pipelines import Compiled
-from weft.runtime import stored_programs
-from weft.runtime.cache import DiskCache
-from weft.runtime.executable import Executable
-from weft.runtime.plan_executor import WrongData
 from weft.runtime.record import CompilationRecord, compilation, is_recording
 from weft.runtime.single_flight import Flight
-from weft.targets.cpu import Cpu
-from weft.targets.nvidia import Nvidia
 
 if TYPE_CHECKING:
-    from weft.frontends.torch.execution.cuda_executor import CudaExecutor
+    pass
 
 log = logging.getLogger("weft")
 
-_ON_TENSORS = (Cpu.load, Nvidia.load)
-"""Whoever loads programs like this has programs of Weft's own runtime, which run on torch's memory."""
 _UNKNOWN_SIZE = "the size of its result is only known when it has run"
 _HOW_TO_REPORT = "`weft reduce script.py` makes a report of it"
-
-
-class Executor(Protocol):
-    """A compiled function: its tensors and the values of its symbols in, its results out.
-
-    Every result is a fresh tensor with the strides that the function states, also one that is an argument unchanged.
-    """
-
-    def __call__(self, tensors: Sequence[torch.Tensor], symbols: Mapping[str, int]) -> list[torch.Tensor]: ...
 
 
 def weft_backend(
@@ -340,153 +311,6 @@ class LaterCall:
                 raise torch.OutOfMemoryError(found.error)
             self.compiled = found
         return self.compiled(arguments)
-
-
-def load_graph(
-    key: str,
-    module: fx.GraphModule,
-    frozen: Mapping[int, torch.Tensor],
-    record: CompilationRecord,
-    config: Config,
-    device: torch.device,
-) -> CompiledGraph | None:
-    """What the cache holds under a key, ready to be called."""
-    stored = caching.load(key)
-    if stored is None:
-        return None
-    plan, code, calling = stored
-    calling = with_own_lines(calling, module)
-    try:
-        if isinstance(code, bytes) is not (device.type == "cpu"):
-            raise ParseError("a program of another device's")
-        constants = tuple(operator.attrgetter(path)(module) for path in calling.constants)
-        executor = _loaded_on(device, plan, code, None, OpaqueRuntime({}), config, calling)
-        make_constants(executor, [*map(frozen.get, calling.arguments), *constants])
-    except Exception as error:  # an entry is data from elsewhere: whatever is wrong with it, the graph is compiled
-        warn("cache", "a cache entry is not used", repr(error), "the graph is compiled anew")
-        return None
-    record.source = "cache"
-    record.planned(plan, {})
-    note_targets(str(node.target) for node in module.graph.nodes if node.op == "call_function")
-    for fallback in calling.fallbacks:
-        note_fallback(fallback.target, fallback, config)
-    check_fallbacks(calling.fallbacks, config)
-    return CompiledGraph(calling, constants, executor)
-
-
-def _loaded_on(
-    device: torch.device,
-    plan: Plan,
-    code: bytes | DeviceCode,
-    prepare: FuncOp | None,
-    opaque: OpaqueRuntime,
-    config: Config,
-    calling: Calling,
-) -> CpuExecutor | CudaExecutor:
-    """The executor of a compiled program on its device."""
-    if isinstance(code, bytes):
-        return CpuExecutor(Executable(plan, code, prepare), opaque)
-    # What it needs of torch is not there where torch is built without CUDA.
-    from weft.frontends.torch.execution.cuda_executor import CudaExecutor, load_program
-
-    program = load_program(plan, code, prepare, device=device.index or 0, cache=_disk_cache(config))
-    # The arguments of a backward graph are its own: tracing guards those that the user gives.
-    guarded = plan.name != "backward"
-    written = written_inputs(calling)
-    return CudaExecutor(program, opaque, cuda_graphs=config.cuda_graphs, written=written, guarded=guarded)
-
-
-def _disk_cache(config: Config) -> DiskCache | None:
-    return stored_programs.disk_cache() if config.cache else None
-
-
-@dataclass
-class LaterExecutor:
-    """The executor of a program that threads still compile: `load` waits for them."""
-
-    load: Callable[[], Executor]
-
-
-def is_storable(imported: ImportedGraph) -> bool:
-    """Whether a program of it can be kept for other processes."""
-    return imported.cacheable and all(imported.calling.constants)
-
-
-def executor_for(
-    imported: ImportedGraph,
-    config: Config,
-    key: str | None,
-    frozen: Mapping[int, torch.Tensor],
-    target: Target,
-    device: torch.device = CPU,
-) -> Executor | LaterExecutor:
-    """The executor for a target; a compiled program is kept under the key, if it has one."""
-    runtime = OpaqueRuntime(imported.objects)
-    function, host = imported.function, host_on(device, config, runtime)
-    made = target.compile(function, config, host)
-    if type(target).load not in _ON_TENSORS or not isinstance(made, Compiled):
-        return TargetExecutor(function, target.load(made, config, host))  # a program of arrays, whatever it is else
-    compiled = cast("Compiled[bytes | DeviceCode]", made)
-
-    def load() -> Executor:
-        start = time.perf_counter()
-        if key is not None and is_storable(imported):
-            stored_programs.store(key, compiled.plan, compiled.code, imported.calling)
-            start = compiled.report.measure("store", start)
-        executor = _loaded_on(device, compiled.plan, compiled.code, compiled.prepare, runtime, config, imported.calling)
-        start = compiled.report.measure("link", start)
-        make_constants(executor, [*map(frozen.get, imported.calling.arguments), *imported.constants])
-        compiled.report.measure("prepare_constants", start)
-        log.debug("stages of %s: %s", imported.function.sym_name.data, compiled.report.seconds)
-        return executor
-
-    awaited = isinstance(compiled.code, DeviceCode) and compiled.code.is_awaited
-    return LaterExecutor(load) if awaited and not frozen and not config.forbids_fallbacks else load()
-
-
-@dataclass
-class CompiledGraph:
-    """What AOTAutograd calls: a list of arguments, which is emptied, in; the outputs out."""
-
-    calling: Calling
-    constants: tuple[torch.Tensor, ...]
-    executor: Executor
-    _boxed_call: bool = True
-
-    def __post_init__(self) -> None:
-        self.run: Callable[..., list[torch.Tensor]] = getattr(self.executor, "consume", self.executor)
-        self.needs_arguments = needs_arguments(self.calling)
-        self.watch = Watch(self.calling.checks) if self.calling.deferred and self.calling.checks else None
-
-    def shortest(self) -> Callable[[list[Any]], list[Any]]:
-        """The quickest callable: the executor's own, where arguments and results are just the program's."""
-        executor, calling = self.executor, self.calling
-        if not isinstance(executor, TorchExecutor) or calling.complex_arguments or calling.symbols.rules:
-            return self
-        return executor.direct(calling, self.constants, self, self.watch) or self
-
-    def __call__(self, arguments: list[Any]) -> list[Any]:
-        calling, watch = self.calling, self.watch
-        if watch is not None:
-            raise_found()
-        symbols = calling.symbols(arguments)
-        tensors = [arguments[position] for position in calling.arguments]
-        tensors.extend(self.constants)
-        for position in calling.complex_arguments:
-            tensors[position] = as_real(tensors[position])
-        given = list(arguments) if self.needs_arguments else []
-        arguments.clear()
-        try:
-            results = self.run(tensors, symbols)
-        except WrongData as wrong:
-            raise failure(calling.checks, wrong.code) from None
-        if watch is not None:
-            watch.note(results[-1])
-        elif calling.checks and (code := int(results[-1])):
-            raise failure(calling.checks, code)
-        if calling.mutated:
-            write_back([(given[position], results[result]) for position, result in calling.mutated])
-        return [output_of(output, given, results, symbols) for output in calling.outputs]
 
 
 watch(weft_backend)

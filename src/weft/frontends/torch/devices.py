@@ -15,7 +15,7 @@ from weft.config import Config
 from weft.frontends.torch.execution.device_timing import timer_on
 from weft.frontends.torch.execution.reference import calls_on_arrays
 from weft.frontends.torch.importer.opaque import OpaqueRuntime
-from weft.runtime.cubins import EarlyLoader
+from weft.runtime.cuda.cubins import EarlyLoader
 from weft.runtime.stored_programs import disk_cache
 
 

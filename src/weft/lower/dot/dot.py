@@ -22,7 +22,7 @@ from xdsl.ir import BlockArgument, OpResult, SSAValue
 
 from weft.errors import LoweringError
 from weft.ir.expr import Size, ceildiv, coefficient_of, floordiv, mod, product, simplify, symbol, symbols_of
-from weft.ir.types import DType, Tensor, bf16, i8, tensor_of
+from weft.ir.types import DType, Tensor, bf16, i8, tensor_of, u8
 from weft.lower.dot.block_scales import BlockFactors, scaled
 from weft.lower.dot.fused_dequantization import QuantizedWeights, codes_of
 from weft.lower.dot.gathered_weights import GatheredWeights
@@ -157,7 +157,7 @@ class _DotLowering:
         if self.panels is not None and as_bytes:
             dtype = self.panels.dtype
         in_place = self.panels is not None or self._b_in_place(reads)
-        split = as_bytes and self.a_tensor.dtype not in (i8, bf16)
+        split = as_bytes and self.a_tensor.dtype not in (i8, u8, bf16)
         sizes = [run.size for run in outer]
         return choose_blocks(m, n, k, sizes, dtype, packed, in_place, split, self.machine, joined=as_bytes)
 
@@ -168,7 +168,7 @@ class _DotLowering:
     def _is_for_tensor_cores(self, m: Size, n: Size, k: Size, reads: Reads) -> bool:
         """Whether tensor cores take the operands: of 8 bits only where these lie along K and tiles can be copied."""
         narrow, wide = self.a_tensor.dtype, self.result.dtype
-        if narrow.bytes != 1 or wide.bytes != 4:
+        if narrow.bytes != 1 or wide.bytes != 4 or narrow == u8:
             few = isinstance(m, int) and 0 < m <= FEW_ROWS
             # A side of one element is no axis of their tiles, but of those of few rows.
             return narrow.bytes == 2 and narrow.is_float and (few or 1 not in (n, k))

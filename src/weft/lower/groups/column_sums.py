@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from xdsl.dialects.builtin import UnitAttr
+from xdsl.dialects.builtin import IntegerAttr, i64
 from xdsl.ir import SSAValue
 
 from weft.ir.expr import Size, minimum, product, simplify, symbol
@@ -155,7 +155,11 @@ class _RowsOfColumns:
         domain.fuse([address.expr for address in recorded])
         addresses = [replace(a, expr=simplify(domain.in_runs(a.expr), domain.run_bounds)) for a in recorded]
         whole = any(isinstance(op, Reduction) for op in self.group.block.ops)
-        self.schedule: PersistentRows = choose_persistent_rows(domain, addresses, self.machine, whole=whole)
+        sums, elements = len(self.group.yielded) - len(self.outputs), product(self.shape)
+        reads = sum(bool(each.uses) and product(tensor_of(each.type).shape) == elements for each in self.layouts)
+        self.schedule: PersistentRows = choose_persistent_rows(
+            domain, addresses, self.machine, sums=sums, reads=max(1, reads), whole=whole
+        )
 
     def _index(self, value: SSAValue) -> list[Size]:
         """Where a result's element lies: all of it, or the rows alone."""
@@ -183,7 +187,7 @@ class _RowsOfColumns:
         carried = [self._zeros(value) for value in self.group.yielded[count:]]
         self._walk([run for run in self.domain.row_runs if run.name != schedule.along], carried, targets)
         self._store_sums(carried, targets[count:])
-        return frame.close(self.name, grid, persistent=UnitAttr())
+        return frame.close(self.name, grid, persistent=IntegerAttr(schedule.warps, i64))
 
     def _place_columns(self) -> list[Size]:
         """Give columns their axes or programs, and rows the last number of the grid; returns that."""

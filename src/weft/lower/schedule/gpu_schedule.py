@@ -34,6 +34,8 @@ _SIDE = 64
 """A side of a tile that is turned: 128 bytes of 16-bit elements."""
 _ACCESS = 32
 """Neighbours that a memory access should bring at least."""
+_SECTOR = 8
+"""Neighbours of 32 bits that a memory access brings in any case."""
 _HELD_ONCE = 16384
 """Elements of a row that a block holds at once, even if it needs them once."""
 _STREAM_BYTES = 16384
@@ -50,13 +52,15 @@ _FEW = 16
 _TURNS = 4
 """Turns of a loop that are worth a program of their own."""
 _MOST_PARTS = 1024
-_SUMMED_ELEMENTS, _SUMMED_WIDTH, _SUMMED_WARPS = 4096, 1024, 4
+_SUMMED_ELEMENTS, _SUMMED_WIDTH = 4096, 1024
 """Of a tile whose columns are summed up, and its columns where rows need not be whole: so many are neighbours of all
 warps, each thread has its columns of every row, and sums that take few registers."""
-_FEW_READS = 2
-"""Tensors of which a thread holds 32 elements beside the sums."""
-_SUMMED_BESIDE = 16
-"""Warps of a multiprocessor that stay, and carry sums: registers hold so many, and each block has sums to write."""
+_SUMMED_VALUES = 112
+"""Values of 32 bits that a thread has beside addresses: its sums, and each operand of its rows and what is made of it."""
+_SUMMED_WARPS, _LEAST_SUMMED_WARPS, _LEAST_CHUNK = (1, 2, 4, 8, 16, 32), 4, 2
+_REGISTERS, _MOST_REGISTERS, _BESIDE_VALUES = 65536, 128, 40
+"""Of a multiprocessor, of a thread that carries sums at most, and what such a thread needs beside its values. All
+programs stay at once: one that waited for another to end would double the time."""
 
 
 def choose_gpu_schedule(
@@ -157,7 +161,7 @@ def _reduction(domain: Domain, inner: Sequence[Address], machine: Machine, *, in
     by_rows = row is not None and contiguous_bytes(row, inner) > contiguous_bytes(column, inner)
     total = _known(run.size for run in domain.column_runs)
     beside = row if by_rows else domain.row_runs[-1] if domain.row_runs else None
-    least = _least_rows(beside.size) if by_rows and beside is not None else 1
+    least = _least_rows(beside.size, machine) if by_rows and beside is not None else 1
     runs = len(domain.column_runs)
     if total and total * least <= _row_limit(domain, inner, machine) and runs <= (1 if indexed else 2):
         return _rows(domain, column, beside if runs == 1 or by_rows else None, total, least, machine)
@@ -208,8 +212,11 @@ def _begins_at(place: Size, run: str, unit: int) -> bool:
     return along is not None and along[0] == 1 and split_multiple(along[1], unit)[1] == 0
 
 
-def _least_rows(size: Size) -> int:
-    return min(size, _ACCESS) if isinstance(size, int) else _ACCESS
+def _least_rows(size: Size, machine: Machine) -> int:
+    """Rows beside each other that are neighbours in memory: of few there are sectors for more programs."""
+    if not isinstance(size, int):
+        return _ACCESS
+    return min(size, _ACCESS if size >= _ACCESS * machine.multiprocessors else _SECTOR)
 
 
 def _row_limit(domain: Domain, inner: Sequence[Address], machine: Machine) -> int:
@@ -283,6 +290,8 @@ class PersistentRows:
     """The run of rows that programs share, so many `rows` at a time, in `turns`; None if there is one row."""
     rows: int
     turns: Size
+    warps: int
+    """Of a program: side by side along the columns where it `folds`, else along the rows first."""
     folds: bool
     """Whether rows beside each other are added up in every turn: where each thread has all of them."""
 
@@ -298,22 +307,30 @@ class PersistentRows:
 
 
 def choose_persistent_rows(
-    domain: Domain, addresses: Sequence[Address], machine: Machine, *, whole: bool
+    domain: Domain, addresses: Sequence[Address], machine: Machine, *, sums: int, reads: int, whole: bool
 ) -> PersistentRows:
-    """Rows for programs that stay, and sum up columns as they go: `whole` ones where rows are reduced, too."""
+    """Rows for programs that stay, and sum up columns as they go: `whole` ones where rows are reduced, too.
+
+    They `read` so many tensors of that shape.
+    """
     columns = [run for run in domain.column_runs if isinstance(run.size, int)]
     vector = max(reversed(columns), key=lambda run: contiguous_bytes(run, addresses))
     along = max(domain.row_runs, key=lambda run: _estimate(run.size), default=None)
     total = _known(run.size for run in columns) or 1
     width = total if whole else _fitting(vector.size, _SUMMED_WIDTH)
-    elements = _SUMMED_ELEMENTS if width <= _SUMMED_ELEMENTS // 2 else 2 * _SUMMED_ELEMENTS
     size = 1 if along is None else along.size
-    reads = {a.expr for a in addresses if a.purpose == "load" and along and along.name in symbols_of(a.expr)}
-    side = _power_below(max(1, elements // width // (1 if len(reads) <= _FEW_READS else 2)))
-    side = min(side, _power_below(_estimate(size)))
-    warps = _SUMMED_WARPS * elements // _SUMMED_ELEMENTS
-    most = machine.multiprocessors * _SUMMED_BESIDE // warps
-    most = max(1, most // (1 if whole else max(1, -(-total // width))))
+    moving = {vector.name} if along is None else {vector.name, along.name}
+    widest = max((a.bytes for a in addresses if a.purpose != "position" and symbols_of(a.expr) >= moving), default=4)
+    elements = _SUMMED_ELEMENTS if 2 * width <= _SUMMED_ELEMENTS else 2 * _SUMMED_ELEMENTS
+    side = min(_power_below(max(1, elements // width)), _power_below(_estimate(size)))
+    folds = 2 * width > _SUMMED_WIDTH
+    if folds:
+        side, warps, beside = _fitting_sums(width, 16 // widest, side, sums, reads)
+    else:
+        held = _power_below(_SUMMED_VALUES // (sums + reads + 1))
+        warps = min(_SUMMED_WARPS[-1], _power_below(2 * max(1, side * width // (32 * held)) - 1))
+        beside = _programs_beside(warps, held * (sums + reads + 1))
+    most = max(1, machine.multiprocessors * beside // (1 if whole else max(1, -(-total // width))))
     turns: Size
     if isinstance(size, int):
         blocks = -(-size // side)
@@ -324,7 +341,41 @@ def choose_persistent_rows(
     name = None if along is None else along.name
     capacity = int(vector.size) if whole else width  # type: ignore[arg-type]
     schedule = Schedule("rows" if whole else "lanes", vector.name, capacity, name, side, split=name, parts=parts)
-    return PersistentRows(schedule, name, side, turns, folds=2 * width > _SUMMED_WIDTH)
+    return PersistentRows(schedule, name, side, turns, warps, folds)
+
+
+def _fitting_sums(columns: int, chunk: int, rows: int, sums: int, reads: int) -> tuple[int, int, int]:
+    """The most rows at a time, the fewest warps side by side along the columns whose threads have room for them, and
+    the programs of a multiprocessor: two at least, so that some read while others compute.
+
+    Warps have little beyond the last column, and are not few, as each program has sums to write, if that takes no less
+    than a part of a `chunk` at a time.
+    """
+
+    def held(warps: int, chunk: int) -> int:
+        return -(-columns // (32 * warps * chunk)) * chunk
+
+    def wastes(option: tuple[int, int]) -> bool:
+        return 32 * option[0] * held(*option) * 15 > columns * 16
+
+    def cost(option: tuple[int, int]) -> tuple[bool, bool, int, int]:
+        warps, chunk = option
+        return wastes(option), warps < _LEAST_SUMMED_WARPS, -chunk, warps
+
+    chunks = [each for each in (chunk, chunk // 2, chunk // 4) if each >= min(chunk, _LEAST_CHUNK)]
+    every = [(warps, each) for each in chunks for warps in _SUMMED_WARPS]
+    while True:
+        values = sums + rows * (reads + 1)
+        fitting = [option for option in every if held(*option) * values <= _SUMMED_VALUES]
+        best = min(fitting, key=cost, default=(_SUMMED_WARPS[-1], chunk))
+        beside = _programs_beside(best[0], held(*best) * values)
+        if rows == 1 or (fitting and beside > 1 and (not wastes(best) or all(map(wastes, every)))):
+            return rows, best[0], beside
+        rows //= 2
+
+
+def _programs_beside(warps: int, values: int) -> int:
+    return max(1, _REGISTERS // (32 * warps * min(_MOST_REGISTERS, values + _BESIDE_VALUES)))
 
 
 # -- sizes -----------------------------------------------------------------------------------------------------------

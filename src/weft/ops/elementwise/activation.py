@@ -10,7 +10,7 @@ from xdsl.ir import SSAValue
 
 from weft.errors import UnsupportedError
 from weft.ops import numerics
-from weft.ops.base import op
+from weft.ops.base import Precision, op
 from weft.ops.body import Body, Value
 from weft.ops.elementwise.pointwise import FLOATS, NUMBERS, FloatFunction, Pointwise, in_f32
 from weft.ops.graph import GraphBuilder
@@ -28,6 +28,8 @@ class Activation(Pointwise):
 @op("sigmoid", aten="sigmoid.default", onnx="Sigmoid", stablehlo="logistic", samples=unary(-8, 8, FLOATS))
 class Sigmoid(FloatFunction):
     """1 / (1 + e**-x)."""
+
+    AUTOCAST: ClassVar[Precision] = "follow"
 
     @staticmethod
     @rounded_once

@@ -8,7 +8,7 @@ import numpy as np
 
 from weft.ir.types import u8
 from weft.ops import numerics
-from weft.ops.base import op
+from weft.ops.base import Precision, op
 from weft.ops.body import Body, Value
 from weft.ops.elementwise.pointwise import (
     ANY_KIND,
@@ -78,6 +78,8 @@ class Mul(Primitive):
 @op("div", samples=binary(low2=0.5, dtypes=FLOATS))
 class Div(FloatFunction):
     """Quotient of floats; `floordiv` and `truncdiv` divide integers."""
+
+    AUTOCAST: ClassVar[Precision] = "follow"
 
     @staticmethod
     @rounded_once
@@ -159,6 +161,8 @@ class Fmod(Primitive):
 )
 class Pow(Primitive):
     """The first operand to the power of the second. An integer to a negative power is 1 / its power, towards zero."""
+
+    AUTOCAST: ClassVar[Precision] = "wide"
 
     @staticmethod
     @rounded_once
@@ -292,6 +296,8 @@ class Minimum(Extremum):
 class Fmax(FloatFunction):
     """The greater of two, the other one if one is NaN."""
 
+    AUTOCAST: ClassVar[Precision] = "follow"
+
     @staticmethod
     @rounded_once
     def reference(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -308,6 +314,8 @@ class Fmax(FloatFunction):
 @op("fmin", samples=binary(dtypes=FLOATS))
 class Fmin(FloatFunction):
     """The lesser of two, the other one if one is NaN."""
+
+    AUTOCAST: ClassVar[Precision] = "follow"
 
     @staticmethod
     @rounded_once

@@ -9,7 +9,7 @@ import numpy as np
 from weft.errors import DTypeError
 from weft.ir.types import DType, bf16, boolean, f16, f32, f64, i8, i16, i32, i64, u8
 from weft.ops import numerics
-from weft.ops.base import op
+from weft.ops.base import Precision, op
 from weft.ops.body import Body, Value
 from weft.ops.elementwise.pointwise import ANY_KIND, Pointwise, check_kinds
 from weft.ops.graph import GraphBuilder
@@ -36,6 +36,7 @@ class Cast(Pointwise):
     A float that the integer type cannot hold gives some value.
     """
 
+    AUTOCAST: ClassVar[Precision] = "wide"
     KINDS: ClassVar[tuple[str, ...]] = ANY_KIND
 
     @classmethod
@@ -62,6 +63,7 @@ class Cast(Pointwise):
 class ReducePrecision(Pointwise):
     """The value as memory would hold it. Inside a kernel narrow floats are computed in f32, and rounded when stored."""
 
+    AUTOCAST: ClassVar[Precision] = "wide"
     KINDS: ClassVar[tuple[str, ...]] = ("float",)
 
     @staticmethod
@@ -90,6 +92,7 @@ class ReducePrecision(Pointwise):
 class Bitcast(Pointwise):
     """The same bits read as another type of the same width."""
 
+    AUTOCAST: ClassVar[Precision] = "wide"
     KINDS: ClassVar[tuple[str, ...]] = ("float", "int", "uint")
 
     @classmethod

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from weft.errors import DTypeError
 from weft.ir.types import DType, bf16, f16, f32, f64, i32, i64, u8
-from weft.ops.base import Comparison, Elementwise
+from weft.ops.base import Comparison, Elementwise, Precision
 from weft.ops.body import Body, Value
 
 FLOATS = (f32, f64, bf16, f16)
@@ -59,6 +59,7 @@ class FloatFunction(Primitive):
     """A function of real numbers."""
 
     KINDS: ClassVar[tuple[str, ...]] = ("float",)
+    AUTOCAST: ClassVar[Precision] = "wide"
 
 
 class Relation(Comparison, Primitive):

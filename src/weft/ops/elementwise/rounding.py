@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from weft.ops.base import op
+from weft.ops.base import Precision, op
 from weft.ops.elementwise.pointwise import FLOATS, FloatFunction
 from weft.ops.graph import GraphBuilder
 from weft.ops.numerics import rounded_once
@@ -17,6 +17,8 @@ from weft.ops.samples import binary, unary
 
 class Rounding(FloatFunction):
     """A function that is constant but for its jumps: no gradient flows."""
+
+    AUTOCAST: ClassVar[Precision] = "follow"
 
     @staticmethod
     def vjp(b: GraphBuilder, grads: Values, operands: Values, results: Values) -> Gradients:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from typing import ClassVar
 
 import numpy as np
 
 from weft.ops import numerics
-from weft.ops.base import op
+from weft.ops.base import Precision, op
 from weft.ops.elementwise.pointwise import FLOATS, FloatFunction
 from weft.ops.graph import GraphBuilder
 from weft.ops.numerics import rounded_once
@@ -297,6 +298,8 @@ class Cosh(FloatFunction):
 @op("tanh", aten="tanh.default", onnx="Tanh", stablehlo="tanh", samples=unary(-8, 8, FLOATS))
 class Tanh(FloatFunction):
     """Hyperbolic tangent."""
+
+    AUTOCAST: ClassVar[Precision] = "follow"
 
     @staticmethod
     @rounded_once

@@ -14,14 +14,12 @@ from xdsl.ir import SSAValue
 
 from weft.errors import DTypeError, ShapeError
 from weft.ir.expr import Expr, Size, is_nonnegative
-from weft.ir.types import Tensor, boolean, f32, i32, i64
+from weft.ir.types import Tensor, boolean, i32, i64
 from weft.ops.base import Movement, broadcast_shapes, op
 from weft.ops.body import Body, Operand, Value
 from weft.ops.graph import GraphBuilder
 from weft.ops.rules import Gradients, Values, align_batched, all_batched, batch_size, iota, move_dim, zeros
-from weft.ops.samples import Input, Sample
-
-_MOVED = (f32, i64, boolean)
+from weft.ops.samples import MOVED, Input, Sample
 
 
 def wrapped(body: Body, value: Value, size: Size) -> Expr:
@@ -70,10 +68,10 @@ def check_dim(name: str, x: Tensor, *dims: int) -> None:
     "gather",
     onnx="GatherElements",
     samples=[
-        Sample((Input((5, 4)), Input((3, 4), -5, 5, i64)), {"dim": 0}, _MOVED),
-        Sample((Input((5, 4)), Input((2, 7), -4, 4, i32)), {"dim": 1}, _MOVED),
-        Sample((Input((2, 3, 4)), Input((2, 0, 4), 0, 3, i64)), {"dim": 1}, _MOVED),
-        Sample((Input((3,)), Input((6,), -9, 9, i64)), {"dim": 0}, _MOVED),
+        Sample((Input((5, 4)), Input((3, 4), -5, 5, i64)), {"dim": 0}, MOVED),
+        Sample((Input((5, 4)), Input((2, 7), -4, 4, i32)), {"dim": 1}, MOVED),
+        Sample((Input((2, 3, 4)), Input((2, 0, 4), 0, 3, i64)), {"dim": 1}, MOVED),
+        Sample((Input((3,)), Input((6,), -9, 9, i64)), {"dim": 0}, MOVED),
         Sample((Input((2, 0)), Input((2, 3), -2, 2, i64)), {"dim": 1}, (i64, boolean)),
     ],
 )
@@ -118,11 +116,11 @@ class Gather(Movement):
     "take",
     onnx="Gather",
     samples=[
-        Sample((Input((5, 4)), Input((3,), -5, 5, i64)), {"dim": 0}, _MOVED),
-        Sample((Input((2, 5, 4)), Input((3, 2), -5, 5, i32)), {"dim": 1}, _MOVED),
-        Sample((Input((2, 5)), Input((), 0, 5, i64)), {"dim": 1}, _MOVED),
-        Sample((Input((5, 3)), Input((0,), 0, 5, i64)), {"dim": 0}, _MOVED),
-        Sample((Input((3,)), Input((6,), -9, 9, i64)), {"dim": 0}, _MOVED),
+        Sample((Input((5, 4)), Input((3,), -5, 5, i64)), {"dim": 0}, MOVED),
+        Sample((Input((2, 5, 4)), Input((3, 2), -5, 5, i32)), {"dim": 1}, MOVED),
+        Sample((Input((2, 5)), Input((), 0, 5, i64)), {"dim": 1}, MOVED),
+        Sample((Input((5, 3)), Input((0,), 0, 5, i64)), {"dim": 0}, MOVED),
+        Sample((Input((3,)), Input((6,), -9, 9, i64)), {"dim": 0}, MOVED),
         Sample((Input((0, 3)), Input((2,), -2, 2, i64)), {"dim": 0}, (i64, boolean)),
     ],
 )
@@ -211,12 +209,12 @@ def indices_first(position: int, rank: int, rest: int) -> list[int]:
 @op(
     "index",
     samples=[
-        Sample((Input((5, 4, 3)), Input((2,), -5, 5, i64)), {"dims": (0,), "position": 0}, _MOVED),
-        Sample((Input((5, 4, 3)), Input((2, 6), -4, 4, i64)), {"dims": (1,), "position": 1}, _MOVED),
+        Sample((Input((5, 4, 3)), Input((2,), -5, 5, i64)), {"dims": (0,), "position": 0}, MOVED),
+        Sample((Input((5, 4, 3)), Input((2, 6), -4, 4, i64)), {"dims": (1,), "position": 1}, MOVED),
         Sample(
             (Input((5, 4, 3)), Input((2, 1), 0, 5, i64), Input((7,), -3, 3, i32)),
             {"dims": (0, 2), "position": 0},
-            _MOVED,
+            MOVED,
         ),
         Sample((Input((2, 5, 4)), Input((3,), 0, 5, i64), Input((3,), 0, 4, i64)), {"dims": (1, 2), "position": 1}),
         Sample((Input((5, 4)), Input((), 0, 5, i64), Input((0,), 0, 4, i64)), {"dims": (0, 1), "position": 0}),

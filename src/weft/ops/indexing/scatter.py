@@ -15,7 +15,7 @@ from xdsl.ir import SSAValue
 
 from weft.errors import ShapeError
 from weft.ir.expr import Size, floordiv, mod, product
-from weft.ir.types import Tensor, boolean, f32, i32, i64
+from weft.ir.types import Tensor, i32, i64
 from weft.ops.base import Movement, Scatter, op, same_dtype
 from weft.ops.body import Body, Operand, Value
 from weft.ops.elementwise.pointwise import NUMBERS
@@ -33,10 +33,9 @@ from weft.ops.indexing.index import (
 )
 from weft.ops.numerics import rounded_once
 from weft.ops.rules import Gradients, Values, all_batched, batch_size, iota, move_dim, with_batch, zeros
-from weft.ops.samples import Input, Sample
+from weft.ops.samples import MOVED, Input, Sample
 from weft.ops.shape import Slice
 
-_MOVED = (f32, i64, boolean)
 _COMBINE: dict[str, np.ufunc] = {"add": np.add, "mul": np.multiply, "max": np.maximum, "min": np.minimum}
 KINDS = ("assign", *_COMBINE)
 
@@ -48,7 +47,7 @@ def _samples() -> list[Sample]:
     ]
     return [
         *small,
-        Sample((Input((5, 4)), Input((2, 7), -4, 4, i32), Input((3, 8))), {"dim": 1, "kind": "assign"}, _MOVED),
+        Sample((Input((5, 4)), Input((2, 7), -4, 4, i32), Input((3, 8))), {"dim": 1, "kind": "assign"}, MOVED),
         Sample((Input((3, 2)), Input((9, 2), -3, 3, i64), Input((9, 2))), {"dim": 0, "kind": "add"}, NUMBERS),
         Sample((Input((3, 2)), Input((0, 2), 0, 3, i64), Input((0, 2))), {"dim": 0, "kind": "add"}, NUMBERS),
         Sample((Input((3,)), Input((6,), -9, 9, i64), Input((6,))), {"dim": 0, "kind": "max"}, NUMBERS),
@@ -136,7 +135,7 @@ class ScatterElements(Scatter):
         Sample(
             (Input(x), *indices, Input(updates)), {"dims": dims, "position": position, "accumulate": accumulate}, types
         )
-        for accumulate, types in ((False, _MOVED), (True, NUMBERS))
+        for accumulate, types in ((False, MOVED), (True, NUMBERS))
         for x, indices, updates, dims, position in (
             ((5, 4, 3), (Input((2,), -5, 5, i64),), (2, 4, 3), (0,), 0),
             ((5, 4, 3), (Input((2, 6), -4, 4, i32),), (5, 2, 6, 3), (1,), 1),
@@ -295,11 +294,11 @@ _RULES = {"assign": _assigned, "add": _added, "mul": _multiplied, "max": _extrem
     "update_slice",
     stablehlo="dynamic_update_slice",
     samples=[
-        Sample((Input((7,)), Input((3,))), {"starts": (2,), "steps": (1,)}, _MOVED),
-        Sample((Input((7, 5)), Input((3, 5))), {"starts": (1, 0), "steps": (2, 1)}, _MOVED),
-        Sample((Input((7, 5)), Input((7, 2))), {"starts": (6, 4), "steps": (-1, -3)}, _MOVED),
-        Sample((Input((4, 5)), Input((0, 2))), {"starts": (4, 1), "steps": (1, 2)}, _MOVED),
-        Sample((Input(()), Input(())), {"starts": (), "steps": ()}, _MOVED),
+        Sample((Input((7,)), Input((3,))), {"starts": (2,), "steps": (1,)}, MOVED),
+        Sample((Input((7, 5)), Input((3, 5))), {"starts": (1, 0), "steps": (2, 1)}, MOVED),
+        Sample((Input((7, 5)), Input((7, 2))), {"starts": (6, 4), "steps": (-1, -3)}, MOVED),
+        Sample((Input((4, 5)), Input((0, 2))), {"starts": (4, 1), "steps": (1, 2)}, MOVED),
+        Sample((Input(()), Input(())), {"starts": (), "steps": ()}, MOVED),
     ],
 )
 class UpdateSlice(Movement):

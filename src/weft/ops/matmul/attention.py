@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from xdsl.ir import SSAValue
@@ -11,7 +11,7 @@ from xdsl.ir import SSAValue
 from weft.errors import DTypeError, ShapeError
 from weft.ir.expr import Size
 from weft.ir.types import Tensor, bf16, boolean, f16, f32, f64, i32, i64
-from weft.ops.base import Structured, broadcast_shapes, op, same_dtype
+from weft.ops.base import Precision, Structured, broadcast_shapes, op, same_dtype
 from weft.ops.composites import narrowed, widened
 from weft.ops.graph import GraphBuilder
 from weft.ops.matmul.dot import transposed
@@ -61,6 +61,8 @@ def widest_head(rows: Size) -> int:
 
 class AnyAttention(Structured):
     """Attention, with or without what its gradients are computed from beside its result."""
+
+    AUTOCAST: ClassVar[Precision] = "narrow"
 
     @property
     def masks(self) -> Sequence[SSAValue]:

@@ -12,8 +12,8 @@ from xdsl.ir import SSAValue
 
 from weft.errors import DTypeError, ShapeError, UnsupportedError
 from weft.ir.expr import ceildiv
-from weft.ir.types import DType, Tensor, bf16, f8e4m3, f8e5m2, f16, f32, i8, i16, i32
-from weft.ops.base import Structured, op, same_dtype
+from weft.ir.types import DType, Tensor, bf16, f8e4m3, f8e5m2, f16, f32, i8, i16, i32, u8
+from weft.ops.base import Precision, Structured, op, same_dtype
 from weft.ops.elementwise.pointwise import NUMBERS
 from weft.ops.graph import GraphBuilder
 from weft.ops.numerics import rounded_once
@@ -30,7 +30,7 @@ def transposed(b: GraphBuilder, x: SSAValue) -> SSAValue:
 
 _MADE_LATE = "it is made by passes, after differentiation and batching"
 _FLOAT8 = (f8e4m3, f8e5m2)
-_WIDENED = {i32: {(i8, i8), (i16, i8)}, f32: {*product(_FLOAT8, _FLOAT8), (f16, f16), (bf16, bf16)}}
+_WIDENED = {i32: {(i8, i8), (u8, i8), (i16, i8)}, f32: {*product(_FLOAT8, _FLOAT8), (f16, f16), (bf16, bf16)}}
 """Types of operands that are summed in a wider one."""
 
 
@@ -46,6 +46,7 @@ _WIDENED = {i32: {(i8, i8), (i16, i8)}, f32: {*product(_FLOAT8, _FLOAT8), (f16, 
         Sample((Input((0, 3, 2)), Input((0, 2, 4))), {}, NUMBERS),
         Sample((Input((2, 3), -(2**30), 2**30), Input((3, 2), -(2**30), 2**30)), {}, (i32,)),
         Sample((Input((5, 67), -128, 127), Input((67, 35), -128, 127)), {"dtype": i32}, (i8,)),
+        Sample((Input((5, 67), 0, 256, u8), Input((67, 35), -128, 127, i8)), {"dtype": i32}, (i8,)),
         Sample((Input((5, 67)), Input((67, 35))), {"dtype": f32}, (f8e4m3, f8e5m2)),
         Sample((Input((3, 130)), Input((130, 16))), {"dtype": f32, "fast": True}, (f8e4m3,)),
     ],
@@ -53,10 +54,12 @@ _WIDENED = {i32: {(i8, i8), (i16, i8)}, f32: {*product(_FLOAT8, _FLOAT8), (f16, 
 class Dot(Structured):
     """The product of matrices [..., M, K] and [..., K, N] with equal leading dimensions.
 
-    Narrow floats are accumulated in f32 and rounded once; integers wrap around. With `dtype` i32, x of i8 or
-    i16 and y of i8 are multiplied and summed in that type, and with f32, x and y of 8-bit floats of either kind or both
-    of the same 16 bits; with `fast` a machine may sum those of 8 bits in fewer digits.
+    Narrow floats are accumulated in f32 and rounded once; integers wrap around. With `dtype` i32, x of i8, u8
+    or i16 and y of i8 are multiplied and summed in that type, and with f32, x and y of 8-bit floats of either kind or
+    both of the same 16 bits; with `fast` a machine may sum those of 8 bits in fewer digits.
     """
+
+    AUTOCAST: ClassVar[Precision] = "narrow"
 
     @classmethod
     def infer(cls, *tensors: Tensor, **params: Any) -> Tensor:
@@ -67,7 +70,7 @@ class Dot(Structured):
         elif (x.dtype, y.dtype) not in _WIDENED.get(wide, ()):
             raise DTypeError(
                 f"dot of {x.dtype} and {y.dtype} has no result of {wide}",
-                hint="i8 or i16 and i8 have one of i32, floats of 8 or 16 bits one of f32; cast the operands",
+                hint="i8, u8 or i16 and i8 have one of i32, floats of 8 or 16 bits one of f32; cast the operands",
             )
         if x.rank < 2 or x.rank != y.rank or x.shape[:-2] != y.shape[:-2] or x.shape[-1] != y.shape[-2]:
             raise ShapeError(
@@ -75,6 +78,10 @@ class Dot(Structured):
                 hint="it takes [..., M, K] and [..., K, N]; broadcast leading dimensions",
             )
         return Tensor(wide, (*x.shape[:-1], y.shape[-1]))
+
+    @staticmethod
+    def contracted(x: Tensor, y: Tensor, **params: Any) -> tuple[tuple[int, ...], ...]:
+        return (x.rank - 1,), (y.rank - 2,)
 
     @staticmethod
     def sharding(x: Tensor, y: Tensor, **params: Any) -> ShardingRule:

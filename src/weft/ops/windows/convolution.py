@@ -10,10 +10,10 @@ import numpy as np
 from xdsl.dialects.builtin import UnitAttr
 from xdsl.ir import OpResult, SSAValue
 
-from weft.errors import ShapeError
+from weft.errors import DTypeError, ShapeError, UnsupportedError
 from weft.ir.expr import Size, floordiv, mod
-from weft.ir.types import DType, Tensor, bf16, f16, f32, f64, i64
-from weft.ops.base import Reduction, op, same_dtype
+from weft.ir.types import DType, Tensor, bf16, f16, f32, f64, i8, i32, i64, u8
+from weft.ops.base import Precision, Reduction, op, same_dtype
 from weft.ops.body import Body, Operand, Value
 from weft.ops.graph import GraphBuilder
 from weft.ops.numerics import rounded_once
@@ -46,6 +46,12 @@ def _sample(
     return Sample((Input(x, -2, 2), Input(w, -2, 2)), params, _DTYPES)
 
 
+def _codes_sample(dtype: DType, fill: int) -> Sample:
+    low, high = (0, 256) if dtype == u8 else (-128, 127)
+    params = plain_params() | {"padding": ((1, 0), (1, 2)), "dtype": i32, "fill": fill}
+    return Sample((Input((2, 3, 5, 4), low, high, dtype), Input((4, 3, 3, 3), -128, 127, i8)), params, (i8,))
+
+
 @op(
     "convolution",
     stablehlo="convolution",
@@ -62,6 +68,8 @@ def _sample(
             **{"dilation": (2, 1), "groups": 2, "transposed": True, "output_padding": (1, 2)},
         ),
         _sample((1, 2, 2, 3, 2), (2, 1, 2, 2, 2), (1, 2, 1), ((0, 0), (0, 0), (1, 0)), transposed=True),
+        _codes_sample(i8, -7),
+        _codes_sample(u8, 131),
     ],
 )
 class Convolution(Reduction):
@@ -70,15 +78,25 @@ class Convolution(Reduction):
     Channels fall into `groups` that do not mix. `padding` has the zeros before and after each spatial dimension. If
     `transposed`, the weights are [C, O / groups, ...], and it is the gradient of the plain convolution: every element
     is spread over a window, `padding` is taken off, and `output_padding` tells which of the sizes that the plain one
-    maps to this one is meant. Narrow floats are accumulated in f32.
+    maps to this one is meant. Narrow floats are accumulated in f32. With `dtype` i32, codes of i8 or u8 and weights of
+    i8 are multiplied and summed in that type, and the padding is made of `fill`, the code of zero.
     """
+
+    AUTOCAST: ClassVar[Precision] = "narrow"
 
     KIND: ClassVar[str] = "sum"
 
     @classmethod
     def infer(cls, *tensors: Tensor, **params: Any) -> Tensor:
         x, w = tensors
-        dtype = same_dtype("convolution", tensors)
+        dtype = params.get("dtype")
+        if dtype is None:
+            dtype = same_dtype("convolution", tensors)
+        elif dtype != i32 or x.dtype not in (i8, u8) or w.dtype != i8 or params["transposed"]:
+            raise DTypeError(
+                f"convolution of {x.dtype} and {w.dtype} has no result of {dtype}",
+                hint="i8 or u8 and i8 have one of i32, unless it is transposed; cast the operands",
+            )
         strides, padding, dilation = params["strides"], params["padding"], params["dilation"]
         groups: Size = params["groups"]
         rank = len(strides)
@@ -106,6 +124,11 @@ class Convolution(Reduction):
         return Tensor(dtype, (x.shape[0], outputs, *spread))
 
     @staticmethod
+    def contracted(x: Tensor, w: Tensor, transposed: bool, **params: Any) -> tuple[tuple[int, ...], ...]:
+        spatial = tuple(range(2, x.rank))
+        return (1, *spatial), (0 if transposed else 1, *spatial)
+
+    @staticmethod
     def sharding(x: Tensor, w: Tensor, groups: Size, transposed: bool, **params: Any) -> ShardingRule:
         """Images split, and channels unless they are in groups."""
         rest = "." * (x.rank - 2)
@@ -124,8 +147,13 @@ class Convolution(Reduction):
         groups: int,
         transposed: bool,
         output_padding: tuple[int, ...],
+        dtype: DType | None = None,
+        fill: int = 0,
     ) -> np.ndarray:
         geometry = (strides, padding, dilation, groups)
+        if dtype is not None:
+            x = np.pad(x.astype(dtype.numpy), ((0, 0), (0, 0), *padding), constant_values=fill)
+            w, geometry = w.astype(dtype.numpy), (strides, ((0, 0),) * len(strides), dilation, groups)
         return _spread(x, w, *geometry, output_padding) if transposed else _slide(x, w, *geometry)
 
     @staticmethod
@@ -140,7 +168,11 @@ class Convolution(Reduction):
         groups: Size,
         transposed: bool,
         output_padding: tuple[Size, ...],
+        dtype: DType | None = None,
+        fill: int = 0,
     ) -> Gradients:
+        if dtype is not None:
+            raise UnsupportedError("a convolution that widens has no gradient", hint="cast the operands first")
         (g,), (x, w) = grads, operands
         geometry = {"strides": strides, "padding": padding, "dilation": dilation, "groups": groups}
         none = (0,) * len(strides)
@@ -189,6 +221,8 @@ class Convolution(Reduction):
         groups: Size,
         transposed: bool,
         output_padding: tuple[Size, ...],
+        dtype: DType | None = None,
+        fill: int = 0,
     ) -> Value:
         (row, output, *place), (channel, *tap) = index, over
         channels, sizes = floordiv(x.tensor.shape[1], groups), x.tensor.shape[2:]
@@ -201,13 +235,17 @@ class Convolution(Reduction):
         else:
             position, mask = window_place(body, place, tap, sizes, strides, padding, dilation)
             weight = [output, channel, *tap]
+        if dtype is not None:
+            code = body.at(x, [row, source, *position], mask, fill)
+            return body.math("mul", body.cast(code, dtype), body.cast(body.at(w, weight), dtype))
         return body.math(
             "mul", in_f32(body, body.at(x, [row, source, *position], mask)), in_f32(body, body.at(w, weight))
         )
 
     @staticmethod
     def finish(body: Body, value: Value, index: Sequence[Size], x: Operand, w: Operand, **params: Any) -> Value:
-        return value if value.dtype == x.tensor.dtype else body.cast(value, x.tensor.dtype)
+        made = params.get("dtype") or x.tensor.dtype
+        return value if value.dtype == made else body.cast(value, made)
 
 
 def in_f32(body: Body, value: Value) -> Value:

@@ -19,7 +19,7 @@ from xdsl.passes import ModulePass
 
 from weft.ir.attributes import to_attribute
 from weft.ir.expr import Size, product
-from weft.ir.types import Tensor, f32, f64, tensor_of, tensor_type
+from weft.ir.types import DType, Tensor, f32, f64, tensor_of, tensor_type
 from weft.ops.base import Elementwise, GraphOp
 from weft.ops.graph import FuncOp, GraphBuilder
 from weft.ops.matmul.dot import Dot
@@ -86,11 +86,15 @@ def geometry_of(
     groups: Size,
     transposed: bool,
     output_padding: tuple[Size, ...],
+    dtype: DType | None = None,
+    fill: int = 0,
 ) -> Geometry | None:
     """What this pass takes: the geometry, or None where the convolution is left to others."""
     flat = tuple(size for pair in padding for size in pair)
     sizes = (groups, *x.shape[1:], *w.shape, *result.shape[1:], *strides, *flat, *dilation)
-    if transposed or x.dtype not in (f32, f64) or not all(isinstance(size, int) and size >= 0 for size in sizes):
+    if transposed or not all(isinstance(size, int) and size >= 0 for size in sizes):
+        return None
+    if dtype is None and x.dtype not in (f32, f64):
         return None
     if 0 in (groups, *x.shape, *w.shape, *result.shape):
         return None
@@ -179,10 +183,11 @@ class _Rewriting:
             places = b.reshape(rows, shape=(images, *geometry.spatial, geometry.channels))
             if any(map(any, geometry.padding)):
                 low, high = zip(*geometry.padding, strict=True)
-                places = b.pad(places, low=(0, *low, 0), high=(0, *high, 0), value=0)
+                places = b.pad(places, low=(0, *low, 0), high=(0, *high, 0), value=op.params.get("fill", 0))
             windows = b.windows(places, window=geometry.window, strides=geometry.strides, dilation=geometry.dilation)
             rows = b.reshape(b.copy(windows) if geometry.copies_windows() else windows, shape=(count, depth))
-        dot = Dot.make(rows, matrix, location=op.location)
+        wide = {"dtype": op.params["dtype"]} if "dtype" in op.params else {}
+        dot = Dot.make(rows, matrix, location=op.location, **wide)
         dot.attributes[ROWS_OF_WINDOWS] = UnitAttr()
         return b.insert(dot).results[0]
 

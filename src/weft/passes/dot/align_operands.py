@@ -51,7 +51,8 @@ class AlignOperands(ModulePass):
 class _Aligning:
     def __init__(self, function: FuncOp) -> None:
         self.function = function
-        self.copies: dict[SSAValue, SSAValue] = {}
+        self.copies: dict[tuple[SSAValue, tuple[Size, ...], StridedLayout], SSAValue] = {}
+        """Of rows by what memory they are of, and where: a matmul and that of its gradient read them turned."""
         given = strides_of(function, "arg_strides", len(function.block.args))
         pairs = zip(function.block.args, given, strict=True)
         self.strides: dict[SSAValue, tuple[Size, ...]] = {argument: each for argument, each in pairs if each}
@@ -69,10 +70,7 @@ class _Aligning:
 
     def _layout(self, value: SSAValue) -> StridedLayout | None:
         """How a value lies, if it is what memory holds; what is computed for a matmul has no rows to be read."""
-        views: list[View] = []
-        while isinstance(value, OpResult) and isinstance(value.op, View):
-            views.append(value.op)
-            value = value.op.operands[0]
+        value, views = _root(value)
         strides = self.strides.get(value)
         layout: StridedLayout | None = StridedLayout(strides) if strides else contiguous(tensor_of(value.type))
         for view in reversed(views):
@@ -80,23 +78,31 @@ class _Aligning:
         return layout
 
     def _copied(self, dot: Dot, value: SSAValue, layout: StridedLayout) -> SSAValue:
-        if value in self.copies:
-            return self.copies[value]
         block = dot.parent_block()
         assert block is not None
         b = GraphBuilder(block, dot.location, before=dot)  # type: ignore[arg-type]
-        rank = tensor_of(value.type).rank
-        order = [*range(rank - 2), rank - 1, rank - 2]
-        turned = layout.strides[-1] != 1 and layout.strides[-2] == 1
-        rows = b.permute(value, dims=tuple(order)) if turned else value
-        shape = b.tensor(rows).shape
-        assert isinstance(shape[-1], int)
-        beyond = -shape[-1] % (_ENGINE // tensor_of(value.type).dtype.bytes)
-        none = (0,) * rank
-        padded = b.pad(rows, low=none, high=(*none[1:], beyond), value=0.0)
-        cut = b.slice(padded, starts=none, shape=shape, steps=(1,) * rank)
-        self.copies[value] = b.permute(cut, dims=tuple(order)) if turned else cut
-        return self.copies[value]
+        tensor, strides = tensor_of(value.type), layout.strides
+        order = [*range(tensor.rank - 2), tensor.rank - 1, tensor.rank - 2]
+        turned = strides[-1] != 1 and strides[-2] == 1
+        shape, along = ([each[d] for d in order] if turned else list(each) for each in (tensor.shape, strides))
+        key = _root(value)[0], tuple(shape), StridedLayout(tuple(along), layout.offset)
+        if key not in self.copies:
+            rows = b.permute(value, dims=tuple(order)) if turned else value
+            assert isinstance(shape[-1], int)
+            beyond = -shape[-1] % (_ENGINE // tensor.dtype.bytes)
+            none = (0,) * tensor.rank
+            padded = b.pad(rows, low=none, high=(*none[1:], beyond), value=0.0)
+            self.copies[key] = b.slice(padded, starts=none, shape=tuple(shape), steps=(1,) * tensor.rank)
+        return b.permute(self.copies[key], dims=tuple(order)) if turned else self.copies[key]
+
+
+def _root(value: SSAValue) -> tuple[SSAValue, list[View]]:
+    """What memory holds, and the views that a value is of it, the last one first."""
+    views: list[View] = []
+    while isinstance(value, OpResult) and isinstance(value.op, View):
+        views.append(value.op)
+        value = value.op.operands[0]
+    return value, views
 
 
 def _is_aligned(value: SSAValue, layout: StridedLayout) -> bool:

@@ -2,20 +2,15 @@
 
 Stages are cut by dynamic programming over the costs of ops, so that the slowest stage, with what it sends, is as fast
 as it can be. Schedules are lists of steps for each rank; `check_schedule` runs them against what each step needs.
-Nothing runs the stages on ranks yet.
+`stage_functions.py` makes the programs of stages.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from xdsl.ir import Operation
-
 from weft.errors import ShardingError
-from weft.ir.expr import product
-from weft.ir.types import tensor_of
-from weft.ops.graph import FuncOp, ReturnOp
 
 
 @dataclass(frozen=True)
@@ -40,23 +35,6 @@ class StageCut:
     @property
     def slowest(self) -> float:
         return max(self.costs)
-
-
-def cut_function(
-    function: FuncOp, stages: int, cost: Callable[[Operation], float], cost_per_byte: float = 0.0
-) -> StageCut:
-    """Cut a function's ops, in order, into stages; `cost_per_byte` is that of what one stage gives to the next."""
-    ops = [op for op in function.block.ops if not isinstance(op, ReturnOp)]
-    places = {op: place for place, op in enumerate(ops)}
-    sent = [0.0] * (len(ops) + 1)
-    for op in ops:
-        for value in op.results:
-            readers = [places.get(use.operation, len(ops)) for use in value.uses]
-            size = product(tensor_of(value.type).shape)
-            held = (size if isinstance(size, int) else 0) * tensor_of(value.type).dtype.bytes
-            for place in range(places[op] + 1, max(readers, default=0) + 1):
-                sent[place] += held
-    return cut_stages([cost(op) for op in ops], [size * cost_per_byte for size in sent], stages)
 
 
 def cut_stages(costs: Sequence[float], sending: Sequence[float], stages: int) -> StageCut:

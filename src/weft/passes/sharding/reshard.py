@@ -22,6 +22,7 @@ class Resharder:
     [{}, {}] sum {tp}  →  [{}, {}]       all_reduce
     [{}, {}] sum {tp}  →  [{tp}, {}]     reduce_scatter along 0
     [{tp}, {}]         →  [{}, {tp}]     all_to_all
+    [{tp/4}, {}]       →  [{tp}, {}]     all_to_all, of parts of four blocks for whole blocks
     [{tp}, {}]         →  [{}, {}]       all_gather along 0
     [{}, {}]           →  [{tp}, {}]     shard, which asks nobody
     """
@@ -34,6 +35,7 @@ class Resharder:
             raise ShardingError(f"a tensor that is {now} cannot become {target}: summands come of sums alone")
         value, now = self._reduce(value, now, target)
         value, now = self._exchange(value, now, target)
+        value, now = self._regroup(value, now, target)
         for d, wanted in enumerate(target.dims):
             value = self._gather(value, d, now.dims[d], _shared(now.dims[d], wanted))
         for d, wanted in enumerate(target.dims):
@@ -73,6 +75,25 @@ class Resharder:
                     dims = list(now.dims)
                     dims[d], dims[e] = here[:-1], (*there, Split(axis))
                     return self._exchange(value, Sharding(tuple(dims), now.partial), target)
+        return value, now
+
+    def _regroup(self, value: SSAValue, now: Sharding, target: Sharding) -> tuple[SSAValue, Sharding]:
+        """Dimensions of which ranks have a part of each block and should have whole blocks, or the other way."""
+        for d, (here, wanted) in enumerate(zip(now.dims, target.dims, strict=True)):
+            if not here or here == wanted or len(here) != len(wanted) or here[:-1] != wanted[:-1]:
+                continue
+            last, other = here[-1], wanted[-1]
+            blocks, ranks = max(last.blocks, other.blocks), self.mesh.size([last.axis])
+            if last.axis != other.axis or min(last.blocks, other.blocks) != 1 or blocks % ranks or ranks == 1:
+                continue
+            whole = other.blocks == 1
+            shape = self.b.tensor(value).shape
+            held = blocks if whole else blocks // ranks
+            cut = self.b.reshape(value, shape=(*shape[:d], held, shape[d] // held, *shape[d + 1 :]))
+            dim, split = (d + 1, d) if whole else (d, d + 1)
+            made = self._started(AllToAll, cut, dim=dim, split_dim=split, axes=(last.axis,), ranks=ranks)
+            value = self.b.reshape(made, shape=shape)
+            now = now.with_dim(d, wanted)
         return value, now
 
     def _gather(self, value: SSAValue, dim: int, splits: Splits, kept: int) -> SSAValue:

@@ -13,6 +13,7 @@ from xdsl.passes import ModulePass
 from weft.ir.attributes import to_attribute
 from weft.ops.base import GraphOp
 from weft.ops.control import ControlOp, functions_run
+from weft.ops.custom import CustomOp
 from weft.ops.graph import FuncOp, GroupOp, LaunchOp, OpaqueOp, ReturnOp, YieldOp
 
 
@@ -42,4 +43,6 @@ def is_pure(op: Operation) -> bool:
     if isinstance(op, ControlOp):
         blocks = [region.block for region in op.bodies] or [each.block for each in functions_run(op)]
         return all(is_pure(each) for block in blocks for each in block.ops if not isinstance(each, YieldOp | ReturnOp))
+    if isinstance(op, CustomOp):
+        return all(is_pure(each) for each in op.body.ops if not isinstance(each, YieldOp))
     return isinstance(op, GroupOp) or (isinstance(op, GraphOp) and not op.EFFECTS)

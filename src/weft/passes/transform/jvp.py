@@ -21,9 +21,12 @@ from weft.errors import ShapeError
 from weft.ir.locations import line_of, sourced
 from weft.ops.base import GraphOp
 from weft.ops.control import ControlOp
+from weft.ops.custom import CustomOp
 from weft.ops.graph import FuncOp, GraphBuilder, module_of
 from weft.ops.rules import zeros
+from weft.passes.custom_derivatives import check_linear, custom_rule, push_custom
 from weft.passes.differentiate import GradientTape, depending, is_float, no_rule, return_values, transform_functions
+from weft.passes.recompute import inherit_marks, marks_of, ops_after
 from weft.passes.simplify.eliminate_dead import EliminateDead
 from weft.passes.transform.jvp_regions import push_control
 
@@ -68,8 +71,11 @@ def jvp_function(function: FuncOp, wanted: Sequence[int] | None = None) -> FuncO
     for op in forward:
         after = op.next_op
         assert after is not None, "the return comes last"
+        marks, before = marks_of(op), op.prev_op
         with sourced(op.location):
-            push(GraphBuilder(block, before=after), op, tangents)
+            b = GraphBuilder(block, before=after)
+            push(b, op, tangents)
+            inherit_marks(marks, ops_after(before, b))
     b = GraphBuilder(block, before=returned)
     results = [tangents[x] if x in tangents else zeros(b, x) for x in returned.operands if is_float(x)]
     return_values(made, [*returned.operands, *results])
@@ -93,6 +99,11 @@ def push(b: GraphBuilder, op: Operation, tangents: Tangents) -> Sequence[SSAValu
         return op.results
     if isinstance(op, ControlOp):
         return push_control(b, op, tangents, push)
+    if isinstance(op, CustomOp):
+        if op.rule("jvp") is not None or op.rule("vjp") is None:
+            return push_custom(b, op, tangents, push)
+        check_linear(op)
+        return _keep(b, op, _transposed(b, op, tangents), tangents)
     if not isinstance(op, GraphOp):
         raise no_rule(op, "derivative", _HINT)
     own: Callable[..., Sequence[SSAValue | None]] | None = getattr(type(op), "jvp", None)
@@ -101,6 +112,11 @@ def push(b: GraphBuilder, op: Operation, tangents: Tangents) -> Sequence[SSAValu
         found = list(own(b, given, tuple(op.operands), tuple(op.results), **op.params))
     else:
         found = _transposed(b, op, tangents)
+    return _keep(b, op, found, tangents)
+
+
+def _keep(b: GraphBuilder, op: Operation, found: Sequence[SSAValue | None], tangents: Tangents) -> Sequence[SSAValue]:
+    """Note the tangents of results, which have their types."""
     for result, tangent in zip(op.results, found, strict=True):
         if tangent is None or not is_float(result):
             continue
@@ -114,15 +130,21 @@ def push(b: GraphBuilder, op: Operation, tangents: Tangents) -> Sequence[SSAValu
     return op.results
 
 
-def _transposed(b: GraphBuilder, op: GraphOp, tangents: Mapping[SSAValue, SSAValue]) -> list[SSAValue | None]:
+def _transposed(
+    b: GraphBuilder, op: GraphOp | CustomOp, tangents: Mapping[SSAValue, SSAValue]
+) -> list[SSAValue | None]:
     """The tangents of the results, by the gradient rule: it is linear in the gradients, and this is its transpose."""
     rule: Callable[..., tuple[SSAValue | None, ...]] | None = getattr(type(op), "vjp", None)
-    if rule is None:
+    if rule is None and not isinstance(op, CustomOp):
         raise no_rule(op, "derivative", _HINT)
     first = b.block.last_op if b.before is None else b.before.prev_op
     seeds: list[Any] = [zeros(b, result) for result in op.results]  # stand-ins: what is linear does not read them
-    found = rule(b, tuple(seeds), tuple(op.operands), tuple(op.results), **op.params)
-    detour = _after(first, b)
+    if isinstance(op, CustomOp):
+        found = custom_rule(b, op, seeds, op.operands, op.results)
+    else:
+        assert rule is not None, "asked before"
+        found = rule(b, tuple(seeds), tuple(op.operands), tuple(op.results), **op.params)
+    detour = list(ops_after(first, b))[::-1]
     reached = depending(detour, seeds)
     tape = GradientTape(b)
     for operand, gradient in zip(op.operands, found, strict=True):
@@ -136,13 +158,3 @@ def _transposed(b: GraphBuilder, op: GraphOp, tangents: Mapping[SSAValue, SSAVal
         if each in reached:
             tape.propagate(each)
     return [tape.gradients.get(seed) for seed in seeds]
-
-
-def _after(first: Operation | None, b: GraphBuilder) -> list[Operation]:
-    """The ops that a builder has appended after one."""
-    found: list[Operation] = []
-    op = b.block.last_op if b.before is None else b.before.prev_op
-    while op is not None and op is not first:
-        found.append(op)
-        op = op.prev_op
-    return found[::-1]

@@ -22,13 +22,17 @@ from weft.ir.size_text import parse_size
 from weft.ir.types import Tensor, tensor_of
 from weft.ops.base import GraphOp
 from weft.ops.control import ControlOp
+from weft.ops.custom import CustomOp
 from weft.ops.graph import FuncOp, GraphBuilder, ReturnOp
 from weft.ops.random import Uniform
 from weft.ops.rules import move_dim, with_batch
 from weft.passes.differentiate import no_rule, transform_functions
-from weft.passes.transform.vmap_regions import batch_control
+from weft.passes.recompute import inherit_marks, marks_of, ops_after
+from weft.passes.transform.vmap_regions import batch_control, batched_custom
 
 Randomness = Literal["error", "same", "different"]
+CustomBatching = Callable[[GraphBuilder, str, Sequence[SSAValue], Sequence[bool], Size], Sequence[SSAValue]]
+"""Appends what a batching rule, by its name, makes of operands, of which some have the batch in front."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +65,7 @@ def vmap_function(
     in_axes: Sequence[int | None] | None = None,
     out_axes: Sequence[int | None] | None = None,
     randomness: Randomness = "error",
+    custom: CustomBatching | None = None,
 ) -> FuncOp:
     """The function of a batch: of `size` arguments each, stacked along `in_axes`, None where all share one.
 
@@ -70,6 +75,7 @@ def vmap_function(
         }                                          }
 
     Axes are 0 where none are given. Results are stacked along `out_axes`; None asks for one that is the same for all.
+    `custom` knows the batching rules that functions have of their own.
     """
     arguments = list(function.block.args)
     in_axes = [0] * len(arguments) if in_axes is None else list(in_axes)
@@ -83,7 +89,7 @@ def vmap_function(
     if function.symbols is not None:
         made.symbols = function.symbols
     b = GraphBuilder(made.block)
-    batch = Batch(b, size, randomness)
+    batch = Batch(b, size, randomness, custom)
     for old, new, axis in zip(arguments, made.block.args, in_axes, strict=True):
         batch.values[old] = new if axis is None else move_dim(b, new, axis % tensor_of(new.type).rank, 0)
         if axis is not None:
@@ -105,6 +111,7 @@ class Batch:
     b: GraphBuilder
     size: Size
     randomness: Randomness = "error"
+    custom: CustomBatching | None = None
 
     def __post_init__(self) -> None:
         self.values: dict[SSAValue, SSAValue] = {}
@@ -116,6 +123,7 @@ class Batch:
 
     def append(self, op: Operation) -> None:
         """Append an op for the batch; one that reads nothing batched as it is."""
+        before = self.b.block.last_op
         with sourced(op.location):
             if isinstance(op, Uniform) and not self._is_batched(op):
                 self._draw(op)
@@ -124,8 +132,11 @@ class Batch:
                 self.values.update(zip(op.results, copy.results, strict=True))
             elif isinstance(op, ControlOp):
                 batch_control(self, op)
+            elif isinstance(op, CustomOp):
+                self._batch_custom(op)
             else:
                 self._batch(op)
+        inherit_marks(marks_of(op), ops_after(before, self.b))
 
     def of(self, value: SSAValue) -> SSAValue:
         """What stands for a value, with the batch in front: broadcast, where all share one."""
@@ -166,13 +177,29 @@ class Batch:
         found = self.b.uniform(self.values[op.operands[0]], shape=(self.size, *shape) if different else shape)
         self.set(op.results[0], found, different)
 
+    def _batch_custom(self, op: CustomOp) -> None:
+        flags = [operand in self.batched for operand in op.operands]
+        operands = [self.values[operand] for operand in op.operands]
+        if op.batching is not None:
+            if self.custom is None:
+                raise no_rule(op, "batching", "its own rule is only known where the function is")
+            results = self.custom(self.b, op.batching.data, operands, flags, self.size)
+        else:
+            made = batched_custom(self, op, flags)
+            self.b.insert(made)
+            results = list(made.results)
+        self._keep(op, results)
+
     def _batch(self, op: Operation) -> None:
         rule: Callable[..., Any] | None = getattr(type(op), "batch", None)
         if rule is None or not isinstance(op, GraphOp):
             raise no_rule(op, "batching", "call it once for each of the batch, or give a rule of your own")
         flags = tuple(operand in self.batched for operand in op.operands)
         found = rule(self.b, tuple(self.values[operand] for operand in op.operands), flags, **op.params)
-        results = cast("tuple[SSAValue, ...]", found if isinstance(found, tuple) else (found,))
+        self._keep(op, cast("tuple[SSAValue, ...]", found if isinstance(found, tuple) else (found,)))
+
+    def _keep(self, op: Operation, results: Sequence[SSAValue]) -> None:
+        """Note what stands for an op's results, which have the batch in front."""
         for old, new in zip(op.results, results, strict=True):
             tensor = tensor_of(old.type)
             if tensor_of(new.type) != Tensor(tensor.dtype, (self.size, *tensor.shape)):

@@ -1,4 +1,4 @@
-"""Batches of control flow.
+"""Batches of control flow, and of functions with rules of their own.
 
 %y = graph.if %c ({ f }, { g })     →    the same with batched regions, where the batch shares one condition;
                                          both, and a choice of each result, where it has several
@@ -16,6 +16,7 @@ from xdsl.ir import Block, Operation, Region, SSAValue
 from weft.ir.expr import Size
 from weft.ir.types import Tensor, tensor_of, tensor_type
 from weft.ops.control import ControlOp, IfOp, LoopOp, if_else, loop
+from weft.ops.custom import CustomOp
 from weft.ops.graph import GraphBuilder, YieldOp
 from weft.ops.rules import move_dim, zeros
 
@@ -194,3 +195,39 @@ def _type(batch: Batched, value: SSAValue, flag: bool) -> Any:
 
 def _pairs(values: Sequence[SSAValue], flags: Sequence[bool]) -> list[tuple[SSAValue, bool]]:
     return list(zip(values, flags, strict=True))
+
+
+def batched_custom(batch: Batched, op: CustomOp, flags: Sequence[bool]) -> CustomOp:
+    """A function of a batch: its body and its rules are those of the batch, each."""
+    own, results = [_is_float(x) for x in op.own], [_is_float(x) for x in op.results]
+    extra = {"vjp": len(op.results) + sum(results), "jvp": sum(own)}
+    whole = [flag for flag, moving in zip(flags, own, strict=False) if moving]
+    rules = {
+        each.data: _batched_block(
+            batch,
+            region.block,
+            [*flags, *(True for _ in range(extra[each.data]))],
+            whole if each.data == "vjp" else [True] * sum(results),
+        )
+        for each, region in zip(op.rules, list(op.bodies)[1:], strict=True)
+    }
+    body = _batched_block(batch, op.body, flags, [True] * len(op.results))
+    operands = [batch.values[operand] for operand in op.operands]
+    return CustomOp.make(operands, body, rules, op.captured.value.data, location=op.location)
+
+
+def _batched_block(batch: Batched, block: Block, flags: Sequence[bool], wanted: Sequence[bool]) -> Block:
+    """A region for a batch; what it yields is batched where that is `wanted`, and summed over the batch elsewhere."""
+    made = Block(arg_types=[_type(batch, value, flag) for value, flag in zip(block.args, flags, strict=True)])
+    b = GraphBuilder(made)
+    inner, yielded = _region(batch, b, block, made.args, flags)
+    found = [
+        inner.of(value) if flag else b.sum(inner.of(value), dims=(0,), keep=False)
+        for value, flag in zip(yielded, wanted, strict=True)
+    ]
+    made.add_op(YieldOp.create(operands=found))
+    return made
+
+
+def _is_float(value: SSAValue) -> bool:
+    return tensor_of(value.type).dtype.is_float

@@ -13,7 +13,19 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from weft.spatial.mapping.layers import Convolution, Job, Layer, Model, Pass, PixelSum, Placed, Stream, Window
+from weft.spatial.mapping.layers import (
+    BlockProduct,
+    Convolution,
+    Job,
+    Layer,
+    Model,
+    Pass,
+    PixelSum,
+    Placed,
+    Stream,
+    TensorTile,
+    Window,
+)
 
 Meeting = tuple[int, int, int]
 """A slot of the input, a slot of the output, and the row of the kernel by which the first adds to the second."""
@@ -37,6 +49,9 @@ def make_jobs(model: Model, layer: Layer) -> Layer:
         case PixelSum():
             assert layer.source is not None, "a product has a source"
             jobs = _sum_jobs(model, layer.source, layer.output)
+        case BlockProduct() as product:
+            assert layer.source is not None, "a product has a source"
+            jobs = _block_jobs(model, layer.source, layer.output, product)
         case None:
             jobs = _pixel_jobs(layer.output)
     return replace(layer, jobs=tuple(jobs))
@@ -117,9 +132,10 @@ def _covered(
 
 def convolution_jobs(model: Model, source: Placed, output: Placed, weights: np.ndarray, window: Window) -> list[Job]:
     """A job for each block of output channels and each group of lines; weights are [N, C, rows, columns]."""
+    model.macs += weights.size * output.height * output.width
+    weights = source.arranged(output.arranged(weights), axis=1)
     lanes, (outs, ins) = model.lanes, weights.shape[:2]
     left = window.padding[1][0]
-    model.macs += weights.size * output.height * output.width
     columns = np.arange(output.width)
     jobs: list[Job] = []
     for block in range(output.blocks):
@@ -161,6 +177,18 @@ def aligned_lines(operand: Stream, output: Placed) -> list[int] | None:
                 return None
             if 0 <= row < output.height and tensor.row(found[-1], slot) != stride * row + offset:
                 return None
+    return found
+
+
+def _block_jobs(model: Model, source: Placed, output: Placed, product: BlockProduct) -> list[Job]:
+    """A job for each block of the output."""
+    model.macs += product.macs
+    places, found = source.inside(), list[Job]()
+    for block, parts in enumerate(product.passes):
+        passes = tuple(
+            Pass(tile if isinstance(tile, TensorTile) else model.tile(tile), part, places) for part, tile in parts
+        )
+        found.append(Job(block, output.inside(), np.arange(len(places)), passes))
     return found
 
 

@@ -41,6 +41,13 @@ class Placed:
     bank: int = 0
     base: int = 0
     tag: int = 0
+    order: np.ndarray | None = field(default=None, compare=False)
+    """The channel that each lane holds, -1 for none, over all blocks; without it channels follow each other."""
+    within: Placed | None = field(default=None, compare=False)
+    """A tensor that this one is a part of: its vectors from `shift` on."""
+    shift: int = 0
+    data: np.ndarray | None = field(default=None, compare=False)
+    """What it holds from the start, where it is a constant: an element for each pixel and channel."""
     packing: Packing = field(init=False)
 
     def __post_init__(self) -> None:
@@ -62,7 +69,22 @@ class Placed:
 
     @property
     def blocks(self) -> int:
-        return -(-self.channels // self.lanes)
+        held = self.channels if self.order is None else len(self.order)
+        return -(-held // self.lanes)
+
+    @property
+    def root(self) -> Placed:
+        """The tensor that has memory of its own: this one, or the one it is a part of."""
+        return self if self.within is None else self.within
+
+    def arranged(self, values: np.ndarray, axis: int = 0) -> np.ndarray:
+        """What belongs to channels in the order of lanes, zero where a lane holds none."""
+        if self.order is None:
+            return values
+        kept = np.take(values, np.maximum(self.order, 0), axis=axis)
+        shape = [1] * kept.ndim
+        shape[axis] = -1
+        return np.where((self.order >= 0).reshape(shape), kept, kept.dtype.type(0))
 
     @property
     def words(self) -> int:
@@ -89,13 +111,14 @@ class Placed:
         return tuple(s for s in range(self.packing.slots) if not 0 <= self.packing.row(line, s) < self.height)
 
     def residue(self, block: int, positions: np.ndarray) -> np.ndarray:
-        return (positions + 2 * block) % RESIDUES
+        return (positions + self.shift + 2 * block) % RESIDUES
 
     def address(self, block: int, positions: np.ndarray) -> np.ndarray:
-        return self.base + block * -(-self.pixels // RESIDUES) + positions // RESIDUES
+        root = self.root
+        return root.base + block * -(-root.pixels // RESIDUES) + (positions + self.shift) // RESIDUES
 
     def tags(self, block: int, positions: np.ndarray) -> np.ndarray:
-        return self.tag + block * self.pixels + positions
+        return self.root.tag + block * self.root.pixels + positions + self.shift
 
 
 @dataclass(frozen=True)
@@ -148,10 +171,38 @@ class PixelSum:
 
 
 @dataclass(frozen=True)
+class TensorTile:
+    """Weights that are vectors of a tensor: rows of a tile or its columns, and of each the lanes of some tiles."""
+
+    tensor: Placed = field(compare=False)
+    number: int
+    block: int
+    first: int
+    count: int
+    columns: bool
+    first_tile: int
+    tiles: int
+
+
+@dataclass(frozen=True)
+class BlockProduct:
+    """For each block of the output, what adds up to it: blocks of the source, each by a tile; all rows alike."""
+
+    passes: tuple[tuple[tuple[int, np.ndarray | TensorTile], ...], ...]
+    macs: int
+
+    @property
+    def tensors(self) -> list[Placed]:
+        """The tensors that tiles are loaded from."""
+        tiles = [tile for block in self.passes for _, tile in block if isinstance(tile, TensorTile)]
+        return list({tile.number: tile.tensor for tile in tiles}.values())
+
+
+@dataclass(frozen=True)
 class Pass:
     """Input rows that are multiplied by a tile of weights."""
 
-    tile: int
+    tile: int | TensorTile
     block: int
     positions: np.ndarray
 
@@ -176,8 +227,13 @@ class Layer:
     """What is multiplied; None where nothing is."""
     output: Placed
     root: Node
-    product: Convolution | PixelSum | None = None
+    product: Convolution | PixelSum | BlockProduct | None = None
     jobs: tuple[Job, ...] = ()
+
+    @property
+    def tile_tensors(self) -> list[Placed]:
+        """The tensors that weights are loaded from while the layer runs."""
+        return self.product.tensors if isinstance(self.product, BlockProduct) else []
 
 
 @dataclass
@@ -190,6 +246,7 @@ class Model:
     layers: list[Layer] = field(default_factory=list[Layer])
     tiles: list[np.ndarray] = field(default_factory=list[np.ndarray])
     inputs: list[Placed] = field(default_factory=list[Placed])
+    constants: list[Placed] = field(default_factory=list[Placed])
     outputs: list[Placed] = field(default_factory=list[Placed])
     macs: int = 0
     _known: dict[bytes, int] = field(default_factory=dict[bytes, int])

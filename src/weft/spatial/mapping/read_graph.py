@@ -13,7 +13,6 @@ and running the graph on NumPy gives the same bits.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, cast
 
 import numpy as np
@@ -39,45 +38,13 @@ from weft.spatial.mapping.layers import (
     Stream,
     Window,
 )
+from weft.spatial.mapping.read_heads import HeadReader, combined_shape, fresh_streams, streams_of_node
+from weft.spatial.mapping.read_heads import shape_of as _shape_of
+from weft.spatial.mapping.values import Expression, Product, RowSum, Wide
 
 
-@dataclass(frozen=True)
-class Wide:
-    """A tensor whose elements are read as integers of 32 bits, perhaps with pixels around it."""
-
-    tensor: Placed
-    padding: tuple[tuple[int, int], tuple[int, int]] = ((0, 0), (0, 0))
-    value: int | None = None
-
-
-@dataclass(frozen=True)
-class Product:
-    """A product that nothing was computed of yet."""
-
-    source: Placed
-    output: tuple[int, int, int]
-    shape: tuple[int, ...]
-    work: Convolution | PixelSum
-
-
-@dataclass(frozen=True)
-class Expression:
-    """What the vector unit computes, so far, of a product and of tensors."""
-
-    node: Operand
-    product: Product | None
-    tensor: Placed | None
-    shape: tuple[int, ...]
-    steps: tuple[str, ...] = ()
-    """What is left of a conversion to 8 bits: rounded, then at most 127, at least -128."""
-
-
-@dataclass
-class GraphReader:
+class GraphReader(HeadReader):
     """Turns the ops of a function into layers, one after another."""
-
-    model: Model
-    values: dict[SSAValue, Any] = field(default_factory=dict[SSAValue, Any])
 
     def read(self, function: FuncOp, constants: Mapping[str, np.ndarray]) -> Model:
         for name, value in zip(argument_names(function), function.block.args, strict=True):
@@ -123,7 +90,9 @@ class GraphReader:
 
     def _dot(self, op: GraphOp, x: Any, w: Any) -> Product | None:
         weights = _array(w)
-        if not isinstance(x, Placed) or weights is None or weights.dtype != np.int8 or weights.ndim != 2:
+        if weights is None:
+            return self._product_of_tensors(op, x, w)
+        if not isinstance(x, Placed) or len(x.shape) != 2 or weights.dtype != np.int8 or weights.ndim != 2:
             return None
         if op.params.get("dtype") != i32 or x.height != 1:
             return None
@@ -147,6 +116,8 @@ class GraphReader:
         return Product(x.tensor, (shape[2], shape[3], shape[1]), shape, work)
 
     def _sum(self, op: GraphOp, x: Any) -> Product | None:
+        if isinstance(x, Wide) and len(x.tensor.shape) < 4:
+            return self._row_sum(op, x)
         if not isinstance(x, Wide) or len(x.tensor.shape) != 4 or x.value is not None:
             return None
         if tuple(op.params["dims"]) != (2, 3):
@@ -188,15 +159,22 @@ class GraphReader:
     # The vector unit
 
     def _mul(self, op: GraphOp, x: Any, y: Any) -> Expression | None:
-        return self._binary(Function.MUL_F32, x, y)
+        return _unary(Function.SQUARE_F32, x) if x is y else self._binary(op, Function.MUL_F32, x, y)
 
     def _add(self, op: GraphOp, x: Any, y: Any) -> Expression | None:
-        return self._binary(Function.ADD_F32, x, y)
+        return self._binary(op, Function.ADD_F32, x, y)
 
     def _relu(self, op: GraphOp, x: Any) -> Expression | None:
-        if not isinstance(x, Expression) or x.steps:
-            return None
-        return Expression(Node(Function.RELU_F32, (x.node,)), x.product, x.tensor, x.shape)
+        return _unary(Function.RELU_F32, x)
+
+    def _exp(self, op: GraphOp, x: Any) -> Expression | None:
+        return _unary(Function.EXP_F32, x)
+
+    def _tanh(self, op: GraphOp, x: Any) -> Expression | None:
+        return _unary(Function.TANH_F32, x)
+
+    def _rsqrt(self, op: GraphOp, x: Any) -> Expression | None:
+        return _unary(Function.RSQRT_F32, x)
 
     def _round(self, op: GraphOp, x: Any) -> Expression | None:
         if not isinstance(x, Expression) or x.steps:
@@ -209,20 +187,54 @@ class GraphReader:
     def _minimum(self, op: GraphOp, x: Any, y: Any) -> Expression | None:
         return _clamped(x, y, 127.0, "most")
 
-    def _binary(self, function: Function, x: Any, y: Any) -> Expression | None:
+    def _binary(self, op: GraphOp, function: Function, x: Any, y: Any) -> Expression | None:
         if _array(x) is not None:
             x, y = y, x  # both functions commute, bit by bit
         if not isinstance(x, Expression) or x.steps:
             return None
         if (constant := _array(y)) is not None:
             channels = _by_channel(constant, x.shape)
-            if channels is None or constant.dtype != np.float32:
+            if constant.dtype != np.float32:
                 return None
-            return Expression(Node(function, (x.node, Constant(channels))), x.product, x.tensor, x.shape)
-        if not isinstance(y, Expression) or y.steps or (x.product and y.product) or x.shape != y.shape:
+            if channels is None:
+                beside = self._constant_tensor(constant, x.shape)
+                return None if beside is None else self._binary(op, function, x, beside)
+            return Expression(Node(function, (x.node, self._constant(y, channels))), x.product, x.tensor, x.shape)
+        if not isinstance(y, Expression) or y.steps or (shape := combined_shape(x, y)) is None:
             return None
-        node = Node(function, (x.node, y.node))
-        return Expression(node, x.product or y.product, x.tensor or y.tensor, x.shape)
+        if x.product and y.product:
+            # Two products never meet: both are written first, as numbers of 32 bits.
+            whole = x.product if not isinstance(x.product.work, RowSum) else y.product
+            x, y = (self._materialized(op, each, whole, shape) for each in (x, y))
+        product, tensor = x.product or y.product, x.tensor or y.tensor
+        if product is not None and tensor is not None:
+            product = self._resolved(product, tensor, shape)
+        return Expression(Node(function, (x.node, y.node)), product, tensor, shape)
+
+    def _constant_tensor(self, given: np.ndarray, shape: tuple[int, ...]) -> Expression | None:
+        """A matrix of integers of 8 bits beside another, or beside the scores of each head."""
+        small = np.all(given == np.rint(given)) and given.min(initial=0) >= -128 and given.max(initial=0) <= 127
+        if len(shape) not in (2, 3) or given.shape[-2:] != shape[-2:]:
+            return None
+        if not small or given.size != shape[-2] * shape[-1]:
+            return None
+        found = next((each for each in self.model.constants if each.data is given), None)
+        if found is None:
+            image = (1, shape[-2], shape[-1])
+            found = self.model.tensor(f"constant{len(self.model.tensors)}", image[1:], np.dtype(np.int8), image)
+            found.data = given
+            self.model.constants.append(found)
+        return Expression(Node(Function.I8_TO_F32, (Stream(found),)), None, found, shape)
+
+    def _constant(self, given: np.ndarray, channels: np.ndarray) -> Constant:
+        """A constant of an expression; one that is used twice is the same."""
+        return self.known.setdefault((id(given), len(channels)), Constant(channels))
+
+    def _materialized(self, op: GraphOp, x: Expression, like: Product, shape: tuple[int, ...]) -> Expression:
+        assert x.product is not None and isinstance(x.node, Node), "it is computed of a product"
+        product = self._resolved(x.product, like, shape)
+        made = self._layer(op, x.node, product, shape, product.output, np.dtype(np.float32))
+        return Expression(Stream(made), None, made, shape)
 
     def _max_pool(self, op: GraphOp, x: Any) -> Placed | None:
         given = op.params
@@ -244,18 +256,13 @@ class GraphReader:
         shape = _shape_of(op)
         return self._layer(op, node, None, shape, (shape[2], shape[3], shape[1]), np.dtype(np.int8))
 
-    def _reshape(self, op: GraphOp, x: Any) -> Any:
-        """One pixel may be a matrix of one row."""
-        shape = _shape_of(op)
-        if isinstance(x, Placed) and x.height * x.width == 1 and not x.border and shape == (1, x.channels):
-            x.shape = shape
-            return x
-        return None
-
     # Layers
 
     def _finish(self, op: Operation, node: Node, of: Expression, dtype: np.dtype[np.generic]) -> Placed:
-        image = of.product.output if of.product else image_of(of.shape, op.name)
+        if of.product is None and of.tensor is not None and len(of.shape) == 3:
+            image = (1, of.tensor.width, of.tensor.channels)
+        else:
+            image = of.product.output if of.product else image_of(of.shape, op.name)
         return self._layer(op, node, of.product, of.shape, image, dtype)
 
     def _layer(
@@ -267,10 +274,21 @@ class GraphReader:
         image: tuple[int, int, int],
         dtype: np.dtype[np.generic],
     ) -> Placed:
+        if product is not None and isinstance(product.work, RowSum):
+            raise UnsupportedError(
+                "a sum over rows is not combined with what has rows",
+                location=line_of(op.location),
+                hint="multiply or add it to a matrix",
+            )
         output = self.model.tensor(f"t{len(self.model.tensors)}", shape, dtype, image)
+        beside = [each.tensor.order for each in streams_of_node(node)]
+        output.order = product.order if product is not None else next(iter(beside), None)
+        node = fresh_streams(node)
         self.model.origins.append(f"{op.name} at {line_of(op.location) or 'no known line'}")
         origin, source = len(self.model.origins) - 1, product.source if product else None
-        self.model.layers.append(Layer(origin, source, output, node, product.work if product else None))
+        work = product.work if product else None
+        assert not isinstance(work, RowSum), "it was refused above"
+        self.model.layers.append(Layer(origin, source, output, node, work))
         return output
 
     def _return(self, op: ReturnOp) -> None:
@@ -286,11 +304,12 @@ class GraphReader:
                     hint="results are integers: of 8 bits, or sums of products in 32",
                 )
             self.model.outputs.append(made)
+        self._check_orders(op)
 
 
-def read_graph(function: FuncOp, constants: Mapping[str, np.ndarray], lanes: int) -> Model:
+def read_graph(function: FuncOp, constants: Mapping[str, np.ndarray], lanes: int, per_tile: int) -> Model:
     """The layers of a function whose arguments, apart from the constants, are integers of 8 bits."""
-    return GraphReader(Model(lanes)).read(function, constants)
+    return GraphReader(Model(lanes), per_tile).read(function, constants)
 
 
 def image_of(shape: tuple[int, ...], name: str) -> tuple[int, int, int]:
@@ -313,11 +332,19 @@ def _computed(op: Operation, operands: Sequence[np.ndarray]) -> np.ndarray:
     return run(block, list(operands))[0]
 
 
+def _unary(function: Function, x: Any) -> Expression | None:
+    if not isinstance(x, Expression) or x.steps:
+        return None
+    return Expression(Node(function, (x.node,)), x.product, x.tensor, x.shape)
+
+
 def _by_channel(values: np.ndarray, shape: tuple[int, ...]) -> np.ndarray | None:
     """A number for each channel, where a constant is one when it is broadcast."""
+    if len(shape) == 3:
+        return values.reshape(-1) if values.size == 1 else None
     channels = shape[1]
     if values.size == 1:
-        return np.full(channels, values.reshape(-1)[0])
+        return np.full(channels if len(shape) == 4 else 1, values.reshape(-1)[0])
     wanted = (channels,) if len(shape) == 2 else (channels, 1, 1)
     kept = values.shape[len(values.shape) - len(wanted) :]
     return values.reshape(-1) if kept == wanted and values.size == channels else None

@@ -14,7 +14,10 @@ from weft.spatial.program import INSTRUCTION, Port, Program, port_of
 from weft.spatial.scheduler.emit import groups_of, texts_of
 from weft.spatial.scheduler.initial import image_of
 from weft.spatial.scheduler.memory_map import MemoryMap
-from weft.spatial.scheduler.pipeline import LayerPipeline
+from weft.spatial.scheduler.pipeline import CrowdedError, LayerPipeline
+
+_PACES = (1, 2, 4)
+"""Cycles from a row to the next, the fastest first."""
 
 
 @dataclass
@@ -43,6 +46,10 @@ class Reservations:
         bank = columns["address"][memory] // machine.memory.bank_words
         keys.append((1 << 20) + queue[memory] * machine.memory.banks + bank)
         times.append(cycle[memory])
+        # The weights of a plane are in use from their install to the last row that meets them.
+        installs, multiplies = op == Opcode.INSTALL_WEIGHTS, op == Opcode.MULTIPLY
+        keys += [(3 << 20) + queue[installs] + 1, (3 << 20) + queue[multiplies]]
+        times += [cycle[installs] + 1, cycle[multiplies]]
         latency = machine.latency
         late = np.array([latency.read, 0, 0, 0, 0, latency.accumulate, latency.alu, 0, latency.receive])
         driven = (columns["result"] != NONE) & (columns["result"] < CHAINED)
@@ -84,17 +91,29 @@ class ChipSchedule:
 
     def add_layer(self, layer: Layer) -> None:
         """A layer, as early as what it uses allows."""
-        pipeline = LayerPipeline(self.machine, self.memory, layer)
-        pipeline.run()
+        pipeline = self._pipeline(layer)
         columns = pipeline.emitter.columns()
         spans = self.reservations.spans(columns)
         ready = [self.done[tensor] - first for tensor, first in pipeline.reads.items() if tensor in self.done]
         start = max([self.reservations.earliest(spans), *ready])
         self.add(columns, spans, start)
-        self.written(layer.output.number, start + pipeline.written)
+        self.written(layer.output.root.number, start + pipeline.written)
         self.multiplied += pipeline.multiplied
         self.computed += int((columns["opcode"] == Opcode.ALU).sum())
         self.loads += pipeline.loaded
+
+    def _pipeline(self, layer: Layer) -> LayerPipeline:
+        """A layer as fast as its windows can be read."""
+        for pace in _PACES:
+            pipeline = LayerPipeline(self.machine, self.memory, layer, pace)
+            try:
+                pipeline.run()
+            except CrowdedError:
+                if pace == _PACES[-1]:
+                    raise
+            else:
+                return pipeline
+        raise AssertionError("the last pace returns or raises")
 
     def add(self, columns: dict[str, np.ndarray], spans: Mapping[int, tuple[int, int]], start: int) -> None:
         """Issues whose cycles count from a start."""

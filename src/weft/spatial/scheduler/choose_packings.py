@@ -12,7 +12,7 @@ from math import inf
 
 from weft.spatial.machine import StreamingMachine
 from weft.spatial.mapping.jobs import aligned_lines, line_groups
-from weft.spatial.mapping.layers import Convolution, Layer, Model, PixelSum, Placed
+from weft.spatial.mapping.layers import BlockProduct, Convolution, Layer, Model, PixelSum, Placed
 from weft.spatial.mapping.packing import Packing, packings, plain
 from weft.spatial.scheduler.expression import chains_of, padding_constants, streams_of
 
@@ -97,6 +97,8 @@ class _Choice:
         match layer.product:
             case None:
                 return output.blocks * output.lines * output.width / copies
+            case BlockProduct():
+                return 0.0
             case PixelSum():
                 assert layer.source is not None, "a product has a source"
                 return layer.source.pixels if layer.source.packing.slots == 1 else inf
@@ -114,7 +116,8 @@ class _Choice:
 def _tensors(layer: Layer) -> list[Placed]:
     """The tensors of a layer."""
     source = [layer.source] if layer.source is not None else []
-    return [*source, *(each.tensor for each in streams_of(layer.root)), layer.output]
+    beside = [each.tensor for each in streams_of(layer.root)]
+    return [*source, *beside, *layer.tile_tensors, layer.output]
 
 
 def _combinations(ways: list[list[Packing]]) -> Iterable[tuple[Packing, ...]]:

@@ -19,7 +19,7 @@ from weft.spatial.scheduler.initial import port_of
 
 def map_graph(function: FuncOp, machine: StreamingMachine, constants: Mapping[str, np.ndarray]) -> Model:
     """The layers of a function with their jobs; arguments that are constants are resident in memory."""
-    model = read_graph(function, constants, machine.width)
+    model = read_graph(function, constants, machine.width, machine.lanes.per_tile)
     choose_packings(model, machine)
     model.layers = [make_jobs(model, layer) for layer in model.layers]
     return model

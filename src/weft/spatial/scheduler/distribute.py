@@ -61,9 +61,10 @@ class _Distribution:
                     jobs = _share(layer.jobs, self.tensor, place)
                     if jobs:
                         self.chips[chip].add_layer(replace(layer, jobs=jobs))
-                        own = [Part(job.block, job.positions, job.pixels) for job in jobs]
+                        shift = layer.output.shift
+                        own = [Part(job.block, job.positions + shift, job.pixels) for job in jobs]
                         self.parts.setdefault(layer.output.number, {})[chip] = own
-                self._deliver(layer.output, readers.get(layer.output.number, set()))
+                self._deliver(layer.output, readers.get(layer.output.root.number, set()))
 
     def _readers(self, stages: list[list[Layer]]) -> dict[int, set[int]]:
         """The chips that read each tensor."""
@@ -103,9 +104,10 @@ class _Distribution:
             parts = [part for owner in sorted(owners) for part in self.parts[tensor.number][owner]]
             links = link_between(self.machine, chip, other)
             assert links is not None, "a hop follows a wire"
-            columns = [(tensor.residue(p.block, p.positions), tensor.address(p.block, p.positions)) for p in parts]
+            root = tensor.root
+            columns = [(root.residue(p.block, p.positions), root.address(p.block, p.positions)) for p in parts]
             residues, addresses = (np.concatenate(each) for each in zip(*columns, strict=True))
-            tags = np.concatenate([tensor.tags(part.block, part.positions) for part in parts])
+            tags = np.concatenate([root.tags(part.block, part.positions) for part in parts])
             times = np.arange(len(tags)) * self._period + self._offset(links[1])
             emit = emitters.setdefault(chip, Emitter())
             first = self._send(emit, tensor, links[0], times, residues, addresses, tags, origin)
@@ -117,11 +119,11 @@ class _Distribution:
         columns_of = {chip: emitter.columns() for chip, emitter in emitters.items()}
         spans = {chip: self.chips[chip].reservations.spans(columns) for chip, columns in columns_of.items()}
         base = max(self.chips[chip].reservations.earliest(own) for chip, own in spans.items())
-        base = max([base, *(self.chips[chip].done[tensor.number] - first for chip, first in reads.items())])
+        base = max([base, *(self.chips[chip].done[tensor.root.number] - first for chip, first in reads.items())])
         for chip, columns in columns_of.items():
             self.chips[chip].add(columns, spans[chip], base)
             if chip in writes:
-                self.chips[chip].written(tensor.number, base + writes[chip])
+                self.chips[chip].written(tensor.root.number, base + writes[chip])
 
     @property
     def _period(self) -> int:
@@ -250,7 +252,7 @@ def _filled(costs: Sequence[int], limit: int) -> list[list[int]]:
 def tensors_read(layer: Layer) -> list[Placed]:
     """What a layer reads."""
     source = [layer.source] if layer.source is not None else []
-    return [*source, *(each.tensor for each in streams_of(layer.root))]
+    return [each.root for each in (*source, *(each.tensor for each in streams_of(layer.root)), *layer.tile_tensors)]
 
 
 def _share(jobs: Sequence[Job], count: int, place: int) -> tuple[Job, ...]:
@@ -268,7 +270,7 @@ def _share(jobs: Sequence[Job], count: int, place: int) -> tuple[Job, ...]:
 
 def _inputs(model: Model, chip: ChipSchedule, stages: list[list[Layer]], tensor: int, number: int) -> list[Port]:
     read = {each.number for layer in stages[number // tensor] for each in tensors_read(layer)}
-    return [port_of(chip.memory, each, every=True) for each in model.inputs if each.number in read]
+    return [port_of(chip.memory, each, every=True) for each in model.inputs if each.root.number in read]
 
 
 def _outputs(made: _Distribution, chip: ChipSchedule, number: int) -> list[Port]:

@@ -35,17 +35,28 @@ def constants_of(node: Node) -> Iterator[Constant]:
             yield from constants_of(operand)
 
 
+def in_one_half(layer: Layer) -> bool:
+    """Whether a layer has the planes of one half: the one in which its weights lie, where they are a tensor."""
+    return bool(layer.tile_tensors)
+
+
+def stream_groups(layer: Layer) -> int:
+    """Groups of four streams that bring tensors of 32 bits to an expression: those that constants leave."""
+    return 5 - len({id(each) for each in constants_of(layer.root)})
+
+
 def chains_of(machine: StreamingMachine, layer: Layer) -> Chains:
     """As many copies of a layer's expression as ALUs and streams allow."""
     most = min(machine.matrix.planes, OUTPUT_STREAMS // layer.output.dtype.itemsize)
     tensors = streams_of(layer.root)
+    if in_one_half(layer):
+        most = min(most, machine.matrix.planes // 2)
     if layer.source is not None:
-        if any(each.tensor is layer.source for each in tensors):
-            raise UnsupportedError(
-                f"{layer.source.name} is multiplied and added in one layer, and its slices can be read once",
-                hint="convert it in a layer of its own",
-            )
         most = min(most, len(TENSOR_STREAMS) // len(tensors)) if tensors else most
+        if any(each.tensor.dtype.itemsize > 1 for each in tensors):
+            raise UnsupportedError("a tensor of 32 bits is read beside a product", hint="convert it to 8 bits")
+    elif any(each.tensor.dtype.itemsize > 1 for each in tensors):
+        most = min(most, stream_groups(layer) // len(tensors))
     elif len(tensors) > 1 and len({each.tensor.number for each in tensors}) < len(tensors):
         most = 1
     if not most:

@@ -37,6 +37,12 @@ def image_of(memory: MemoryMap) -> Image:
                     addresses.append(tensor.address(block, outside))
                     tags.append(tensor.tags(block, outside))
                     data.append(np.full((len(outside), machine.width), np.int8(tensor.fill).view(np.uint8), np.uint8))
+    for tensor in memory.model.constants:
+        port, flat = port_of(memory, tensor, every=True), np.append(tensor.data, 0).astype(np.int8)  # type: ignore[arg-type]
+        slices.append(port.slices)
+        addresses.append(port.addresses)
+        tags.append(port.tags)
+        data.append(flat[port.index][port.vectors].view(np.uint8))
     if not data:
         nothing = np.zeros(0, np.int64)
         return Image(nothing, nothing, nothing, np.zeros((0, machine.width), np.uint8))
@@ -81,7 +87,9 @@ def _index(tensor: Placed, vectors: np.ndarray, channel: np.ndarray) -> np.ndarr
         row = packing.advance * (line[:, None] + packing.first) + packing.spread * slot + packing.lead
         inside = (slot < packing.slots) & (row >= 0) & (row < tensor.height)
     else:
-        own, row, inside = channel, line[:, None], channel < tensor.channels
+        order = tensor.order
+        own = channel if order is None else order[channel]
+        row, inside = line[:, None], (own >= 0) & (own < tensor.channels)
     pixel = row * tensor.width + column[:, None]
     flat = pixel * tensor.channels + own if len(tensor.shape) == 2 else own * tensor.height * tensor.width + pixel
     return np.where(inside, flat, -1)

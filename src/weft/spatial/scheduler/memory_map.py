@@ -17,7 +17,7 @@ from weft.errors import UnsupportedError
 from weft.spatial.isa import Units
 from weft.spatial.machine import StreamingMachine
 from weft.spatial.mapping.layers import RESIDUES, Layer, Model, Placed
-from weft.spatial.scheduler.expression import streams_of
+from weft.spatial.scheduler.expression import in_one_half, streams_of
 
 CONSTANTS = 3
 """Constants that an expression may have, each in four slices: its bytes."""
@@ -95,6 +95,11 @@ class MemoryMap:
             self.constant_order[key] = len(self.constant_order)
         return self.constants[key], self.constant_tag + self.constant_order[key]
 
+    def _read_with(self, tensor: Placed) -> list[Placed]:
+        """Tensors that an expression without a product reads beside this one."""
+        alone = [_read_by(layer) for layer in self.model.layers if layer.source is None]
+        return [other for read in alone if tensor in read for other in read if other is not tensor]
+
     def _place_tensors(self) -> None:
         """A bank and an address for each tensor, in the order in which they are made.
 
@@ -106,7 +111,9 @@ class MemoryMap:
         tag, placed = self.tensor_tag, list[Placed]()
         used = dict.fromkeys(free, 0)
         made, last = _lifetimes(self.model)
-        for tensor in sorted(self.model.tensors, key=lambda each: made[each.number]):
+        sides, turned = _sides(self.model), dict[int, int]()
+        whole = [each for each in self.model.tensors if each.within is None]
+        for tensor in sorted(whole, key=lambda each: made[each.number]):
             tensor.tag = tag
             tag += tensor.blocks * tensor.pixels
             for other in [each for each in placed if last[each.number] < made[tensor.number]]:
@@ -124,7 +131,13 @@ class MemoryMap:
             ]
             room = {each: _room(free[each], tensor.words, used[each] if tensor.border else None) for each in allowed}
             roomy = [each for each in allowed if room[each] is not None]
-            region = max(roomy, key=lambda each: sum(size for _, size in free[each]), default=None)
+            # What is read together lies together where it may: it leaves other banks to what is written meanwhile.
+            group, side = sides.get(tensor.number, (-1, 0))
+            if group in turned:
+                roomy = [each for each in roomy if each[0] == turned[group] ^ side] or roomy
+            near = [other for other in self._read_with(tensor) if other.number in held]
+            shared = [each for each in roomy if each in {(other.half, other.bank) for other in near}]
+            region = max(shared or roomy, key=lambda each: sum(size for _, size in free[each]), default=None)
             if region is None:
                 most = max((size for each in allowed for _, size in free[each]), default=0)
                 demand = sum(each.words for each in (*placed, tensor))
@@ -139,8 +152,12 @@ class MemoryMap:
             if not tensor.border:
                 used[region] = max(used[region], start + tensor.words)
             tensor.half, tensor.bank = region
+            if group >= 0:
+                turned.setdefault(group, tensor.half ^ side)
             tensor.base = tensor.bank * words + start
             placed.append(tensor)
+        for part in self.model.tensors:
+            part.half, part.bank = part.root.half, part.root.bank
 
 
 def _room(parts: list[tuple[int, int]], words: int, fresh_from: int | None) -> int | None:
@@ -176,29 +193,66 @@ def _merged(parts: list[tuple[int, int]]) -> list[tuple[int, int]]:
 
 def _lifetimes(model: Model) -> tuple[dict[int, int], dict[int, int]]:
     """The layer that makes each tensor, and the last that reads it."""
-    made = {tensor.number: -1 for tensor in model.inputs}
+    made = {tensor.root.number: -1 for tensor in (*model.inputs, *model.constants)}
     last = {tensor.number: -1 for tensor in model.tensors}
     for number, layer in enumerate(model.layers):
-        made[layer.output.number] = number
-        for tensor in [each.tensor for each in streams_of(layer.root)] + [layer.source] * (layer.source is not None):
-            last[tensor.number] = number  # type: ignore[union-attr]
-    last |= {tensor.number: len(model.layers) for tensor in model.outputs}
+        made.setdefault(layer.output.root.number, number)
+        for tensor in _read_by(layer):
+            last[tensor.number] = number
+    last |= {tensor.root.number: len(model.layers) for tensor in model.outputs}
     return made, last
+
+
+def _read_by(layer: Layer) -> list[Placed]:
+    """The tensors that a layer reads."""
+    source = [] if layer.source is None else [layer.source]
+    read = [*(each.tensor for each in streams_of(layer.root)), *source, *layer.tile_tensors]
+    return list({each.root.number: each.root for each in read}.values())
 
 
 def _kept_apart(tensor: Placed, layers: list[Layer]) -> list[tuple[Placed, bool]]:
     """Tensors that are used at the same time; True where they are both read, and so must not share slices."""
     found: list[tuple[Placed, bool]] = []
     for layer in layers:
-        read = {each.tensor.number: each.tensor for each in streams_of(layer.root)}
-        if layer.source is not None:
-            read[layer.source.number] = layer.source
+        read = {each.number: each for each in _read_by(layer)}
         if tensor.number in read:
-            found += [(other, True) for number, other in read.items() if number != tensor.number]
-            found.append((layer.output, False))
-        elif tensor is layer.output:
+            found += [(other, True) for other in read.values() if other is not tensor and _both(layer, tensor, other)]
+            found.append((layer.output.root, False))
+        elif tensor is layer.output.root:
             found += [(other, False) for other in read.values()]
     return found
+
+
+def _sides(model: Model) -> dict[int, tuple[int, int]]:
+    """Tensors that are read together with weights of tensors: their group, and on which of its two sides they are."""
+    apart: dict[int, list[int]] = {}
+    for layer in model.layers:
+        for one in _roots(layer.tile_tensors):
+            for other in _read_by(layer):
+                if other is not one:
+                    apart.setdefault(one.number, []).append(other.number)
+                    apart.setdefault(other.number, []).append(one.number)
+    found: dict[int, tuple[int, int]] = {}
+    for group in apart:
+        pending = [] if group in found else [(group, 0)]
+        while pending:
+            number, side = pending.pop()
+            if number not in found:
+                found[number] = (group, side)
+                pending += [(other, 1 - side) for other in apart[number]]
+    return found
+
+
+def _both(layer: Layer, one: Placed, other: Placed) -> bool:
+    """Whether two tensors that a layer reads ask for words of the same copies."""
+    if any(each.dtype.itemsize > 1 or each in _roots(layer.tile_tensors) for each in (one, other)):
+        return True
+    source = layer.source is not None and layer.source.root in (one, other)
+    return source and not in_one_half(layer)
+
+
+def _roots(tensors: list[Placed]) -> list[Placed]:
+    return [each.root for each in tensors]
 
 
 def _clash(region: tuple[int, int], other: Placed, wholly: bool) -> bool:

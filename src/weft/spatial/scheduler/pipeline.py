@@ -15,15 +15,16 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from weft.errors import UnsupportedError
-from weft.spatial.isa import ADDS, CHAINED, EAST, EMITS, NONE, WEST, Opcode
+from weft.spatial.isa import ADDS, CHAINED, EAST, EMITS, NONE, WEST, LoadDetail, Opcode
 from weft.spatial.machine import StreamingMachine
 from weft.spatial.mapping.jobs import aligned_lines
-from weft.spatial.mapping.layers import RESIDUES, Constant, Layer, Placed, Stream
+from weft.spatial.mapping.layers import RESIDUES, Constant, Layer, Placed, Stream, TensorTile
 from weft.spatial.scheduler.emit import Emitter
 from weft.spatial.scheduler.expression import (
     TENSOR_STREAMS,
     chains_of,
     constants_of,
+    in_one_half,
     padding_constants,
     streams_of,
 )
@@ -37,6 +38,10 @@ _WEIGHTS, _OUTPUTS, _ACTIVATIONS = 0, 16, 30
 _SUMS, _CONSTANTS = 0, (8, 12, 24)
 
 
+class CrowdedError(UnsupportedError):
+    """A slice would have to be read twice in a cycle: rows follow each other too fast."""
+
+
 @dataclass
 class LayerPipeline:
     """Emits a layer, counting cycles from its first multiplication."""
@@ -44,6 +49,8 @@ class LayerPipeline:
     machine: StreamingMachine
     memory: MemoryMap
     layer: Layer
+    pace: int = 1
+    """Cycles from a row to the next where nothing is multiplied."""
     emitter: Emitter = field(default_factory=Emitter)
     reads: dict[int, int] = field(default_factory=dict[int, int])
     """The first cycle in which each tensor is read."""
@@ -54,15 +61,19 @@ class LayerPipeline:
 
     def __post_init__(self) -> None:
         self.chains: Chains = chains_of(self.machine, self.layer)
-        self.constants = list(constants_of(self.layer.root))
+        self.constants = list({id(each): each for each in constants_of(self.layer.root)}.values())
         if len(self.constants) > CONSTANTS:
             raise UnsupportedError(
                 f"an expression has {len(self.constants)} constants", hint=f"at most {CONSTANTS} fit"
             )
         self.turns = Turns(self.machine, self.layer, len(self.chains.copies))
         self.taken: dict[tuple[int, int], list[np.ndarray]] = {}
-        self.installed: dict[int, tuple[int, int]] = {}
+        self.installed: dict[int, tuple[int | TensorTile, int]] = {}
+        self.spare = self.machine.matrix.planes // 2 if in_one_half(self.layer) else 0
         self.asked = np.zeros(0, np.int64)
+        self.twice = any(each.tensor is self.layer.source for each in streams_of(self.layer.root))
+        """Whether what is multiplied is read beside too: then from copies that the planes leave, once these are known."""
+        self.later: list[tuple[Worker, np.ndarray, np.ndarray]] = []
         self.sums = [stage for stage in self.chains.copies[0] if "product" in stage.node.operands]
 
     # Time
@@ -72,13 +83,15 @@ class LayerPipeline:
         cursor = 0
         for workers in self.turns.rounds():
             cursor = self._round(workers, cursor) if workers[0].job.passes else self._plain(workers, cursor)
+        for worker, rows, ends in self.later:
+            self._express(worker, rows, ends)
         self._read_constants()
 
     def _round(self, workers: list[Worker], cursor: int) -> int:
         longest = max(int(worker.steps[-1]) + 1 for worker in workers if len(worker.rows))
         passes = max(len(worker.job.passes) for worker in workers)
         size = self.machine.matrix.accumulator_rows if passes > 1 else longest
-        period = self.machine.matrix.planes // len(self.chains.copies)
+        period = max(1, workers[0].of // len(self.chains.copies))
         for begin in range(0, longest, size):
             count = min(size, longest - begin)
             for number in range(passes):
@@ -90,7 +103,7 @@ class LayerPipeline:
                     rows, steps = worker.rows[own], worker.steps[own] - begin
                     if len(rows):
                         step = period if last else 1
-                        phase = worker.number // len(self.chains.copies) if last else 0
+                        phase = worker.place // len(self.chains.copies) if last else 0
                         self._multiply(worker, rows, steps, start + steps * step + phase, number, last)
                 cursor = start + count * (period if last else 1)
         return cursor
@@ -98,8 +111,9 @@ class LayerPipeline:
     def _plain(self, workers: list[Worker], cursor: int) -> int:
         for worker in workers:
             if len(worker.rows):
-                self._express(worker, worker.rows, cursor + worker.steps + self._depth * self.machine.latency.alu)
-        return cursor + max(int(worker.steps[-1]) + 1 for worker in workers if len(worker.rows))
+                turns = worker.steps * self.pace
+                self._express(worker, worker.rows, cursor + turns + self._depth * self.machine.latency.alu)
+        return cursor + self.pace * max(int(worker.steps[-1]) + 1 for worker in workers if len(worker.rows))
 
     @property
     def _depth(self) -> int:
@@ -107,23 +121,70 @@ class LayerPipeline:
 
     # Units
 
-    def _install(self, halves: dict[int, int], cursor: int) -> int:
+    def _install(self, halves: dict[int, int | TensorTile], cursor: int) -> int:
         """Load and install tiles, each in the planes of a half; the cycle in which they can be used."""
-        latency, load = self.machine.latency, self.machine.load_cycles
+        latency = self.machine.latency
         wanted = {half: tile for half, tile in halves.items() if self.installed.get(half, (-1, 0))[0] != tile}
         if not wanted:
             return cursor
         start = cursor + latency.install_weights - 1
-        for half in wanted:
+        for half, tile in wanted.items():
             if half in self.installed:
-                earliest = self.installed[half][1] + load + latency.load_weights + latency.install_weights
+                earliest = self.installed[half][1] + self._loads(tile) + self._ready(tile) + latency.install_weights
                 start = max(start, earliest)
         for half, tile in wanted.items():
             install = start - latency.install_weights
             self.installed[half] = (tile, install)
-            first = install - latency.load_weights - load + 1
-            self._load(half, tile, first + np.arange(load), install)
+            first = install - self._ready(tile) - self._loads(tile) + 1
+            cycles = first + np.arange(self._loads(tile))
+            if isinstance(tile, TensorTile):
+                self._load_tensor(half, tile, cycles, install)
+            else:
+                self._load(half, tile, cycles, install)
         return start
+
+    def _loads(self, tile: int | TensorTile) -> int:
+        """The cycles in which a tile is on the streams."""
+        if isinstance(tile, TensorTile):
+            return -(-tile.count // self.machine.matrix.load_streams)
+        return self.machine.load_cycles
+
+    def _ready(self, tile: int | TensorTile) -> int:
+        """How many cycles after its last load a tile can be installed."""
+        latency = self.machine.latency
+        turned = isinstance(tile, TensorTile) and tile.columns
+        return latency.load_weights + (latency.transpose if turned else 0)
+
+    def _load_tensor(self, half: int, tile: TensorTile, cycles: np.ndarray, install: int) -> None:
+        """Load vectors of a tensor: those of a cycle lie in the slices of all its copies, a word of each."""
+        machine, memory = self.machine, self.memory
+        width, per_half = machine.matrix.load_streams, machine.matrix.planes // 2
+        if width > RESIDUES * memory.copies:
+            raise UnsupportedError(f"{width} vectors of a tensor are loaded in a cycle", hint="lower matrix.load_streams")
+        stream = self._stream(_outward(half), _WEIGHTS)
+        edge = machine.edge * (2 * half - 1)
+        for number in range(min(width, tile.count)):
+            places = np.arange(tile.first + number, tile.first + tile.count, width)
+            own = cycles[: len(places)]
+            self._read_tensor(tile.tensor, number // RESIDUES, tile.block, places, own, edge, stream + number)
+        counts = np.minimum(width, tile.count - np.arange(len(cycles)) * width)
+        shape = LoadDetail(0, tile.columns, tile.first_tile, tile.tiles).shape
+        first = int(tile.tensor.tags(tile.block, np.array(tile.first)))
+        rows = np.arange(len(cycles))
+        for plane in range(half * per_half, (half + 1) * per_half):
+            queue = memory.units.plane(plane, 0)
+            self._emit(
+                Opcode.LOAD_WEIGHTS,
+                queue,
+                cycles,
+                source0=stream,
+                address=rows,
+                want0=first + rows * width,
+                tag=first,
+                detail=shape | counts,
+            )
+            self._emit(Opcode.INSTALL_WEIGHTS, queue, install, tag=first, address=tile.count, detail=shape)
+            self.loaded += 1
 
     def _load(self, half: int, tile: int, cycles: np.ndarray, install: int) -> None:
         machine, memory, load = self.machine, self.memory, np.arange(self.machine.load_cycles)
@@ -157,9 +218,19 @@ class LayerPipeline:
         places, lane = step.positions[rows], worker.number % (machine.matrix.planes // 2)
         stream, edge = self._stream(_outward(worker.half), _ACTIVATIONS + lane), machine.edge * (2 * worker.half - 1)
         tags = source.tags(step.block, places)
-        self._read_tensor(source, worker.number, step.block, places, times, edge, stream)
-        wanted = memory.tile_tag + step.tile * machine.matrix.rows
-        self._emit(Opcode.MULTIPLY, memory.units.plane(worker.number, 1), times, source0=stream, want0=tags, tag=wanted)
+        self._read_tensor(source, worker.place, step.block, places, times, edge, stream)
+        if self.twice:
+            slices = memory.tensor_slices(source, worker.place, source.residue(step.block, places))
+            cycles = times - np.abs(self._positions(slices) - edge)
+            self.asked = np.concatenate([self.asked, (slices.astype(np.int64) << 32) + cycles])
+        tile, shape = step.tile, 0
+        if isinstance(tile, TensorTile):
+            wanted = int(tile.tensor.tags(tile.block, np.array(tile.first)))
+            shape = LoadDetail(0, tile.columns, tile.first_tile, tile.tiles).shape
+        else:
+            wanted = memory.tile_tag + tile * machine.matrix.rows
+        queue = memory.units.plane(worker.number, 1)
+        self._emit(Opcode.MULTIPLY, queue, times, source0=stream, want0=tags, tag=wanted, detail=shape)
         made = self.layer.output.tags(job.block, job.positions[rows])
         self._emit(
             Opcode.ACCUMULATE,
@@ -175,11 +246,15 @@ class LayerPipeline:
         self.multiplied += len(rows)
         if last:
             taken = times + latency.multiply + latency.accumulate + machine.edge
-            self._express(worker, rows, taken + self.sums[0].depth * latency.alu)
+            ends = taken + self.sums[0].depth * latency.alu
+            if self.twice:
+                self.later.append((worker, rows, ends))
+            else:
+                self._express(worker, rows, ends)
 
     def _express(self, worker: Worker, rows: np.ndarray, ends: np.ndarray) -> None:
         """The expression and its result; `ends` are the cycles in which results leave the vector unit."""
-        copy, latency, output = worker.number % len(self.chains.copies), self.machine.latency, self.layer.output
+        copy, latency, output = worker.place % len(self.chains.copies), self.machine.latency, self.layer.output
         made = output.tags(worker.job.block, worker.job.positions[rows])
         stream = self._stream(_outward(output.half), _OUTPUTS + copy * output.dtype.itemsize)
         for stage in self.chains.copies[copy]:
@@ -239,7 +314,9 @@ class LayerPipeline:
         """Read a tensor of the expression."""
         tensors, output, tensor = streams_of(self.layer.root), self.layer.output, operand.tensor
         number = next(n for n, each in enumerate(tensors) if each is operand)
-        copy = worker.number % len(self.chains.copies)
+        copy = worker.place % len(self.chains.copies)
+        if tensor.dtype.itemsize > 1:
+            return self._read_wide(worker, rows, operand, number * len(self.chains.copies) + copy, times)
         numbers = self._tensor_streams()
         if len(tensors) * len(self.chains.copies) > len(numbers):
             raise UnsupportedError(f"a window of {len(tensors)} pixels is too large", hint="pool in two steps")
@@ -248,13 +325,36 @@ class LayerPipeline:
         aligned = aligned_lines(operand, output)
         assert aligned is not None, "packings are chosen so that operands are aligned"
         places = tensor.position(np.array(aligned)[line], column * operand.stride[1] + operand.offset[1])
-        copies = self._free_copies(tensor, tensor.residue(worker.job.block, places), times)
-        self._read_tensor(tensor, copies, worker.job.block, places, times, 0, stream)
-        return stream, tensor.tags(worker.job.block, places)
+        block = worker.job.block % tensor.blocks
+        copies = self._free_copies(tensor, tensor.residue(block, places), times)
+        self._read_tensor(tensor, copies, block, places, times, 0, stream)
+        return stream, tensor.tags(block, places)
+
+    def _read_wide(
+        self, worker: Worker, rows: np.ndarray, operand: Stream, number: int, times: np.ndarray
+    ) -> tuple[int, np.ndarray]:
+        """Read a tensor of 32 bits of the expression: a byte of each copy."""
+        tensor = operand.tensor
+        taken = {_CONSTANTS[place] for place in range(len(self.constants))}
+        free = [first for first in (0, 4, *_CONSTANTS) if first not in taken]
+        stream = self._stream(_inward(tensor.half), free[number])
+        places = tensor.position(np.zeros(1, np.int64), worker.job.pixels[rows])
+        block, residues = worker.job.block, tensor.residue(worker.job.block, places)
+        tags = tensor.tags(block, places)
+        for byte in range(4):
+            slices = self.memory.tensor_slices(tensor, byte, residues)
+            cycles = times - np.abs(self._positions(slices)) - self.machine.latency.read
+            root = tensor.root.number
+            self.reads[root] = min(int(cycles.min()), self.reads.get(root, 1 << 30))
+            address = tensor.address(block, places)
+            self._emit(
+                Opcode.READ, slices, cycles, result=stream + byte, address=address, tag=tags, detail=byte
+            )
+        return stream, tags
 
     def _free_copies(self, tensor: Placed, residues: np.ndarray, times: np.ndarray) -> np.ndarray:
         """A copy for each vector, in which its slice is not read already: a window asks for several in a cycle."""
-        copies = np.zeros(len(residues), np.int64)
+        copies = np.full(len(residues), self.spare, np.int64)
         for _ in range(self.memory.copies):
             slices = self.memory.tensor_slices(tensor, 0, residues) + copies * RESIDUES
             keys = (slices.astype(np.int64) << 32) + times - np.abs(self._positions(slices))
@@ -264,9 +364,7 @@ class LayerPipeline:
                 return copies
             copies[taken] += 1
             copies = np.minimum(copies, self.memory.copies - 1)
-        raise UnsupportedError(
-            f"a window reads a slice of {tensor.name} too often in a cycle", hint="pool in two steps"
-        )
+        raise CrowdedError(f"a window reads a slice of {tensor.name} too often in a cycle", hint="pool in two steps")
 
     def _tensor_streams(self) -> tuple[int, ...]:
         """Streams that bring tensors to the vector unit."""
@@ -288,16 +386,18 @@ class LayerPipeline:
         """Read vectors so that they are at a position in given cycles."""
         slices = self.memory.tensor_slices(tensor, 0, tensor.residue(block, places)) + np.asarray(copies) * RESIDUES
         cycles = times - np.abs(self._positions(slices) - to) - self.machine.latency.read
-        self.reads[tensor.number] = min(int(cycles.min()), self.reads.get(tensor.number, 1 << 30))
+        root = tensor.root.number
+        self.reads[root] = min(int(cycles.min()), self.reads.get(root, 1 << 30))
         address, tags = tensor.address(block, places), tensor.tags(block, places)
         self._emit(Opcode.READ, slices, cycles, result=stream, address=address, tag=tags)
 
     def _read_constants(self) -> None:
         """Constants are read once for all that take them in a cycle."""
         for (half, place), parts in self.taken.items():
-            times, kinds = np.unique(np.concatenate(parts, axis=1), axis=1)
+            times, kinds = np.concatenate(parts, axis=1)
             pairs = {kind: self._constant(half, place, kind) for kind in np.unique(kinds).tolist()}
-            addresses, tags = (np.array([pairs[kind][part] for kind in kinds.tolist()]) for part in (0, 1))
+            columns = (np.array([pairs[kind][part] for kind in kinds.tolist()]) for part in (0, 1))
+            times, addresses, tags = np.unique(np.stack([times, *columns]), axis=1)
             stream = self._stream(_inward(half), _CONSTANTS[place])
             for byte in range(4):
                 slice_ = self.memory.constant_slice(half, place, byte)
@@ -314,7 +414,9 @@ class LayerPipeline:
         """The address and tag of a constant; in slots of padding it is what makes the result the padding's value."""
         lanes, output, constant = self.machine.width, self.layer.output, self.constants[place]
         variant, block = divmod(kind, output.blocks)
-        part = constant.values[block * lanes : (block + 1) * lanes].astype(np.float32)
+        if constant.values.size == 1 and len(output.shape) < 4:
+            return self.memory.constant(half, place, np.full(lanes, constant.values[0], np.float32))
+        part = output.arranged(constant.values)[block * lanes : (block + 1) * lanes].astype(np.float32)
         slots = np.tile(part, (output.packing.slots, 1))
         if output.border and self.turns.variants[variant]:
             forced = padding_constants(self.layer.root, output.fill)

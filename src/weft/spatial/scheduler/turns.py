@@ -13,6 +13,7 @@ import numpy as np
 
 from weft.spatial.machine import StreamingMachine
 from weft.spatial.mapping.layers import RESIDUES, Job, Layer
+from weft.spatial.scheduler.expression import in_one_half
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,13 @@ class Worker:
     rows: np.ndarray
     steps: np.ndarray
     """When each row has its turn, counted from the job's first."""
+    of: int
+    """How many take turns."""
+
+    @property
+    def place(self) -> int:
+        """Which of those that take turns it is."""
+        return self.number % self.of
 
 
 @dataclass
@@ -47,9 +55,15 @@ class Turns:
         if not jobs[0].passes:
             copies = self.copies
             for job in jobs:
-                yield [Worker(n, 0, job, *turns) for n, turns in enumerate(self._turns(job, copies, False))]
+                yield [Worker(n, 0, job, *turns, copies) for n, turns in enumerate(self._turns(job, copies, False))]
             return
         per_half = planes // 2
+        if in_one_half(self.layer):
+            half = next((each.half for each in self.layer.tile_tensors), 0)
+            for job in jobs:
+                turns = enumerate(self._turns(job, per_half, False))
+                yield [Worker(half * per_half + n, half, job, *each, per_half) for n, each in turns]
+            return
         pairs = [jobs[at : at + 2] for at in range(0, len(jobs), 2)]
         together = sum(self._span(job, planes) for job in jobs)
         apart = sum(max(self._span(job, per_half) for job in pair) for pair in pairs)
@@ -57,14 +71,14 @@ class Turns:
         if apart < together and alike and all(self._distinct(pair) for pair in pairs):
             for pair in pairs:
                 yield [
-                    Worker(half * per_half + n, half, job, *turns)
+                    Worker(half * per_half + n, half, job, *turns, planes)
                     for half, job in enumerate(pair)
                     for n, turns in enumerate(self._turns(job, per_half, False))
                 ]
         else:
             for job in jobs:
                 turns = self._turns(job, planes, planes % RESIDUES == 0)
-                yield [Worker(n, n // per_half, job, *each) for n, each in enumerate(turns)]
+                yield [Worker(n, n // per_half, job, *each, planes) for n, each in enumerate(turns)]
 
     def _turns(self, job: Job, workers: int, by_slice: bool) -> list[tuple[np.ndarray, np.ndarray]]:
         """The rows of each worker and their turns; `by_slice`, no two workers write to one slice.

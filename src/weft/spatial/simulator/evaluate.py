@@ -11,7 +11,7 @@ from heapq import heapify, heappop, heappush
 
 import numpy as np
 
-from weft.spatial.isa import ADDS, EMITS, MEANINGS, NONE, Function, Opcode
+from weft.spatial.isa import ADDS, COLUMNS, EMITS, MEANINGS, NONE, Function, Opcode, load_detail
 from weft.spatial.program import Program
 from weft.spatial.simulator.issues import Issues, SimulationError
 from weft.spatial.simulator.sources import Sources, at_cycle, chained, describe
@@ -82,10 +82,13 @@ class Evaluator:
                 early = int(multiplies[used == 0][0])
                 raise SimulationError(f"{describe(self.program, issues, early)} finds no weights installed")
             self.install[multiplies] = installs[used - 1]
-            begins = np.searchsorted(issues["cycle"][loads], np.concatenate([[-1], times])[: len(times)])
-            ends = np.searchsorted(issues["cycle"][loads] + machine.latency.load_weights, times, side="right")
-            for install, begin, end in zip(installs.tolist(), begins, ends, strict=True):
-                self.loads[install] = loads[begin:end]
+            loaded = issues["cycle"][loads]
+            turned = (issues["detail"][loads] & COLUMNS > 0) * machine.latency.transpose
+            ready = loaded + machine.latency.load_weights + turned
+            bounds = np.searchsorted(loaded, np.concatenate([[-1], times])).tolist()
+            for number, install in enumerate(installs.tolist()):
+                own = slice(bounds[number], bounds[number + 1])
+                self.loads[install] = loads[own][ready[own] <= times[number]]
 
     def run(self) -> Iterator[None]:
         """Compute everything, in order; it comes back where a vector has to be received that has not arrived."""
@@ -204,12 +207,13 @@ class Evaluator:
             machine = self.program.machine
             tile = np.zeros((machine.matrix.rows, machine.width), np.int8)
             ends, held = self.sources.operands[0]
-            streams = machine.matrix.load_streams
             for load in self.loads[install].tolist():
-                begin = ends.firsts[load]
-                rows = self.bytes_of(self.sources.roots[held[begin : begin + streams]]).view(np.int8)
-                row = int(self.issues["address"][load]) * streams
-                tile[row : row + streams] = rows[: len(tile) - row]
+                begin, detail = ends.firsts[load], load_detail(int(self.issues["detail"][load]), machine)
+                rows = self.bytes_of(self.sources.roots[held[begin : begin + detail.streams]]).view(np.int8)
+                lanes = slice(*(machine.lanes.per_tile * at for at in detail.span))
+                row = int(self.issues["address"][load]) * machine.matrix.load_streams
+                into = tile.T if detail.columns else tile
+                into[row : row + detail.streams, lanes] = rows[: max(0, len(tile) - row), lanes]
             self._tiles[install] = tile.astype(np.float32)
         return self._tiles[install]
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from weft.errors import WeftError
-from weft.spatial.isa import CHAINED, EMITS, NONE, Function, Opcode, operand_bytes, result_bytes
+from weft.spatial.isa import CHAINED, EMITS, NONE, Function, Opcode, load_widths, operand_bytes, result_bytes
 from weft.spatial.program import ISSUE, NOP, REPEAT, Program, Text, expanded, port_of
 
 
@@ -118,7 +118,8 @@ def readers(program: Program, issues: Issues, operand: int) -> Ends:
     width[alu] = table[issues["function"][alu]]
     if operand == 0:
         width[np.isin(op, (Opcode.WRITE, Opcode.MULTIPLY, Opcode.SEND))] = 1
-        width[op == Opcode.LOAD_WEIGHTS] = program.machine.matrix.load_streams
+        loads = op == Opcode.LOAD_WEIGHTS
+        width[loads] = load_widths(issues["detail"][loads], program.machine)
     return _ends(issues, width, source, issues["cycle"])
 
 

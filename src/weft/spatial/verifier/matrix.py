@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from weft.spatial.isa import ADDS, EMITS, Opcode
+from weft.spatial.isa import ADDS, COLUMNS, EMITS, Opcode, load_widths
 from weft.spatial.verifier.violations import Checks
 
 
@@ -31,11 +31,23 @@ def _check_weights(checks: Checks, plane: int) -> None:
     owner = np.searchsorted(installed, loaded, side="right")
     for number, install in enumerate(installs.tolist()):
         own = loads[owner == number]
-        late = issues["cycle"][own] + machine.latency.load_weights > issues["cycle"][install]
+        detail = issues["detail"][own]
+        turned = (detail & COLUMNS > 0) * machine.latency.transpose
+        late = issues["cycle"][own] + machine.latency.load_weights + turned > issues["cycle"][install]
         checks.refuse(5, own[late], "loads weights too late for the install that follows")
-        rows = np.sort(issues["address"][own])
-        if not np.array_equal(rows, np.arange(machine.load_cycles)):
+        # An install says how many rows or columns it takes; 0 is all of them.
+        count = int(issues["address"][install]) or machine.matrix.rows
+        order = np.argsort(issues["address"][own])
+        widths = load_widths(detail[order], machine)
+        firsts = np.arange(0, count, machine.matrix.load_streams)
+        loaded_rows = issues["address"][own][order] * machine.matrix.load_streams
+        whole = np.array_equal(loaded_rows, firsts) and np.array_equal(
+            np.minimum(loaded_rows + widths, machine.matrix.rows), np.append(firsts[1:], count)
+        )
+        if not whole:
             checks.refuse(5, np.array([install]), "installs weights that are not loaded exactly once")
+        shaped = (detail & ~0xFF) != issues["detail"][install]
+        checks.refuse(5, own[shaped], "loads other lanes, or the other side up, than is installed")
         other = (issues["tag"][own] != issues["tag"][install]) | (
             issues["want0"][own] != issues["tag"][install] + issues["address"][own] * machine.matrix.load_streams
         )
@@ -45,7 +57,10 @@ def _check_weights(checks: Checks, plane: int) -> None:
     used = np.searchsorted(ready, issues["cycle"][multiplies], side="right") - 1
     checks.refuse(5, multiplies[used < 0], "multiplies before weights are installed")
     kept = used >= 0
-    wrong = issues["tag"][installs[used[kept]]] != issues["tag"][multiplies[kept]] if len(installs) else kept[:0]
+    by = installs[used[kept]] if len(installs) else multiplies[:0]
+    wrong = (issues["tag"][by] != issues["tag"][multiplies[kept]]) | (
+        issues["detail"][by] != issues["detail"][multiplies[kept]]
+    )
     checks.refuse(5, multiplies[kept][wrong], "multiplies by other weights than it is meant to")
     before = np.searchsorted(installed, issues["cycle"][multiplies], side="left") - 1
     during = before > used

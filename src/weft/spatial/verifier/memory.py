@@ -44,10 +44,13 @@ def _check_versions(checks: Checks, accesses: np.ndarray) -> None:
         [np.full(len(start), -1), issues["cycle"][accesses] + np.where(is_write, machine.latency.write, 0)]
     )
     writes = np.concatenate([np.ones(len(start), bool), is_write])
+    # A word is a byte of a vector: which one, a write and a read say alike.
+    byte = issues["detail"][accesses] % 16
     tag = np.concatenate(
         [
-            *(part.tags for part in parts),
-            np.where(is_write, issues["want0"][accesses], issues["tag"][accesses]),
+            program.image.tags * 16,
+            *(port.tags * 16 + port.bytes for port in program.inputs),
+            np.where(is_write, issues["want0"][accesses], issues["tag"][accesses]) * 16 + byte,
         ]
     )
     issue = np.concatenate([np.full(len(start), -1), accesses])
@@ -62,7 +65,13 @@ def _check_versions(checks: Checks, accesses: np.ndarray) -> None:
     )
     for port in program.outputs:
         _check_output(
-            checks, port.slices.astype(np.int64) * words + port.addresses, port.tags, place, writes, tag, port.name
+            checks,
+            port.slices.astype(np.int64) * words + port.addresses,
+            port.tags * 16 + port.bytes,
+            place,
+            writes,
+            tag,
+            port.name,
         )
 
 

@@ -116,7 +116,10 @@ def _forward_over_reverse(call: Call, arguments: Any, process: Process) -> Any:
         if not results or not wanted:
             return ()
         found: Any = torch.autograd.grad(results, wanted, _random_like(results, 21), allow_unused=True)
-        pairs = [forward_ad.unpack_dual(each) for each in found if each is not None]
+        pairs = [
+            forward_ad.unpack_dual(torch.zeros_like(x) if each is None else each)
+            for each, x in zip(found, wanted, strict=True)
+        ]
         return [_tangent(primal, tangent) for primal, tangent in pairs]
 
 

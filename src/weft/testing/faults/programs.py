@@ -18,8 +18,9 @@ from torch._dynamo.backends.common import aot_autograd
 
 from weft.config import Config
 from weft.frontends.torch import caching
-from weft.frontends.torch.backend import compile_graph, load_graph
+from weft.frontends.torch.backend import compile_graph
 from weft.frontends.torch.capture.decompositions import decompositions
+from weft.frontends.torch.executors import load_graph
 from weft.runtime import stored_programs
 from weft.runtime.record import CompilationRecord, recording
 

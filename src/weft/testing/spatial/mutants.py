@@ -244,7 +244,7 @@ def count_mutants(
             into.benign[mutant.kind] += 1
         elif found:
             into.caught[mutant.kind] += 1
-            into.invariants[found[0].invariant] += 1
+            into.invariants.update({each.invariant for each in found})
         else:
             into.missed[mutant.kind] += 1
             into.misses.append(mutant)
@@ -325,7 +325,7 @@ def count_system_mutants(
             into.benign[kind] += 1
         elif found:
             into.caught[kind] += 1
-            into.invariants[found[0].invariant] += 1
+            into.invariants.update({each.invariant for each in found})
         else:
             into.missed[kind] += 1
 

@@ -19,7 +19,7 @@ from weft.frontends.triton.runtime import device_compiled
 from weft.frontends.triton.runtime.device_compiled import DeviceKernel, DeviceKernelCode
 from weft.ir.expr import symbol
 from weft.ir.types import f32, i32
-from weft.runtime.device_program import MOST_BLOCKS
+from weft.runtime.cuda.device_program import MOST_BLOCKS
 
 from ..fakes import LAUNCH, FakeLibrary
 

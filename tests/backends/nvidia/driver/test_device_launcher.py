@@ -17,7 +17,13 @@ from weft.ir.expr import symbol
 from weft.ir.types import Tensor, f32
 from weft.lower.steps import Buffer, KernelStep, Plan
 from weft.ops.layouts import contiguous
-from weft.runtime.device_program import DeviceTape, device_launcher, launch_failure, launched_again, write_device_tape
+from weft.runtime.cuda.device_program import (
+    DeviceTape,
+    device_launcher,
+    launch_failure,
+    launched_again,
+    write_device_tape,
+)
 
 from ..fakes import LAUNCH, REPLACE, FakeLibrary
 

@@ -15,8 +15,8 @@ from weft.config import Config
 from weft.errors import DeviceMemoryError, UnsupportedError, WeftError
 from weft.frontends.text import compile_text
 from weft.lower.steps import KernelStep
-from weft.runtime import cubins, device_program
-from weft.runtime.device_arrays import DeviceArray
+from weft.runtime.cuda import cubins, device_program
+from weft.runtime.cuda.device_arrays import DeviceArray
 from weft.targets import nvidia
 
 from ..fakes import LAUNCH, FakeLibrary

@@ -14,8 +14,8 @@ from weft.backends.nvidia.driver.modules import DeviceFunction
 from weft.ir.types import Tensor, f32
 from weft.lower.steps import Buffer, KernelStep, Plan
 from weft.ops.layouts import StridedLayout, contiguous
-from weft.runtime.captures import Captures, Early
-from weft.runtime.device_program import DeviceTape, write_device_tape
+from weft.runtime.cuda.captures import Captures, Early
+from weft.runtime.cuda.device_program import DeviceTape, write_device_tape
 
 from ..fakes import FakeLibrary
 

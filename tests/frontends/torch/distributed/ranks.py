@@ -1,4 +1,7 @@
-"""Runs a function on several ranks of gloo, forked from this process, which has imported all there is to import."""
+"""Runs a function on several ranks of gloo, forked from a server that has imported all there is to import.
+
+This process itself may not be forked any more: where autograd has started its threads, a child cannot train.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +20,12 @@ from weft.frontends.torch.collectives.failures import TIMEOUT
 
 def on_ranks(count: int, function: Callable[..., Any], *arguments: Any, seconds: float = 300) -> list[Any]:
     """What the function returns on each rank, given its number and the arguments; a rank that raised gives the text."""
-    context = multiprocessing.get_context("fork")
-    port = free_port()
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["transformers", "weft.frontends.torch.backend", function.__module__])
     queue: Any = context.Queue()
-    ranks = [context.Process(target=_rank, args=(n, count, port, queue, function, arguments)) for n in range(count)]
+    # The server may have seen another environment than this process has by now.
+    meet = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(count)}
+    ranks = [context.Process(target=_rank, args=(n, count, meet, queue, function, arguments)) for n in range(count)]
     for rank in ranks:
         rank.start()
     results: dict[int, Any] = {}
@@ -43,10 +48,15 @@ def free_port() -> int:
 
 
 def _rank(
-    number: int, count: int, port: int, queue: Any, function: Callable[..., Any], arguments: tuple[Any, ...]
+    number: int,
+    count: int,
+    environment: dict[str, str],
+    queue: Any,
+    function: Callable[..., Any],
+    arguments: tuple[Any, ...],
 ) -> None:
     torch.set_num_threads(1)
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": str(number), "WORLD_SIZE": str(count)}
+    os.environ |= {**environment, "RANK": str(number)}
     try:
         dist.init_process_group("gloo", rank=number, world_size=count, timeout=TIMEOUT)
         result = function(number, *arguments)

@@ -72,6 +72,7 @@ def plan_for(family: str, kind: str, model: nn.Module) -> Plan:
         "dp_tp": replace(tensor, inputs={"*": "[{dp}, {}]"}),
         "fsdp_sp": replace(tensor, inputs={"*": "[{dp}, {tp}]"}, fsdp="dp"),
         "cp": Plan(inputs={"*": "[{}, {cp}]"}),
+        "ep": Plan({"*.experts.*": "[{ep}, {}, {}]"} if family == "mixtral" else {}, {"*": "[{ep}, {}]"}),
     }[kind]
 
 
@@ -116,6 +117,10 @@ def test_a_training_step_on_two_ranks(family: str, kind: str) -> None:
     check(on_ranks(2, same_as_one_rank, family, kind, {"tp": 2}))
 
 
+def test_rows_go_to_their_experts() -> None:
+    check(on_ranks(2, same_as_one_rank, "mixtral", "ep", {"ep": 2}))
+
+
 def test_a_training_step_on_four_ranks() -> None:
     check(on_ranks(4, same_as_one_rank, "mixtral", "dp_tp", {"dp": 2, "tp": 2}))
 
@@ -132,6 +137,7 @@ def test_a_training_step_on_four_ranks() -> None:
         ("cp", {"cp": 4}),
         ("fsdp_sp", {"dp": 2, "tp": 2}),
         ("dp_tp", {"dp": 4, "tp": 2}),
+        ("ep", {"ep": 4}),
     ],
 )
 def test_every_way_to_split_trains_the_same(family: str, kind: str, mesh: dict[str, int]) -> None:
@@ -456,12 +462,12 @@ def test_what_does_not_fit_is_refused() -> None:
         assert part in text
 
 
-def test_pipeline_stages_are_refused() -> None:
+def test_messages_of_a_program_that_is_no_stage_are_refused() -> None:
     function = FuncOp.make("stage", {"x": Tensor(f32, (4,))})
     b = GraphBuilder(function.block)
     b.insert(Send.make(function.block.args[0], axis="pp", to=1, channel=0))
     b.insert(ReturnOp.make([function.block.args[0]]))
-    with pytest.raises(UnsupportedError, match="pipeline stages are not run yet"):
+    with pytest.raises(UnsupportedError, match="no stage of a pipeline"):
         CollectiveLowering(function, {}, {}).run()
 
 

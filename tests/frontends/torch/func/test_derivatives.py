@@ -189,3 +189,16 @@ def test_mistakes_are_named_with_the_users_line(call: Any, error: type[WeftError
     with pytest.raises(error, match=words) as raised:
         call(x)
     assert raised.value.hint or raised.value.location
+
+
+@pytest.mark.parametrize("name", ["grad", "jacrev", "jacfwd", "hessian"])
+def test_an_argument_is_differentiated_once(name) -> None:
+    with pytest.raises(weft.WeftError, match="argnums has 0 twice"):
+        getattr(weft.func, name)(lambda x, y: (x * y).sum(), argnums=(0, -2))(torch.ones(3), torch.ones(3))
+
+
+def test_arguments_by_name_are_shared_by_the_batch() -> None:
+    x, w = torch.randn(4, 3), torch.randn(4, 3)
+    found = weft.vmap(lambda x, w: w @ x)(x, w=w)
+    torch.testing.assert_close(found, torch.func.vmap(lambda x, w: w @ x)(x, w=w))
+    assert found.shape == (4, 4)

@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from weft.errors import UnsupportedError
@@ -254,3 +255,24 @@ def test_views_of_intermediate_results_are_refused_with_the_line() -> None:
     with pytest.raises(UnsupportedError, match="views of what it computed") as raised:
         penalized(compiled(function), torch.randn(3, 4))
     assert (raised.value.location or "").startswith(__file__)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [lambda a, b, c: torch.addcmul(a, b, c, value=0.5), lambda a, b, c: a.mT.mT + torch.outer(b[0], c[0])],
+)
+def test_tangents_of_gradients_where_one_gradient_is_the_seed(function) -> None:
+    """Torch drops the tangents of all results of a function of which one lies in the memory of an argument."""
+
+    def tangents(f: Any) -> list[Any]:
+        torch.manual_seed(0)
+        with forward_ad.dual_level():
+            leaves = [torch.randn(3, 3, dtype=torch.float64, requires_grad=True) for _ in range(3)]
+            duals = [forward_ad.make_dual(x, torch.randn_like(x)) for x in leaves]
+            found = torch.autograd.grad(f(*duals), duals, torch.randn(3, 3, dtype=torch.float64))
+            return [forward_ad.unpack_dual(x).tangent for x in found]
+
+    expected, actual = tangents(function), tangents(torch.compile(function, backend="weft"))
+    zeros = torch.zeros(3, 3, dtype=torch.float64)
+    for wanted, given in zip(expected, actual, strict=True):
+        torch.testing.assert_close(zeros if given is None else given, zeros if wanted is None else wanted)

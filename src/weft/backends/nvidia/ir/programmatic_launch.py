@@ -38,7 +38,7 @@ def mark_fixed(plan: Plan, kernels: Mapping[str, tile.KernelOp]) -> None:
     """Say of every kernel which of its arguments it may read before the kernel ahead has ended.
 
     The first kernel of a program does not know what is ahead of it: it starts early only where that is found out
-    (`weft.runtime.captures`).
+    (`weft.runtime.cuda.captures`).
     """
     written = _written(plan, kernels)
     fixed: dict[str, set[int]] = {}

@@ -15,6 +15,7 @@ from weft.backends.nvidia.ir.layouts import WARP, Layout, blocked, next_power_of
 from weft.backends.nvidia.ir.mma import PACKED, RAW, MmaOp, PackOp
 from weft.backends.nvidia.ir.op_facts import depends_on_program
 from weft.backends.nvidia.ir.wgmma import WgmmaOp, accumulator_layout
+from weft.ir.expr import product
 from weft.tile import dialect as tile
 from weft.tile import pointer_ops
 from weft.tile.axis_facts import AxisFacts
@@ -27,8 +28,6 @@ _MOST_OF_BLOCK = 16384
 """Elements of a tile that one block holds; more are held by a cluster."""
 _MANY_WARPS, _THREADS_BESIDE = 8, 1024
 """Of a block from which on few fit a multiprocessor, and the threads that it should have then."""
-_CARRYING_BESIDE = 512
-"""Threads of a multiprocessor that carry sums of columns from row to row."""
 _CHUNK = 8
 """Elements of 16 bits that a thread moves at once."""
 _WORTH = 8
@@ -101,6 +100,9 @@ def anchors_of(kernel: tile.KernelOp, clusters: bool) -> Anchors:
     whole = sorted((s for s in shapes if not any(s != t and _is_part(s, t) for t in shapes)), key=prod, reverse=True)
     reduced = {op.axis.value.data for op in kernel.walk() if isinstance(op, Reduction)}
     warps, blocks = _of_pairs(ops) or integer(kernel, WARPS), integer(kernel, BLOCKS, 1)
+    if not warps and kernel.persistent is not None:
+        warps = kernel.persistent.value.data
+        assert warps == next_power_of_two(warps), "reductions over warps go by the bits of their numbers"
     if not warps:
         warps, blocks = _size_of_program(prod(whole[0]) if whole else 1, bool(reduced), _may_cluster(kernel, clusters))
     products = [value for op in kernel.walk() if isinstance(op, WgmmaOp) for value in (op.out, op.a)]
@@ -129,9 +131,25 @@ def anchors_of(kernel: tile.KernelOp, clusters: bool) -> Anchors:
                 vectors[found.axis] = max(vectors.get(found.axis, 1), found.widths[found.axis])
         order = sorted(_row_major(shape), key=lambda axis: -bytes_along.get(axis, 0))
         vector = min(vectors.get(order[0], 1), _fair(shape, warps)) if order else 1
+        if kernel.persistent is not None:  # sums of neighbours are carried: as many as the widest operand asks for
+            vector = _covering(shape[order[0]], warps, min(vector, _of_widest(accesses, shape)))
         warp_order = sorted(order, key=lambda axis: axis in reduced)
         layouts[shape] = blocked(shape, warps, order, vector, warp_order, blocks)
     return Anchors(warps, blocks, layouts, facts, of_products=bool(products))
+
+
+def _of_widest(accesses: Sequence[tuple[tile.LoadOp | tile.StoreOp, tuple[int, ...]]], shape: tuple[int, ...]) -> int:
+    """How many neighbours of the widest elements that are read or written in a shape are moved at once."""
+    return WIDEST // max((pointer_dtype(op).bytes for op, part in accesses if part == shape), default=1)
+
+
+def _covering(columns: int, warps: int, vector: int) -> int:
+    """The most neighbours with which so many warps have little beyond the last column; as given if there are none."""
+    for each in (vector, vector // 2, vector // 4):
+        unit = WARP * warps * max(each, 1)
+        if -(-columns // unit) * unit * 15 <= columns * 16:
+            return max(each, 1)
+    return vector
 
 
 def _is_operand(op: Operation) -> bool:
@@ -192,14 +210,15 @@ def _may_cluster(kernel: tile.KernelOp, clusters: bool) -> bool:
     return clusters and all(isinstance(op, flat) for op in kernel.block.ops)
 
 
-def blocks_beside(kernel: tile.KernelOp) -> int:
+def blocks_beside(kernel: tile.KernelOp, multiprocessors: int) -> int:
     """How many blocks a multiprocessor should have registers for, where many threads hold a row of 16 bits; else 1.
 
-    While some wait for each other, others read or write. A thread that holds one row's part does with 64 registers, one
-    that carries sums of columns, too, with 128.
+    While some wait for each other, others read or write. A thread that holds one row's part does with 64 registers; all
+    programs that carry sums of columns stay at once.
     """
     if kernel.persistent is not None:
-        return max(1, _CARRYING_BESIDE // (integer(kernel, WARPS) * WARP))
+        programs = product(list(kernel.grid.data))
+        return -(-programs // multiprocessors) if isinstance(programs, int) else 1
     if MemoryGroups.of_kernel(kernel).written:
         return _written_beside(kernel)
     warps, rows = integer(kernel, WARPS), list[tile.LoadOp]()

@@ -22,7 +22,8 @@ class LimitRegisters(KernelPass):
     name: ClassVar[str] = "limit_registers"
 
     def matches(self, kernel: tile.KernelOp, target: NvidiaTarget) -> Match:
-        return True if blocks_beside(kernel) > 1 else Refused("threads do not hold a row of 16 bits, nor carry sums")
+        beside = blocks_beside(kernel, target.multiprocessors)
+        return True if beside > 1 else Refused("threads do not hold a row of 16 bits, nor carry sums")
 
     def apply(self, kernel: tile.KernelOp, target: NvidiaTarget) -> None:
-        set_integer(kernel, RESIDENT, blocks_beside(kernel))
+        set_integer(kernel, RESIDENT, blocks_beside(kernel, target.multiprocessors))

@@ -8,6 +8,8 @@ from collections import Counter
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from threading import Thread
+from time import sleep
 from typing import Any
 
 import torch
@@ -21,6 +23,8 @@ TIMEOUT = timedelta(seconds=45)
 """How long a rank waits for the others in a collective, unless the user says otherwise."""
 _ANSWER = timedelta(seconds=8)
 """How long the living have to say so, after a collective has failed."""
+_POLL = 0.5
+"""Seconds between two looks at whether somebody asks."""
 _REDUCTIONS = ("sum", "avg", "product", "min", "max", "band", "bor", "bxor")
 _calls: Counter[tuple[int, ...]] = Counter()
 """How many calls of programs the ranks of a mesh have begun: all of them begin the same ones."""
@@ -31,6 +35,7 @@ def naming_dead_ranks(ranks: Sequence[int]) -> Generator[None]:
     """Turns the error of a collective among these ranks into one that says which of them do not answer."""
     among = tuple(ranks)
     _calls[among] += 1
+    _answer_others(among)
     try:
         yield
     except (RuntimeError, dist.DistBackendError) as error:
@@ -75,12 +80,51 @@ def _of_a_collective(error: BaseException) -> bool:
     return dist.is_initialized() and any(word.lower() in str(error).lower() for word in words)
 
 
+_answering: dict[tuple[int, ...], Any] = {}
+
+
+def _answer_others(ranks: tuple[int, ...]) -> None:
+    """Say that this rank lives whenever one of these asks, though it may itself be waiting for another: those that a
+    failure has not reached yet are not dead."""
+    if not dist.is_initialized() or dist.get_backend() == "fake":
+        return
+    store: Any = dist.distributed_c10d._get_default_store()
+    if _answering.get(ranks) is store:
+        return
+    _answering[ranks] = store
+    try:
+        own = store.clone()
+    except (RuntimeError, NotImplementedError, AttributeError):
+        return  # a store of another kind: ranks answer when they fail
+    Thread(target=_answer, args=(own, ranks, dist.get_rank()), daemon=True, name="weft-answers").start()
+
+
+def _answer(store: Any, ranks: tuple[int, ...], rank: int) -> None:
+    said = b""
+    try:
+        while True:
+            sleep(_POLL)
+            if store.check([_asked(ranks)]) and (call := store.get(_asked(ranks))) != said:
+                store.set(f"{_topic(ranks, int(call))}/{rank}", "1")
+                said = call
+    except RuntimeError:
+        return  # who keeps the store is gone
+
+
+def _topic(ranks: Sequence[int], call: int) -> str:
+    return f"weft/alive/{'.'.join(map(str, ranks))}/{call}"
+
+
+def _asked(ranks: Sequence[int]) -> str:
+    return f"weft/asked/{'.'.join(map(str, ranks))}"
+
+
 def silent_ranks(ranks: Sequence[int], call: int) -> list[int]:
     """The ranks that do not say within a few seconds that they live.
 
     What they say is of one call: an answer after an earlier failure is none after this one.
     """
-    topic = f"weft/alive/{'.'.join(map(str, ranks))}/{call}"
+    topic = _topic(ranks, call)
     try:
         store: Any = dist.distributed_c10d._get_default_store()  # its stub lacks the timeout
         before = store.timeout
@@ -89,11 +133,34 @@ def silent_ranks(ranks: Sequence[int], call: int) -> list[int]:
         return [0]  # who keeps the store is gone
     try:
         store.set(f"{topic}/{dist.get_rank()}", "1")
-        return _without_answer(store, topic, ranks)
+        store.set(_asked(ranks), str(call))
+        found = _verdict(store, topic)
+        if found is None:
+            found = _without_answer(store, topic, ranks)
+            store.set(f"{topic}/missing", ",".join(map(str, found)))
+        store.set(f"{topic}/told/{dist.get_rank()}", "1")
+        if dist.get_rank() == 0:
+            _stay_for(store, topic, [rank for rank in ranks if rank not in found])
+        return found
     except RuntimeError:
         return [0]
     finally:
         store.set_timeout(before)
+
+
+def _verdict(store: Any, topic: str) -> list[int] | None:
+    """Who is missing, if another rank has found out already."""
+    if not store.check([f"{topic}/missing"]):
+        return None
+    return [int(word) for word in store.get(f"{topic}/missing").decode().split(",") if word]
+
+
+def _stay_for(store: Any, topic: str, ranks: Sequence[int]) -> None:
+    """Who keeps the store is the last to leave: the others ask it yet."""
+    try:
+        store.wait([f"{topic}/told/{rank}" for rank in ranks], _ANSWER)
+    except RuntimeError:
+        return  # they have not noticed, and find the store gone
 
 
 def _without_answer(store: Any, topic: str, ranks: Sequence[int]) -> list[int]:

@@ -15,6 +15,8 @@ import torch
 from xdsl.ir import SSAValue
 
 from weft.errors import UnsupportedError
+from weft.frontends.torch.collectives.transfers import operators
+from weft.frontends.torch.dtypes import to_torch
 from weft.frontends.torch.importer.encoding import TensorArgument
 from weft.frontends.torch.importer.opaque import make_opaque
 from weft.ir.attributes import to_attribute
@@ -38,11 +40,17 @@ class _Started:
 
 @dataclass
 class CollectiveLowering:
-    """Rewrites a function in place; `groups` names the process group of each set of axes."""
+    """Rewrites a function in place; `groups` names the process group of each set of axes.
+
+    `pairs` names, for a message along an axis from one place to another, the group that it goes through, and the rank
+    at the other end.
+    """
 
     function: FuncOp
     groups: Mapping[tuple[str, ...], str]
     objects: dict[str, Any]
+    pairs: Callable[[GraphOp], tuple[str, int]] | None = None
+    device: torch.device | None = None
     started: dict[SSAValue, _Started] = field(default_factory=dict[SSAValue, _Started])
 
     def run(self) -> None:
@@ -52,11 +60,48 @@ class CollectiveLowering:
             elif isinstance(op, Wait):
                 self._wait(op)
             elif isinstance(op, Send | Recv):
-                raise UnsupportedError(f"{op.name} in a compiled program", hint="pipeline stages are not run yet")
+                self._transfer(op)
+        self._wait_at_the_end()
         for op in reversed(list(self.function.block.ops)):
             if isinstance(op, Collective):
                 op.detach()
                 op.erase()
+
+    def _wait_at_the_end(self) -> None:
+        """What is started here and awaited elsewhere, a backward for example, is given once it is there."""
+        returned = self.function.returned
+        b = GraphBuilder(self.function.block, before=returned)
+        for number, operand in enumerate(returned.operands):
+            if (started := self.started.get(operand)) is None or not isinstance(operand.owner, GraphOp):
+                continue
+            made = self._call(
+                b,
+                "wait",
+                _ops.wait_tensor.default,
+                (TensorArgument(started.value),),
+                [b.tensor(started.value)],
+                operand.owner,
+            )
+            returned.operands[number] = started.finish(b, made.results[0])
+
+    def _transfer(self, op: Send | Recv) -> None:
+        if self.pairs is None:
+            raise UnsupportedError(
+                f"{op.name} in a program that is no stage of a pipeline", hint="give the plan a Pipeline"
+            )
+        b = GraphBuilder(self.function.block, op.location, before=op)
+        group, peer = self.pairs(op)
+        rest = (group, peer, op.params["channel"])
+        if isinstance(op, Send):
+            self._call(b, "collective", operators.send.default, (TensorArgument(op.operands[0]), *rest), [], op)
+        else:
+            tensor = b.tensor(op.results[0])
+            what = (list(tensor.shape), to_torch(tensor.dtype), self.device or torch.device("cpu"))
+            made = self._call(b, "collective", operators.recv.default, (*what, *rest), [tensor], op)
+            made.attributes["pure"] = to_attribute(False)  # the message comes whether somebody reads it or not
+            op.results[0].replace_all_uses_with(made.results[0])
+        op.detach()
+        op.erase()
 
     def _start(self, op: Collective) -> None:
         b = GraphBuilder(self.function.block, op.location, before=op)

@@ -19,6 +19,7 @@ from xdsl.context import Context
 from weft.config import Config
 from weft.errors import UnsupportedError
 from weft.frontends.torch.capture.decompositions import decompositions
+from weft.frontends.torch.capture.grouped_matmuls import with_traced_gradients
 from weft.frontends.torch.capture.stop_gradients import stop_gradient_of_padding
 from weft.frontends.torch.importer.import_graph import import_graph
 from weft.frontends.torch.importer.imported_graph import Number, Output, Passed, Returned
@@ -113,7 +114,7 @@ def capture_model(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, An
         traced, signature = aot_export_module(
             flat, tensors, trace_joint=False, decompositions=decompositions("cuda" if device == "cuda" else "cpu")
         )
-    module = cast(fx.GraphModule, traced)
+    module = with_traced_gradients(cast(fx.GraphModule, traced))
     for node in list(module.graph.nodes):
         if node.target is torch.ops.aten._assert_tensor_metadata.default:
             module.graph.erase_node(node)

@@ -8,9 +8,8 @@ rank holds its parts alone, optimizers and torch.distributed.checkpoint work on 
 
 from __future__ import annotations
 
-import copy
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from operator import attrgetter
@@ -28,10 +27,12 @@ from weft.config import Config
 from weft.errors import ShardingError, UnsupportedError
 from weft.frontends.torch.collectives.failures import TIMEOUT
 from weft.frontends.torch.distributed.capture_model import CapturedModel, capture_model
-from weft.frontends.torch.distributed.hints import Plan, check_patterns, placements_of, plan_of_transformers
+from weft.frontends.torch.distributed.hints import Plan, check_patterns, plan_of_transformers
+from weft.frontends.torch.distributed.pipelined_model import PipelinedModel
+from weft.frontends.torch.distributed.placing import input_name, part_of, placed_parameter, skeleton_of
 from weft.frontends.torch.distributed.rank_program import Groups, compile_for_rank, groups_of
 from weft.frontends.torch.distributed.shard_program import ShardedProgram, shard_program
-from weft.ir.sharding import Mesh, Sharding
+from weft.ir.sharding import Mesh
 
 
 def distribute(
@@ -41,13 +42,14 @@ def distribute(
     *,
     config: Config | None = None,
     timeout: timedelta | None = None,
-) -> DistributedModel:
+) -> DistributedModel | PipelinedModel:
     """A model whose parameters lie on the ranks of a mesh as a plan says, compiled for each of them.
 
     `mesh` is a DeviceMesh with names, or sizes by name: `{"dp": 2, "tp": 4}`. `plan` is a `Plan`, or shardings by
     patterns of parameter names: `{"*.q_proj.weight": "[{tp}, {}]"}`; the name of an axis takes the plan that a model of
     transformers carries. The process group is made if there is none, as torchrun's environment says; `timeout` is then
-    how long its ranks wait for each other in a collective, 45 seconds unless it is given.
+    how long its ranks wait for each other in a collective, 45 seconds unless it is given. A plan with a `Pipeline`
+    gives a `PipelinedModel`, which is trained by its `step`.
     """
     if timeout is not None and dist.is_initialized():
         raise ShardingError(
@@ -60,6 +62,8 @@ def distribute(
     elif not isinstance(plan, Plan):
         plan = Plan(parameters=plan)
     check_patterns(plan, [name for name, _ in model.named_parameters()])
+    if plan.pipeline is not None:
+        return PipelinedModel(model, devices, plan, plan.pipeline, config or Config())
     return DistributedModel(model, groups_of(devices), plan, config or Config())
 
 
@@ -85,7 +89,7 @@ class DistributedModel(nn.Module):
         self.rank = groups.rank
         self.device = next((p.device for p in model.parameters()), torch.device("cpu"))
         self.fake = FakeTensorMode(allow_non_fake_inputs=True)
-        self.skeleton = [_skeleton(model, self.fake)]  # in a list, so that it is no submodule
+        self.skeleton = [skeleton_of(model, self.fake)]  # in a list, so that it is no submodule
         self.shardings = {name: plan.sharding(name, p, groups.mesh) for name, p in model.named_parameters()}
         self.model = model
         for name, parameter in list(model.named_parameters()):
@@ -98,19 +102,7 @@ class DistributedModel(nn.Module):
         sharding, mesh = self.shardings[name], self.groups.mesh
         if isinstance(parameter, DTensor):
             return
-        part = part_of(parameter.detach(), sharding, mesh, self.rank).clone()
-        if any(split.blocks != 1 for splits in sharding.dims for split in splits):
-            placed = nn.Parameter(part, requires_grad=parameter.requires_grad)  # no placement says this
-        else:
-            whole = DTensor.from_local(
-                part,
-                self.groups.devices,
-                placements_of(sharding, mesh),
-                run_check=False,
-                shape=parameter.shape,
-                stride=parameter.stride(),
-            )
-            placed = nn.Parameter(whole, requires_grad=parameter.requires_grad)
+        placed = placed_parameter(parameter, sharding, mesh, self.groups.devices, self.rank)
         for other in self.model.modules():  # a parameter may be tied
             for key, value in list(other._parameters.items()):
                 if value is parameter:
@@ -151,7 +143,7 @@ class DistributedModel(nn.Module):
         captured = capture_model(skeleton, args, kwargs)
         paths = [pytree.keystr(path) for path, _ in pytree.tree_flatten_with_path((args, kwargs))[0]]
         inputs = {
-            _input_name(paths[place]): self.plan.input(_input_name(paths[place]), leaves[place], self.groups.mesh)
+            input_name(paths[place]): self.plan.input(input_name(paths[place]), leaves[place], self.groups.mesh)
             for place in captured.inputs
         }
         program = shard_program(captured, self.groups.mesh, self.plan, self.shardings, inputs, trains, self.model)
@@ -227,55 +219,9 @@ class _Call(torch.autograd.Function):
         return None, *gradients
 
 
-def part_of(tensor: torch.Tensor, sharding: Sharding, mesh: Mesh, rank: int) -> torch.Tensor:
-    """What a rank holds of a tensor."""
-    here = mesh.coordinates(rank)
-    for dim, splits in enumerate(sharding.dims):
-        for split in splits:
-            shape = list(tensor.shape)
-            blocks = tensor.reshape(*shape[:dim], split.blocks, shape[dim] // split.blocks, *shape[dim + 1 :])
-            own = blocks.chunk(mesh.size([split.axis]), dim + 1)[here[split.axis]]
-            tensor = own.reshape(*shape[:dim], shape[dim] // mesh.size([split.axis]), *shape[dim + 1 :])
-    return tensor
-
-
-def _skeleton(model: nn.Module, mode: FakeTensorMode) -> nn.Module:
-    """The model without its data, to be traced. Tensors that are neither parameters nor buffers stay: they are
-    constants of the program."""
-    memo: dict[int, Any] = {}
-    with mode:
-        for tensor in (*model.parameters(), *model.buffers()):
-            empty = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
-            memo[id(tensor)] = nn.Parameter(empty, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else empty
-    for owner, module in model.named_modules():
-        for attribute, leaf in _attributes(module):
-            if not isinstance(leaf, torch.Tensor) or id(leaf) in memo:
-                continue
-            if leaf.requires_grad:
-                name = f"{owner}.{attribute}".removeprefix(".")
-                raise UnsupportedError(
-                    f"{name} requires a gradient and is neither a parameter nor a buffer",
-                    hint="make it an nn.Parameter, or detach it",
-                )
-            memo[id(leaf)] = leaf
-    return copy.deepcopy(model, memo)
-
-
-def _attributes(module: nn.Module) -> Iterator[tuple[str, Any]]:
-    """What a module holds beside its parameters, buffers and modules, lists and dictionaries leaf by leaf."""
-    for name, value in vars(module).items():
-        if name not in ("_parameters", "_buffers", "_modules"):
-            yield from ((name, leaf) for leaf in pytree.tree_leaves(value))
-
-
 def _described(leaf: Any) -> Any:
     """What a program is made for: it takes a DTensor's part as it lies."""
     if not isinstance(leaf, torch.Tensor):
         return repr(leaf)
     lies = (leaf.device_mesh, leaf.placements) if isinstance(leaf, DTensor) else None
     return tuple(leaf.shape), leaf.dtype, lies
-
-
-def _input_name(path: str) -> str:
-    """`[1]['input_ids']` as input_ids, and `[0][0]` as 0."""
-    return path.partition("]")[2].strip("[]").replace("'", "").replace("][", ".")

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from typing import Any
 
 import torch
 from torch import nn
@@ -20,17 +21,34 @@ from weft.ir.types import Tensor
 
 
 @dataclass(frozen=True)
+class Pipeline:
+    """Stages of a model over an axis of the mesh, cut where the slowest is as fast as it can be.
+
+    A batch is cut into `micro_batches` along the first dimension of its tensors; those of one row go along whole.
+    `example` is a batch as the model is called with, a tuple or a dictionary of inputs, by which stages are cut. With
+    more than one of `chunks` a rank has several stages, interleaved.
+    """
+
+    axis: str
+    micro_batches: int
+    example: tuple[Any, ...] | Mapping[str, Any]
+    chunks: int = 1
+
+
+@dataclass(frozen=True)
 class Plan:
     """Hints by name: patterns of parameters and buffers, and of inputs, each with the text of a sharding.
 
     A dictionary of patterns stands for `Plan(parameters=…)`. The first pattern that matches counts. `fsdp` is an axis
     over which every parameter's first dimension that fits is split, too, after all else: what batches are split over
-    wins, so that parameters are gathered before they are used and their gradients reduced and scattered.
+    wins, so that parameters are gathered before they are used and their gradients reduced and scattered. `pipeline`
+    cuts the model into stages over an axis of its own.
     """
 
     parameters: Mapping[str, str] = field(default_factory=dict[str, str])
     inputs: Mapping[str, str] = field(default_factory=dict[str, str])
     fsdp: str | None = None
+    pipeline: Pipeline | None = None
 
     def sharding(self, name: str, tensor: torch.Tensor, mesh: Mesh) -> Sharding:
         """How a parameter lies on the ranks."""

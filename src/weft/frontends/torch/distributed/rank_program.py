@@ -16,13 +16,14 @@ from xdsl.dialects.builtin import ModuleOp
 
 from weft.config import Config
 from weft.errors import ShardingError
-from weft.frontends.torch.backend import LaterExecutor, executor_for
 from weft.frontends.torch.collectives.failures import naming_dead_ranks
 from weft.frontends.torch.collectives.lower_collectives import CollectiveLowering
 from weft.frontends.torch.devices import target_on
+from weft.frontends.torch.executors import LaterExecutor, executor_for
 from weft.frontends.torch.importer.imported_graph import Calling, ImportedGraph
 from weft.frontends.torch.importer.sizes import SymbolReader
 from weft.ir.sharding import Mesh
+from weft.ops.base import GraphOp
 from weft.ops.collectives import Collective
 from weft.ops.graph import FuncOp, module_of
 from weft.passes.sharding.specialize_rank import SpecializeRank
@@ -71,21 +72,30 @@ def groups_of(devices: DeviceMesh) -> Groups:
 
 
 def compile_for_rank(
-    function: FuncOp, groups: Groups, rank: int, device: torch.device, config: Config, objects: Mapping[str, Any]
+    function: FuncOp,
+    groups: Groups,
+    rank: int,
+    device: torch.device,
+    config: Config,
+    objects: Mapping[str, Any],
+    pairs: Callable[[GraphOp], tuple[str, int]] | None = None,
 ) -> Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]:
-    """A callable for the program of a rank, which must be partitioned."""
+    """A callable for the program of a rank, which must be partitioned. With `pairs` it is a stage of a pipeline, whose
+    whole step is what other ranks are missed in."""
     module = ModuleOp([function.clone()])
     SpecializeRank(rank).apply(Context(), module)
     local = next(op for op in module.body.block.ops if isinstance(op, FuncOp))
     axes = dict.fromkeys(op.params["axes"] for op in local.block.ops if isinstance(op, Collective))
     table = dict(objects)
-    CollectiveLowering(local, {each: groups.name(each) for each in axes}, table).run()
+    CollectiveLowering(local, {each: groups.name(each) for each in axes}, table, pairs, device).run()
     module_of(local).verify()
     nothing = SymbolReader(())
     calling = Calling(tuple(range(len(local.block.args))), (), nothing, (), (), ())
     imported = ImportedGraph(local, calling, (), table)
     executor = executor_for(imported, config, None, {}, target_on(device, config), device)
     loaded = executor.load() if isinstance(executor, LaterExecutor) else executor
+    if pairs is not None:
+        return lambda tensors: list(loaded(list(tensors), {}))
     ranks = tuple(groups.numbers)
 
     def call(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:

@@ -20,9 +20,8 @@ from weft.ir.types import tensor_of
 from weft.ops.graph import FuncOp, module_of
 from weft.passes.differentiate import is_float, value_and_vjp_function
 from weft.passes.sharding.annotations import ARGS, RESULTS, set_late_axes, set_mesh, set_shardings
-from weft.passes.sharding.schedule_collectives import schedule
 from weft.passes.split_joint import SplitFunctions, split_joint
-from weft.pipelines import sharding_passes
+from weft.pipelines import arrange_collectives, dispatch_passes, partition_passes
 
 
 @dataclass(frozen=True)
@@ -64,6 +63,11 @@ def shard_program(
     count = len(results)
     late = [[plan.fsdp] if plan.fsdp and name in captured.state else [] for name in names]
     wanted: tuple[int, ...] = ()
+    set_mesh(function, mesh)
+    set_shardings(function, ARGS, arguments)
+    before = module_of(function)
+    for each in dispatch_passes():
+        each.apply(Context(), before)
     if trains:
         wanted = tuple(
             place
@@ -76,22 +80,23 @@ def shard_program(
         function = value_and_vjp_function(function, wanted)
         results += [arguments[place] for place in wanted]
         arguments, late = [*arguments, *seeds], [*late, *([] for _ in seeds)]
-    set_mesh(function, mesh)
     set_shardings(function, ARGS, arguments)
     set_shardings(function, RESULTS, results)
     set_late_axes(function, late)
     module = module_of(function)
     annotated: FuncOp | None = None
-    for each in sharding_passes():
+    for each in partition_passes():
         if each.name == "partition":
             annotated = _only(module).clone()
         each.apply(Context(), module)
     made = _only(module)
     assert annotated is not None, "in the list"
-    split = split_joint(made, count, len(made.block.args) - primal) if trains else None
-    if split is not None:
-        schedule(split.forward)
-        schedule(split.backward)  # it gathers again what the forward has gathered
+    split = None
+    if trains:  # before collectives are combined: the forward waits for none of the backward's
+        split = split_joint(made, count, len(made.block.args) - primal)
+        for part in (split.forward, split.backward):
+            arrange_collectives(part)
+    arrange_collectives(made)
     return ShardedProgram(annotated, made, tuple(arguments), wanted, split)
 
 

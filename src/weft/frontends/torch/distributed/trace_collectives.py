@@ -55,14 +55,14 @@ def _states(model: nn.Module) -> Iterator[tuple[nn.Module, Any]]:
 
 
 def _trace_fsdp(module: nn.Module, state: Any, *, root: bool) -> None:
-    for group in state._fsdp_param_groups:
+    for group in _groups(state):
         for parameter in group.fsdp_params:
             _check_fsdp(parameter, group)
     state._pre_forward_hook_handle.remove()
     state._post_forward_hook_handle.remove()
     _cast_around(module, state._mp_policy)
     kept = root and state._auto_reshard_after_forward  # what a forward ends with, the backward begins with
-    for group in state._fsdp_param_groups:
+    for group in _groups(state):
         for parameter in group.fsdp_params:
             parameter.init_dtype_attrs(group.mp_policy)
             read = _gathered(parameter, again=group.post_forward_mesh_info is not None and not kept)
@@ -71,6 +71,13 @@ def _trace_fsdp(module: nn.Module, state: Any, *, root: bool) -> None:
             owners += zip(info.shared_modules, info.shared_param_names, strict=True)
             for owner, name in owners:
                 _read_through(owner, name, read)
+
+
+def _groups(state: Any) -> list[Any]:
+    """Parameters that FSDP gathers together: torch 2.11 has at most one such group in a module."""
+    if hasattr(state, "_fsdp_param_groups"):
+        return list(state._fsdp_param_groups)
+    return [state._fsdp_param_group] if state._fsdp_param_group is not None else []
 
 
 def _check_fsdp(parameter: Any, group: Any) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import torch
 
-from weft.runtime.device_executor import ALIGNMENT
+from weft.runtime.cuda.device_executor import ALIGNMENT
 from weft.runtime.strides import span
 
 

@@ -20,8 +20,8 @@ from weft.frontends.torch.execution.device_checks import Watch, raise_found
 from weft.frontends.torch.execution.returning import needs_arguments, output_of, write_back
 from weft.frontends.torch.execution.torch_executor import BoxedCall
 from weft.frontends.torch.importer.imported_graph import Calling, Returned
-from weft.runtime.device_executor import ALIGNMENT
-from weft.runtime.device_program import DeviceTape
+from weft.runtime.cuda.device_executor import ALIGNMENT
+from weft.runtime.cuda.device_program import DeviceTape
 from weft.runtime.profile import active_profile
 
 if TYPE_CHECKING:

@@ -35,10 +35,10 @@ from weft.pipelines import compile_nvidia
 from weft.runtime.cache import DiskCache
 from weft.runtime.constant_sets import Preparing
 from weft.runtime.constants import as_program, prepared_by
-from weft.runtime.cuda_graphs import GraphedCalls
-from weft.runtime.device_executor import DeviceExecutor
-from weft.runtime.device_program import DeviceProgram, DeviceTape
-from weft.runtime.plan_executor import Frame
+from weft.runtime.cuda.cuda_graphs import GraphedCalls
+from weft.runtime.cuda.device_executor import DeviceExecutor
+from weft.runtime.cuda.device_program import DeviceProgram, DeviceTape
+from weft.runtime.frame import Frame
 from weft.runtime.tape import Tape
 
 

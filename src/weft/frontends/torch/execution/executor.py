@@ -18,9 +18,9 @@ from weft.frontends.torch.importer.checks import failure
 from weft.frontends.torch.importer.imported_graph import Calling, Returned
 from weft.frontends.torch.importer.opaque import OpaqueRuntime
 from weft.runtime.executable import Executable
+from weft.runtime.frame import Frame
 from weft.runtime.huge_pages import use_huge_pages
 from weft.runtime.openmp import in_forked_child, pool_symbols, uses_own_pool
-from weft.runtime.plan_executor import Frame
 from weft.runtime.profile import active_profile
 from weft.runtime.tape import Tape
 

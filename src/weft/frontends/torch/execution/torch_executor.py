@@ -15,7 +15,8 @@ from weft.frontends.torch.execution.weight_watch import Unchanged, watch_weights
 from weft.frontends.torch.importer.freezing import count_fused_steps
 from weft.frontends.torch.importer.imported_graph import Calling
 from weft.frontends.torch.importer.opaque import OpaqueRuntime
-from weft.runtime.plan_executor import Frame, PlanExecutor, ProgramT
+from weft.runtime.frame import Frame
+from weft.runtime.plan_executor import PlanExecutor, ProgramT
 
 BoxedCall: TypeAlias = Callable[[list[Any]], list[Any]]
 """What AOTAutograd calls: with a list of arguments, which it empties."""

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from torch._C._profiler import _RecordFunctionFast
 from torch.autograd import profiler
 
-from weft.runtime.plan_executor import SingleSteps
+from weft.runtime.frame import SingleSteps
 from weft.runtime.profile import step_name
 from weft.runtime.program import Apart
 from weft.runtime.tape import Tape

@@ -15,6 +15,7 @@ from xdsl.ir import SSAValue
 from weft.diagnostics import calling_line
 from weft.errors import ShapeError, WeftError
 from weft.frontends.torch.func.capture_function import fake_tensor
+from weft.frontends.torch.func.custom_batching import batch_by_rule
 from weft.frontends.torch.func.program import SLOT, Program
 from weft.frontends.torch.func.transformed import Transformed
 from weft.ir.types import tensor_of
@@ -41,7 +42,8 @@ class Vmap(Transformed):
         return batched(*args, **kwargs)
 
     def program(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Program:
-        whole = (self.in_axes, 0) if isinstance(self.in_axes, int) or self.in_axes is None else (tuple(self.in_axes), 0)
+        by_place = isinstance(self.in_axes, int) or self.in_axes is None
+        whole = (self.in_axes if by_place else tuple(self.in_axes), None)  # as torch, which shares those by name
         axes = leaf_axes(whole, (tuple(args), dict(kwargs)), "in_axes")
         leaves, spec = pytree.tree_flatten((tuple(args), dict(kwargs)))
         size = self._size(leaves, axes)
@@ -63,6 +65,7 @@ class Vmap(Transformed):
             [*given, *(None for _ in range(held))],
             [*wanted, *(0 for _ in inner.verdict)],
             self.randomness,
+            batch_by_rule,
         )
         found = list(made.returned.operands)
         if inner.verdict:
@@ -148,8 +151,8 @@ def vmap(
 ) -> Callable[..., Any]:
     """The function of a batch: arguments are stacked along `in_axes`, None shares one, results along `out_axes`.
 
-    Torch's names `in_dims` and `out_dims` say the same. Random numbers are an error unless `randomness` says whether
-    the batch has the "same" or "different" ones.
+    Torch's names `in_dims` and `out_dims` say the same, and as there, all share arguments by name. Random numbers are
+    an error unless `randomness` says whether the batch has the "same" or "different" ones.
     """
     if randomness not in get_args(Randomness):
         raise WeftError(f"no randomness is called {randomness!r}", hint=f"there are {', '.join(get_args(Randomness))}")

@@ -30,6 +30,7 @@ from weft.diagnostics import calling_line
 from weft.errors import DTypeError, UnsupportedError
 from weft.frontends.torch.capture.decompositions import decompositions
 from weft.frontends.torch.capture.stop_gradients import stop_gradients, stopped
+from weft.frontends.torch.func.capturing import capturing
 from weft.frontends.torch.func.normalized import SHIFTED
 from weft.frontends.torch.func.program import SLOT, Program
 from weft.frontends.torch.func.random_numbers import Seed, drawing_from
@@ -37,6 +38,7 @@ from weft.frontends.torch.importer.import_graph import import_graph
 from weft.frontends.torch.importer.imported_graph import ImportedGraph, Passed, Returned
 from weft.ops.graph import ReturnOp
 from weft.passes.transform.arguments import forget_ends
+from weft.passes.transform.checkpoint import read_regions
 
 _ROWS: Any = torch.contiguous_format
 
@@ -89,10 +91,12 @@ def capture(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[s
         seed.value = tensors[-1]  # operators are taken apart where nothing is mutated any more
         return functional(*tensors)
 
-    module = _traced(seeded, fake_tensors([*given, *own.values(), first]), table)
+    with capturing():
+        module = traced(seeded, fake_tensors([*given, *own.values(), first]), table)
     module.graph.eliminate_dead_code()  # transformations of torch's own leave tensors without memory behind
     stop_gradients(module.graph)
     imported = _imported(module)
+    read_regions(imported.function.block)
     if imported.calling.arguments != tuple(range(len(given) + len(own) + 1)) or imported.calling.mutated:
         raise UnsupportedError(
             "the function writes to its arguments", location=calling_line(), hint="return new values instead"
@@ -127,7 +131,7 @@ class _UsersCalls(TorchFunctionMode):
         return pytree.tree_map_only(torch.Tensor, stopped, found)
 
 
-def _traced(flat: Callable[..., Any], inputs: Sequence[torch.Tensor], table: Mapping[Any, Any]) -> fx.GraphModule:
+def traced(flat: Callable[..., Any], inputs: Sequence[torch.Tensor], table: Mapping[Any, Any]) -> fx.GraphModule:
     try:
         with torch.enable_grad(), fx_traceback.preserve_node_meta():
             return make_fx(flat, table, _allow_non_fake_inputs=True)(*inputs)

@@ -44,6 +44,10 @@ def differentiated(program: Program, args: Sequence[Any], argnums: Argnums) -> t
     """The places of the tensors of differentiated arguments, and the tree of these, with `SLOT` for tensors."""
     numbers = [argnums] if isinstance(argnums, int) else list(argnums)
     numbers = [number % len(args) for number in numbers]
+    if twice := [number for number in numbers if numbers.count(number) > 1]:
+        raise WeftError(
+            f"argnums has {twice[0]} twice", location=calling_line(), hint="differentiate each argument once"
+        )
     places = iter(tensor_places(args))
     per_argument = [[next(places) for _ in pytree.tree_leaves(argument)] for argument in args]
     wanted: list[int] = []

@@ -13,12 +13,14 @@ from torch import fx
 from weft.backends.target import require_capabilities
 from weft.config import Config
 from weft.forks import COMPILING
-from weft.frontends.torch.backend import CompiledGraph, LaterExecutor, executor_for, load_graph
+from weft.frontends.torch.compiled_graph import CompiledGraph
 from weft.frontends.torch.devices import target_on
 from weft.frontends.torch.execution.collection import without_collection
+from weft.frontends.torch.executors import LaterExecutor, executor_for, load_graph
 from weft.frontends.torch.func.program import Program
 from weft.frontends.torch.importer.imported_graph import Calling, ImportedGraph, Returned
 from weft.frontends.torch.importer.sizes import SymbolReader
+from weft.passes.transform.inline_custom import inline_custom
 from weft.runtime.blas import blas_symbols
 from weft.runtime.cache import cache_key
 from weft.runtime.record import compilation
@@ -50,6 +52,7 @@ def drawn(program: Program) -> list[torch.Tensor]:
 
 def _boxed(program: Program, config: Config) -> Callable[[list[Any]], Sequence[Any]]:
     function, device = program.function.clone(), program.device
+    inline_custom(function.block)
     calling = Calling(
         arguments=tuple(range(len(function.block.args))),
         constants=(),

@@ -41,6 +41,7 @@ from weft.frontends.torch.importer.claims import (
 )
 from weft.frontends.torch.importer.complex_numbers import Complex, interleaved_type
 from weft.frontends.torch.importer.control_flow import import_control, is_control
+from weft.frontends.torch.importer.custom_functions import import_custom, is_custom, marks_of
 from weft.frontends.torch.importer.encoding import NumberArgument, TensorArgument
 from weft.frontends.torch.importer.facts import symbols_told
 from weft.frontends.torch.importer.flex import is_flex, is_own_flex, read_flex
@@ -154,6 +155,13 @@ class NodeImporter:
         return None if node.target in _GUARDED else otherwise(node)
 
     def call(self, node: fx.Node) -> Any:
+        last, marks = self.block.last_op, marks_of(node)
+        found = import_custom(self, node) if is_custom(node) else self._call(node)
+        for op in self._made_after(last) if marks else ():
+            op.attributes |= marks
+        return found
+
+    def _call(self, node: fx.Node) -> Any:
         self.builder.location, self.builder.source = location_of(node), node.name
         if node.target is torch.ops.aten.copy_.default and node.args[0] in self.positions:
             return self._write_back(node)

@@ -66,6 +66,13 @@ class Program:
         compiled = self.compiled_for(arguments)
         with nullcontext() if state is None else state.replayed():
             results = compiled.call(*arguments)
+        if forward_ad._current_level >= 0:
+            # Of a function with a result that lies in an argument's memory, torch drops the tangents of all others.
+            lying = {value.untyped_storage()._cdata for value in arguments if isinstance(value, Tensor)}
+            return tuple(
+                value.clone() if isinstance(value, Tensor) and value.untyped_storage()._cdata in lying else value
+                for value in results
+            )
         # Torch takes no argument for the result of a function of its own: one that has to be is a view of it.
         return tuple(value.view_as(value) if any(value is each for each in arguments) else value for value in results)
 

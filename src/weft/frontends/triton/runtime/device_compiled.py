@@ -32,8 +32,8 @@ from weft.frontends.triton.target import Cuda, compiled_for
 from weft.ir.expr import symbols_of
 from weft.pipelines import compile_kernels
 from weft.runtime.cache import DiskCache
-from weft.runtime.cubins import load_code
-from weft.runtime.device_program import MOST_BLOCKS, device_launcher, launch_failure, launched_again
+from weft.runtime.cuda.cubins import load_code
+from weft.runtime.cuda.device_program import MOST_BLOCKS, device_launcher, launch_failure, launched_again
 from weft.tile.dialect import KernelOp
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from weft.frontends.triton.runtime.jit import JITFunction
 from weft.frontends.triton.runtime.specialise import Described
 from weft.ir.types import DTYPES
 from weft.runtime.cache import CacheEntry
-from weft.runtime.cubins import EarlyLoader, decode_code, encode_code
+from weft.runtime.cuda.cubins import EarlyLoader, decode_code, encode_code
 
 
 def compile_for_device(

@@ -118,6 +118,12 @@ def is_traced() -> bool:
     return _tracing is not None and _tracing()
 
 
+def is_captured() -> bool:
+    """Whether a function is being captured as a graph here: only torch's front end does that, once it is loaded."""
+    front = sys.modules.get("weft.frontends.torch.func.capturing")
+    return front is not None and front.current_capture() is not None
+
+
 def is_count(name: str, value: Any) -> bool:
     """Whether an option of a launch that counts something has a value that it can have."""
     if value is None:
@@ -159,7 +165,7 @@ class KernelInterface:
         """`kernel[grid](...)`: launch so many programs."""
 
         def launch(*args: Any, **keywords: Any) -> Any:
-            if is_traced():
+            if is_traced() or is_captured():
                 from weft.frontends.triton.torch.bridge import launch_traced
 
                 return launch_traced(self, grid, args, keywords)
@@ -299,7 +305,7 @@ class JITFunction(JITCallable, KernelInterface):
     def __getitem__(self, grid: Grid) -> Callable[..., Any]:
         """`kernel[grid](...)`: launch so many programs."""
 
-        if is_traced():
+        if is_traced() or is_captured():
             return super().__getitem__(grid)
         return partial(self.launcher.launch, grid)
 

@@ -120,18 +120,22 @@ class Session:
                 torch.cuda.synchronize()
         events: list[Any] = list(profiler.events() or ())
         return summed(
-            (event.name, event.time_range.elapsed_us())
+            (event.name, event.time_range.start, event.time_range.end)
             for event in events
             if not self._is_cuda or event.device_type.name == "CUDA"
         )
 
 
-def summed(events: Iterable[tuple[str, float]]) -> dict[str, Any]:
-    """The kernels that take most, and what all take: (name, microseconds) pairs by name."""
-    times, counts = defaultdict[str, float](float), Counter[str]()
-    for name, microseconds in events:
-        times[name] += microseconds
+def summed(events: Iterable[tuple[str, float, float]]) -> dict[str, Any]:
+    """The kernels that take most, and what all take: of (name, start, end) in microseconds, by name.
+
+    A kernel that is launched early waits for the one before it: it counts from the end of what began before it on.
+    """
+    times, counts, ended = defaultdict[str, float](float), Counter[str](), 0.0
+    for name, start, end in sorted(events, key=lambda event: event[1]):
+        times[name] += max(0.0, end - max(start, ended))
         counts[name] += 1
+        ended = max(ended, end)
     most = sorted(times.items(), key=lambda each: -each[1])[:TOP_KERNELS]
     top = [{"name": name[:200], "us": round(us, 1), "count": counts[name]} for name, us in most]
     return {"us": round(sum(times.values()), 1), "kernels": counts.total(), "top": top}

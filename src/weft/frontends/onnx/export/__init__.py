@@ -1,0 +1,1 @@
+"""Graphs written as ONNX models: one writer for each op that ONNX can say."""

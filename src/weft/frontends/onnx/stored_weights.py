@@ -1,0 +1,150 @@
+"""Takes the weights out of a model's bytes before they are parsed: each is copied once, to memory that is aligned.
+
+A parser of messages copies what it reads, and its bytes are copied again when asked for. Weights are nearly all
+of a file, and their place in it is plain: `ModelProto.graph` (7), `GraphProto.initializer` (5), `TensorProto.raw_data`
+(9). What is left of the message has `raw_data` of no bytes there, and is parsed as any other. A message that is written
+in an unusual way is left as it is: whether it is right is the parser's to say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+
+from weft.runtime.cores import available_cores
+from weft.runtime.owned_memory import OwnedMemory
+
+_GRAPH, _INITIALIZER, _RAW_DATA = 7, 5, 9
+_LEAST = 1 << 16
+"""Bytes of a tensor that are worth it."""
+_ALIGNMENT = 64
+_CHUNK, _MOST_THREADS = 1 << 24, 8
+_NO_BYTES = bytes([_RAW_DATA << 3 | 2, 0])
+
+
+class _Unusual(Exception):
+    """A message that is cut off, or written as none of the usual writers does."""
+
+
+@dataclass(frozen=True)
+class _Field:
+    """A field of a message: where it begins, where its content does, and where both end."""
+
+    number: int
+    wire: int
+    start: int
+    content: int
+    end: int
+
+
+def take_weights(data: memoryview) -> tuple[bytes | memoryview, Mapping[int, np.ndarray]]:
+    """A message without its large weights, and these as arrays of bytes, by the number of the initializer."""
+    try:
+        parts, found = _without_weights(data)
+    except _Unusual:
+        return data, {}
+    if not found:
+        return data, {}
+    return b"".join(parts), _copied([(number, data[start:end]) for number, start, end in found])
+
+
+def _without_weights(data: memoryview) -> tuple[list[bytes | memoryview], list[tuple[int, int, int]]]:
+    graphs = [field for field in _fields(data, 0, len(data)) if field.number == _GRAPH]
+    if len(graphs) != 1 or graphs[0].wire != 2:  # several are joined by parsers
+        raise _Unusual
+    graph = graphs[0]
+    parts: list[bytes | memoryview] = []
+    found: list[tuple[int, int, int]] = []
+    number, kept = 0, graph.content
+    for field in _fields(data, graph.content, graph.end):
+        if field.number != _INITIALIZER:
+            continue
+        raw = None if field.end - field.content < _LEAST else _raw_data(data, field)
+        if raw is not None:
+            found.append((number, raw.content, raw.end))
+            rest = [data[field.content : raw.start], _NO_BYTES, data[raw.end : field.end]]
+            parts += [data[kept : field.start], bytes([field.number << 3 | 2]), _varint(sum(map(len, rest))), *rest]
+            kept = field.end
+        number += 1
+    parts.append(data[kept : graph.end])
+    head = [data[: graph.start], bytes([_GRAPH << 3 | 2]), _varint(sum(map(len, parts)))]
+    return [*head, *parts, data[graph.end :]], found
+
+
+def _raw_data(data: memoryview, tensor: _Field) -> _Field | None:
+    """The bytes of a tensor, if it has many."""
+    if tensor.wire != 2:
+        raise _Unusual
+    found = [field for field in _fields(data, tensor.content, tensor.end) if field.number == _RAW_DATA]
+    if len(found) > 1 or any(field.wire != 2 for field in found):  # the last one counts
+        raise _Unusual
+    return found[0] if found and found[0].end - found[0].content >= _LEAST else None
+
+
+def _fields(data: memoryview, at: int, end: int) -> Generator[_Field]:
+    """The fields of a message that lies between two places."""
+    while at < end:
+        key, content = _number(data, at, end)
+        wire = key & 7
+        if wire == 0:
+            _, last = _number(data, content, end)
+        elif wire == 2:
+            size, content = _number(data, content, end)
+            last = content + size
+        elif wire in (1, 5):
+            last = content + (8 if wire == 1 else 4)
+        else:
+            raise _Unusual
+        if last > end or not key >> 3:
+            raise _Unusual
+        yield _Field(key >> 3, wire, at, content, last)
+        at = last
+
+
+def _number(data: memoryview, at: int, end: int) -> tuple[int, int]:
+    """A number of seven bits a byte, and where it ends."""
+    value = shift = 0
+    while at < end and shift < 64:
+        byte = data[at]
+        value |= (byte & 127) << shift
+        at, shift = at + 1, shift + 7
+        if byte < 128:
+            return value, at
+    raise _Unusual
+
+
+def _varint(value: int) -> bytes:
+    found = bytearray()
+    while value > 127:
+        found.append(value & 127 | 128)
+        value >>= 7
+    found.append(value)
+    return bytes(found)
+
+
+def _copied(weights: Sequence[tuple[int, memoryview]]) -> dict[int, np.ndarray]:
+    """The bytes of weights in one block of memory of their own, each at an aligned place."""
+    starts: list[int] = []
+    size = 0
+    for _, each in weights:
+        starts.append(size)
+        size += -(-len(each) // _ALIGNMENT) * _ALIGNMENT
+    block = OwnedMemory.of(size)
+    target = np.frombuffer(block, np.uint8)
+    pieces = [
+        (start + at, each[at : at + _CHUNK])
+        for start, (_, each) in zip(starts, weights, strict=True)
+        for at in range(0, len(each), _CHUNK)
+    ]
+
+    def copy(piece: tuple[int, memoryview]) -> None:
+        at, given = piece
+        target[at : at + len(given)] = np.frombuffer(given, np.uint8)
+
+    with ThreadPoolExecutor(min(_MOST_THREADS, available_cores())) as pool:
+        list(pool.map(copy, pieces))
+    target.flags.writeable = False
+    return {number: target[start : start + len(each)] for start, (number, each) in zip(starts, weights, strict=True)}

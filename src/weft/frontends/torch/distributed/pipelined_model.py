@@ -1,0 +1,416 @@
+"""A model whose stages are on the ranks of an axis: it is trained by `step`, and evaluated by calling it.
+
+Every rank calls it with the same whole batch, which goes through the stages in micro-batches: 1F1B, or interleaved
+where a rank has several stages. A rank holds the parameters of its stages alone; the others are None in their modules,
+and neither optimizers nor checkpoints see them.
+"""
+
+# pyright: reportPrivateUsage=false, reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.utils._pytree as pytree
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+
+from weft.config import Config
+from weft.errors import ShardingError, UnsupportedError
+from weft.frontends.torch.collectives.failures import naming_dead_ranks
+from weft.frontends.torch.collectives.transfers import finish_sends, forget_sends
+from weft.frontends.torch.distributed.capture_model import CapturedModel, capture_model
+from weft.frontends.torch.distributed.hints import Pipeline, Plan
+from weft.frontends.torch.distributed.micro_batches import cut_batch, joined_outputs
+from weft.frontends.torch.distributed.placing import input_name, part_of, placed_parameter, skeleton_of
+from weft.frontends.torch.distributed.rank_program import Groups, compile_for_rank, groups_of
+from weft.frontends.torch.distributed.stage_programs import Program, StageProgram, stage_programs
+from weft.frontends.torch.dtypes import to_torch
+from weft.ir.sharding import Mesh, Sharding
+from weft.ir.types import tensor_of
+from weft.ops.base import GraphOp
+from weft.ops.collectives import Send
+from weft.passes.sharding.pipeline import Step, interleaved
+from weft.passes.sharding.stage_functions import place_parameters
+
+Loss = Callable[..., torch.Tensor]
+Call = Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]
+
+
+class PipelinedModel(nn.Module):
+    """A model on a mesh of which one axis is a pipeline's."""
+
+    def __init__(self, model: nn.Module, devices: DeviceMesh, plan: Plan, pipeline: Pipeline, config: Config) -> None:
+        super().__init__()
+        self.plan, self.pipeline, self.config = plan, pipeline, config
+        self.line = _Line.of(devices, pipeline)
+        names = [name for name in devices.mesh_dim_names or () if name != pipeline.axis]
+        # Without another axis a stage is on one rank, and nothing is sharded.
+        self.alone = not names
+        groups = groups_of(devices) if self.alone else groups_of(devices[tuple(names)])
+        self.groups = Groups(Mesh.of(alone=1), devices, {}) if self.alone else groups
+        self.rank = 0 if self.alone else groups.rank
+        self.device = next((p.device for p in model.parameters()), torch.device("cpu"))
+        self.fake = FakeTensorMode(allow_non_fake_inputs=True)
+        self.skeleton = [skeleton_of(model, self.fake)]
+        self.shardings = {name: plan.sharding(name, p, self.groups.mesh) for name, p in model.named_parameters()}
+        self.tied = _tied(model)
+        self.shardings |= {name: self.shardings[names[0]] for names in self.tied for name in names}
+        self.model = model
+        self.stages = self._place(model)
+        self.programs: dict[Any, _RankStages] = {}
+
+    def _place(self, model: nn.Module) -> dict[str, tuple[int, ...]]:
+        """The stages of each parameter by name; those of other ranks are let go."""
+        example = self.pipeline.example
+        args, kwargs = (example, {}) if isinstance(example, tuple) else ((), dict(example))
+        leaves, spec = pytree.tree_flatten((args, kwargs))
+        first = cut_batch(leaves, self.pipeline.micro_batches)[0]
+        captured = self._capture(first, spec, None, None)
+        numbers = [n for n, name in enumerate(captured.state) if isinstance(attrgetter(name)(self), nn.Parameter)]
+        found = place_parameters(captured.function, numbers, self.line.stages)
+        used = {captured.state[n].removeprefix("model."): where for n, where in found.items()}
+        own, stages = set(self.line.own), dict[str, tuple[int, ...]]()
+        for names in self.tied:
+            where = tuple(sorted({stage for name in names for stage in used.get(name, ())})) or (0,)
+            parameter = model.get_parameter(names[0])
+            devices = None if self.alone else self.groups.devices
+            placed = None
+            if own & set(where):
+                placed = placed_parameter(parameter, self.shardings[names[0]], self.groups.mesh, devices, self.rank)
+            for name in names:
+                stages[name] = where
+                owner, _, leaf = name.rpartition(".")
+                model.get_submodule(owner)._parameters[leaf] = placed
+        return stages
+
+    def _capture(self, leaves: Sequence[Any], spec: Any, loss: Loss | None, targets: Any) -> CapturedModel:
+        skeleton = self.skeleton[0]
+        for traced, module in zip(skeleton.modules(), self.model.modules(), strict=True):
+            traced.training = module.training
+        with self.fake:
+            given, wanted = pytree.tree_map_only(
+                torch.Tensor, lambda t: torch.empty(t.shape, dtype=t.dtype, device=self.device), (leaves, targets)
+            )
+        args, kwargs = pytree.tree_unflatten(given, spec)
+        return capture_model(_WithLoss(skeleton, loss), (args, kwargs, wanted), {})
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The model's outputs, on every rank; no gradients come of them."""
+        if torch.is_grad_enabled() and any(p.requires_grad for p in self.model.parameters()):
+            raise UnsupportedError(
+                "the outputs of a pipeline have no gradients",
+                hint="train with model.step(loss, …), or call it under torch.no_grad()",
+            )
+        leaves, spec = pytree.tree_flatten((args, kwargs))
+        batches = cut_batch(leaves, self.pipeline.micro_batches)
+        stages = self._stages(batches[0], spec, None, None)
+        given = [stages.arguments(self, leaves) for leaves in batches]
+        with self._running():
+            found = [[stages.run(stage, each) for stage in self.line.own] for each in given]
+            finish_sends()
+            outputs = [self._from_last(stages, results[-1]) for results in found]
+        restored = [
+            stages.captured.restored(results, [*stages.state(self), *leaves])
+            for results, leaves in zip(outputs, batches, strict=True)
+        ]
+        return joined_outputs(restored, batches[0])
+
+    def step(self, loss: Loss, *args: Any, targets: Any = None, **kwargs: Any) -> torch.Tensor:
+        """Run a batch forwards and backwards; gradients are added to those that parameters have.
+
+        `loss` is a function of the model's output, and of `targets` if there are any; the mean over micro-batches is
+        given back, and gradients are of that.
+        """
+        leaves, spec = pytree.tree_flatten((args, kwargs))
+        below, inner = pytree.tree_flatten(targets)
+        count = self.pipeline.micro_batches
+        batches = cut_batch([*leaves, *below], count)
+        first = pytree.tree_unflatten(batches[0][len(leaves) :], inner)
+        stages = self._stages(batches[0][: len(leaves)], spec, loss, first)
+        given = [stages.arguments(self, batch) for batch in batches]
+        kept: dict[tuple[int, int], tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
+        losses: list[torch.Tensor] = []
+        gradients: dict[int, torch.Tensor] = {}
+        with self._running():
+            for step in self._schedule():
+                if step.kind == "forward":
+                    results = stages.run(step.stage, given[step.micro_batch])
+                    own = stages.programs[step.stage].results
+                    losses += results[:own]
+                    kept[step.stage, step.micro_batch] = given[step.micro_batch], results[own:]
+                else:
+                    stages.run_back(step.stage, *kept.pop((step.stage, step.micro_batch)), 1.0 / count, gradients)
+            finish_sends()
+            self._share_gradients(stages, gradients)
+            total = torch.stack(losses).mean().reshape(1) if losses else torch.zeros(1, device=self.device)
+            dist.broadcast(total, self.line.last, group=self.line.group)
+        stages.add_gradients(self, gradients)
+        return total[0]
+
+    def _schedule(self) -> list[Step]:
+        pipeline = self.pipeline
+        return interleaved(self.line.size, pipeline.micro_batches, pipeline.chunks)[self.line.place]
+
+    @contextmanager
+    def _running(self) -> Generator[None]:
+        try:
+            with torch.no_grad(), naming_dead_ranks(self.line.everyone):
+                yield
+        finally:
+            forget_sends()
+
+    def _share_gradients(self, stages: _RankStages, gradients: dict[int, torch.Tensor]) -> None:
+        """Add up the gradients of parameters that several ranks of the line hold."""
+        for number, where in sorted(stages.placed.items()):
+            ranks = {stage % self.line.size for stage in where}
+            if number not in stages.wanted or stages.first[number] != number or len(ranks) < 2:
+                continue
+            sharding = stages.shardings[number]
+            tensor = sharding.local(tensor_of(stages.captured.function.block.args[number].type), self.groups.mesh)
+            shape = [int(size) for size in tensor.shape if isinstance(size, int)]
+            own = gradients.get(number)
+            part = torch.zeros(shape, dtype=to_torch(tensor.dtype), device=self.device) if own is None else own
+            dist.all_reduce(part, group=self.line.group)
+            if own is not None:
+                gradients[number] = part
+
+    def _from_last(self, stages: _RankStages, results: list[torch.Tensor]) -> list[torch.Tensor]:
+        """What the last stage gives, on every rank."""
+        found: list[torch.Tensor] = []
+        for place, value in enumerate(stages.captured.function.returned.operands):
+            tensor = tensor_of(value.type)
+            shape = [int(size) for size in tensor.shape if isinstance(size, int)]
+            here = self.line.place == self.line.size - 1
+            sent = results[place].contiguous() if here else torch.empty(shape, dtype=to_torch(tensor.dtype))
+            sent = sent.to(self.device)
+            dist.broadcast(sent, self.line.last, group=self.line.group)
+            found.append(sent)
+        return found
+
+    def _stages(self, leaves: Sequence[Any], spec: Any, loss: Loss | None, targets: Any) -> _RankStages:
+        modes = tuple(module.training for module in self.model.modules())
+        below, inner = pytree.tree_flatten(targets)
+        key = (spec, inner, loss, modes, tuple(_described(leaf) for leaf in (*leaves, *below)))
+        if key not in self.programs:
+            self.programs[key] = self._compile(leaves, spec, loss, targets)
+        return self.programs[key]
+
+    def sharded(self, *args: Any, loss: Loss | None = None, targets: Any = None, **kwargs: Any) -> list[StageProgram]:
+        """The programs of this rank's stages for such a batch, with their messages and collectives, as IR."""
+        leaves, spec = pytree.tree_flatten((args, kwargs))
+        below, inner = pytree.tree_flatten(targets)
+        first = cut_batch([*leaves, *below], self.pipeline.micro_batches)[0]
+        wanted = pytree.tree_unflatten(first[len(leaves) :], inner)
+        programs = self._programs(self._capture(first[: len(leaves)], spec, loss, wanted), first, spec, loss)[1]
+        return list(programs.values())
+
+    def _programs(
+        self, captured: CapturedModel, leaves: Sequence[Any], spec: Any, loss: Loss | None
+    ) -> tuple[Program, dict[int, StageProgram]]:
+        mesh, count = self.groups.mesh, len(captured.state)
+        values = captured.function.block.args
+        lies = [Sharding.replicated(tensor_of(value.type).rank) for value in values]
+        late: list[list[str]] = [[] for _ in values]
+        placed: dict[int, tuple[int, ...]] = {}
+        for number, state in enumerate(captured.state):
+            name = state.removeprefix("model.")
+            if name in self.stages:
+                placed[number] = self.stages[name]
+                lies[number] = self.shardings.get(name) or lies[number]
+                late[number] = [self.plan.fsdp] if self.plan.fsdp else []
+        named = pytree.tree_unflatten([0] * spec.num_leaves, spec)
+        paths = [pytree.keystr(path) for path, _ in pytree.tree_flatten_with_path(named)[0]]
+        for number, place in enumerate(captured.inputs, count):
+            name = input_name(paths[place]) if place < len(paths) else "targets"
+            lies[number] = self.plan.input(name, leaves[place], mesh)
+        wanted = frozenset(n for n in placed if loss is not None and self._trains(captured.state[n]))
+        program = Program(captured.function, mesh, lies, late, placed, wanted)
+        line = self.line
+        return program, stage_programs(program, self.pipeline.axis, line.size, line.place, self.pipeline.chunks)
+
+    def _trains(self, name: str) -> bool:
+        parameter = attrgetter(name)(_Named(self.skeleton[0]))
+        return isinstance(parameter, nn.Parameter) and parameter.requires_grad
+
+    def _compile(self, leaves: Sequence[Any], spec: Any, loss: Loss | None, targets: Any) -> _RankStages:
+        captured = self._capture(leaves, spec, loss, targets)
+        every = [*leaves, *pytree.tree_leaves(targets)]
+        program, programs = self._programs(captured, every, spec, loss)
+
+        def compiled(function: Any) -> Call:
+            return compile_for_rank(
+                function, self.groups, self.rank, self.device, self.config, captured.objects, self.line.pair
+            )
+
+        forwards = {n: compiled(each.forward) for n, each in programs.items()}
+        backwards = {n: compiled(each.backward) for n, each in programs.items() if each.backward is not None}
+        numbers = {name.removeprefix("model."): number for number, name in enumerate(captured.state)}
+        same = [[numbers[name] for name in names if name in numbers] for names in self.tied]
+        first = {number: each[0] for each in same for number in each}
+        return _RankStages(
+            captured, programs, forwards, backwards, program.arguments, program.placed, program.wanted, first
+        )
+
+
+@dataclass(frozen=True)
+class _Named:
+    """A module under the name that it has in programs."""
+
+    model: nn.Module
+
+
+class _WithLoss(nn.Module):
+    """A model with its loss; with none, the model."""
+
+    def __init__(self, model: nn.Module, loss: Loss | None) -> None:
+        super().__init__()
+        self.model, self.loss = model, loss
+
+    def forward(self, args: Any, kwargs: Any, targets: Any) -> Any:
+        output = self.model(*args, **kwargs)
+        if self.loss is None:
+            return output
+        found = self.loss(output) if targets is None else self.loss(output, targets)
+        if not isinstance(found, torch.Tensor) or found.numel() != 1:
+            raise UnsupportedError("the loss of a pipeline is not one number", hint="reduce it: loss.mean()")
+        return found.reshape(())
+
+
+@dataclass(frozen=True)
+class _RankStages:
+    """The stages of a rank for batches of one kind, compiled."""
+
+    captured: CapturedModel
+    programs: dict[int, StageProgram]
+    forwards: dict[int, Call]
+    backwards: dict[int, Call]
+    shardings: Sequence[Sharding]
+    placed: Any
+    wanted: frozenset[int]
+    first: dict[int, int]
+    """Of each wanted parameter the first argument that is the same one, under whatever name."""
+
+    def state(self, model: PipelinedModel) -> list[torch.Tensor | None]:
+        return [attrgetter(name)(model) for name in self.captured.state]
+
+    def arguments(self, model: PipelinedModel, leaves: Sequence[Any]) -> list[Any]:
+        """This rank's parts of a micro-batch's arguments; parameters of other ranks are None."""
+        held = [each.to_local() if isinstance(each, DTensor) else each for each in self.state(model)]
+        first = len(held)
+        for number, place in enumerate(self.captured.inputs, first):
+            held.append(part_of(leaves[place], self.shardings[number], model.groups.mesh, model.rank).contiguous())
+        return [*(None if each is None else each.detach() for each in held), *self.captured.constants]
+
+    def run(self, stage: int, arguments: list[Any]) -> list[torch.Tensor]:
+        return self.forwards[stage]([arguments[n] for n in self.programs[stage].arguments])
+
+    def run_back(
+        self,
+        stage: int,
+        arguments: list[Any],
+        kept: list[torch.Tensor],
+        seed: float,
+        gradients: dict[int, torch.Tensor],
+    ) -> None:
+        program = self.programs[stage]
+        result = [tensor_of(value.type) for value in self.captured.function.returned.operands]
+        seeds = [torch.full((), seed, dtype=to_torch(each.dtype), device=_device(arguments)) for each in result]
+        again = [arguments[n] for n in program.again]
+        found = self.backwards[stage]([*again, *kept, *(seeds if program.results else [])])
+        for number, gradient in zip((self.first[n] for n in program.wanted), found, strict=True):
+            gradients[number] = gradient if number not in gradients else gradients[number] + gradient
+
+    def add_gradients(self, model: PipelinedModel, gradients: dict[int, torch.Tensor]) -> None:
+        for number, gradient in gradients.items():
+            parameter: Any = attrgetter(self.captured.state[number])(model)
+            if isinstance(parameter, DTensor):
+                gradient = DTensor.from_local(
+                    gradient, parameter.device_mesh, parameter.placements, run_check=False,
+                    shape=parameter.shape, stride=parameter.stride(),
+                )  # fmt: skip
+            parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
+
+
+@dataclass(frozen=True)
+class _Line:
+    """The ranks that differ in the pipeline's axis alone, and where this one stands among them."""
+
+    axis: str
+    size: int
+    place: int
+    chunks: int
+    ranks: tuple[int, ...]
+    everyone: tuple[int, ...]
+    group: Any
+    ways: dict[tuple[bool, bool], str]
+    """The groups of messages by whether they are gradients, and whether they go from the last rank to the first or
+    back: messages of one group between two ranks are received in the order in which they are sent."""
+
+    @staticmethod
+    def of(devices: DeviceMesh, pipeline: Pipeline) -> _Line:
+        names = devices.mesh_dim_names or ()
+        if pipeline.axis not in names:
+            raise ShardingError(f"the mesh has no axis {pipeline.axis}, which the pipeline is over")
+        if pipeline.micro_batches < 1 or pipeline.chunks < 1:
+            raise ShardingError(f"{pipeline.micro_batches} micro-batches and {pipeline.chunks} chunks are no pipeline")
+        group = devices.get_group(names.index(pipeline.axis))
+        ranks, size = tuple(dist.get_process_group_ranks(group)), devices.size(names.index(pipeline.axis))
+        if pipeline.chunks > 1 and size == 1:
+            raise ShardingError("stages of one rank cannot be interleaved", hint="use one chunk")
+        interleaved(size, pipeline.micro_batches, pipeline.chunks)  # raises where there is none
+        kinds = [(gradient, around) for gradient in (False, True) for around in (False, True)]
+        ways = {
+            kind: dist.new_group(list(ranks), use_local_synchronization=True).group_name
+            for kind in kinds
+            if size > 1 and (pipeline.chunks > 1 or not kind[1])
+        }
+        place = ranks.index(dist.get_rank())
+        everyone = tuple(devices.mesh.flatten().tolist())
+        return _Line(pipeline.axis, size, place, pipeline.chunks, ranks, everyone, group, ways)
+
+    @property
+    def stages(self) -> int:
+        return self.size * self.chunks
+
+    @property
+    def own(self) -> range:
+        return range(self.place, self.stages, self.size)
+
+    @property
+    def last(self) -> int:
+        return self.ranks[-1]
+
+    def pair(self, op: GraphOp) -> tuple[str, int]:
+        """The group of a message, and the rank at its other end."""
+        sends = isinstance(op, Send)
+        peer = op.params["to"] if sends else op.params["source"]
+        giver, taker = (self.place, peer) if sends else (peer, self.place)
+        gradient = bool(op.params["channel"] % 2)
+        onward = taker - giver if not gradient else giver - taker
+        around = self.chunks > 1 and onward < 0
+        return self.ways[gradient, around], self.ranks[peer]
+
+
+def _device(arguments: Sequence[Any]) -> torch.device:
+    return next((each.device for each in arguments if isinstance(each, torch.Tensor)), torch.device("cpu"))
+
+
+def _tied(model: nn.Module) -> list[list[str]]:
+    """The names of each parameter, which may have several."""
+    found: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        found.setdefault(id(parameter), []).append(name)
+    return list(found.values())
+
+
+def _described(leaf: Any) -> Any:
+    return (tuple(leaf.shape), leaf.dtype) if isinstance(leaf, torch.Tensor) else repr(leaf)

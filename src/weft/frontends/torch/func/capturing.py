@@ -1,0 +1,89 @@
+"""What is known while a torch function is captured: regions of it, and that `autograd.Function`s have rules.
+
+A function of autograd's that is only run would lose its gradient: while a capture lasts, calling one is calling a
+function with rules of its own.
+"""
+
+# Torch's own names have no types that can be followed.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false, reportAttributeAccessIssue=false
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.fx.traceback as fx_traceback
+
+from weft.frontends.torch.capture.custom_calls import CALLS
+from weft.frontends.torch.importer.custom_functions import MARKS
+
+
+@dataclass
+class Capture:
+    """One capture: how many regions it has so far, and the keys of its calls."""
+
+    regions: int = 0
+    keys: list[str] = field(default_factory=list[str])
+
+
+class _Current(threading.local):
+    capture: Capture | None = None
+
+
+_CURRENT = _Current()
+AUTOGRAD_RULES: list[Callable[[Any], Callable[..., Any] | None]] = []
+"""What finds the rules of a function of autograd's: `autograd_functions`, above this, puts it here."""
+
+
+def current_capture() -> Capture | None:
+    """The capture that this thread is at."""
+    return _CURRENT.capture
+
+
+@contextmanager
+def capturing() -> Generator[Capture]:
+    """Capture what runs inside."""
+    outer, _CURRENT.capture = _CURRENT.capture, Capture()
+    apply = torch.autograd.Function.__dict__["apply"]
+    if outer is None:
+        torch.autograd.Function.apply = classmethod(_applied(apply))
+    try:
+        yield _CURRENT.capture
+    finally:
+        _CURRENT.capture = outer
+        if outer is None:
+            torch.autograd.Function.apply = apply
+
+
+def forget_calls(capture: Capture) -> None:
+    """Drop the calls of a capture, once it is imported."""
+    for key in capture.keys:
+        CALLS.pop(key, None)
+
+
+def _applied(apply: Any) -> Any:
+    def captured(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        rules = AUTOGRAD_RULES[0](cls) if AUTOGRAD_RULES and current_capture() is not None else None
+        return (apply.__get__(None, cls) if rules is None else rules)(*args, **kwargs)
+
+    return captured
+
+
+@contextmanager
+def marked(**marks: str) -> Generator[None]:
+    """Annotate the ops of what is captured inside."""
+    known: Any = fx_traceback.current_meta
+    outer = known.get("custom")
+    inner = dict(outer or {})
+    known["custom"] = {**inner, MARKS: {**inner.get(MARKS, {}), **marks}}
+    try:
+        yield
+    finally:
+        if outer is None:
+            known.pop("custom", None)
+        else:
+            known["custom"] = outer

@@ -1,0 +1,238 @@
+"""`custom`: a torch function with rules of its own for gradients, tangents and batches, in plain torch code.
+
+A custom function is called like any other. In graphs that `weft.func` transforms it is a `graph.custom`; torch's own
+transformations, and autograd, take its rules through an `autograd.Function`. What is not given is derived from it.
+"""
+
+# Torch's pytrees have no types that can be followed.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false, reportUnknownLambdaType=false, reportPrivateUsage=false, reportIncompatibleMethodOverride=false
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+from torch import fx
+from torch._C._functorch import is_functorch_wrapped_tensor
+from torch._subclasses.fake_tensor import FakeTensor
+
+from weft.diagnostics import calling_line
+from weft.errors import ShapeError, WeftError
+from weft.frontends.torch.capture.custom_calls import CALLS
+from weft.frontends.torch.capture.decompositions import decompositions
+from weft.frontends.torch.func.capture_function import fake_tensors, traced
+from weft.frontends.torch.func.capturing import capturing, current_capture
+from weft.frontends.torch.func.custom_eager import eager_call
+from weft.frontends.torch.func.normalized import SHIFTED
+
+Rule = Callable[..., Any]
+_is_wrapped: Callable[[torch.Tensor], bool] = is_functorch_wrapped_tensor
+_keys = itertools.count()
+_TENSOR = torch.empty(0)
+"""Stands for a tensor among leaves."""
+BATCHING: dict[str, Call] = {}
+"""Calls of functions with batching rules, by the names under which graphs know them."""
+
+
+_PLACES: dict[str, list[Custom]] = {}
+
+
+class Custom:
+    """A function with rules of its own."""
+
+    def __init__(self, function: Callable[..., Any], vjp: Rule | None, jvp: Rule | None, batch: Rule | None) -> None:
+        if not callable(function):
+            raise WeftError(f"custom takes a function, got {type(function).__name__}")
+        self.function, self.vjp, self.jvp, self.batch = function, vjp, jvp, batch
+        self.name = getattr(function, "__name__", type(function).__name__)
+        functools.update_wrapper(self, function, updated=())
+
+    @property
+    def place(self) -> str:
+        """Where the function is defined, and which of those defined there it is."""
+        named = f"{getattr(self.function, '__module__', '')}.{getattr(self.function, '__qualname__', self.name)}"
+        known = _PLACES.setdefault(named, [])
+        if self not in known:
+            known.append(self)
+        return f"{named}#{known.index(self)}"
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if kwargs:
+            function = functools.partial(self.function, **kwargs)
+            vjp, jvp, batch = (
+                functools.partial(each, **kwargs) if each else None for each in (self.vjp, self.jvp, self.batch)
+            )
+            return Custom(function, vjp, jvp, batch)(*args)
+        leaves, spec = pytree.tree_flatten(args)
+        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        if any(isinstance(each, FakeTensor) for each in tensors):
+            return self.function(*args)
+        capture = current_capture()
+        if capture is None or any(map(_is_wrapped, tensors)):
+            return eager_call(self, args)
+        kept = [_TENSOR if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+        call = Call(self, kept, spec, calling_line())
+        if self.batch is not None:
+            BATCHING[call.batching or ""] = call
+        key = f"{self.name}.{next(_keys)}"
+        CALLS[key] = call
+        capture.keys.append(key)
+        found = torch.ops.weft.custom(tensors, key)
+        return call.tree_of(found)
+
+
+@dataclass
+class Call:
+    """A call of a custom function: what is no tensor among its arguments, and where it is."""
+
+    custom: Custom
+    leaves: list[Any]
+    spec: pytree.TreeSpec
+    line: str | None
+    out: tuple[list[Any], pytree.TreeSpec] | None = None
+
+    @property
+    def batching(self) -> str | None:
+        """The name of the batching rule for such a call: calls of one kind have one."""
+        if self.custom.batch is None:
+            return None
+        own = [leaf for leaf in self.leaves if leaf is not _TENSOR]
+        return f"{self.custom.place}({hashlib.sha256(repr((self.spec, own)).encode()).hexdigest()[:12]})"
+
+    @property
+    def name(self) -> str:
+        return self.custom.name
+
+    def batched(self, size: int, flags: Sequence[bool], tensors: Sequence[torch.Tensor]) -> Any:
+        """The results of the batching rule, for tensors of which the flagged ones have the batch in front."""
+        assert self.custom.batch is not None, "asked before"
+        return self.custom.batch(size, self.arguments(flags), self.arguments(tensors))
+
+    def arguments(self, tensors: Sequence[Any]) -> tuple[Any, ...]:
+        """The arguments, with these tensors."""
+        given = iter(tensors)
+        leaves = [next(given) if isinstance(leaf, torch.Tensor) else leaf for leaf in self.leaves]
+        return tuple(pytree.tree_unflatten(leaves, self.spec))
+
+    def tree_of(self, tensors: Sequence[Any]) -> Any:
+        """What the function returns, with these tensors."""
+        assert self.out is not None, "it has run"
+        given = iter(tensors)
+        leaves = [next(given) if isinstance(leaf, torch.Tensor) else leaf for leaf in self.out[0]]
+        return pytree.tree_unflatten(leaves, self.out[1])
+
+    def evaluate(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        found, spec = pytree.tree_flatten(self.custom.function(*self.arguments(tensors)))
+        self.out = [_TENSOR if isinstance(leaf, torch.Tensor) else leaf for leaf in found], spec
+        given = {id(each) for each in tensors}
+        results = [leaf for leaf in found if isinstance(leaf, torch.Tensor)]
+        return [each.clone() if id(each) in given else each for each in results]
+
+    def graphs(self, tensors: Sequence[torch.Tensor]) -> dict[str, fx.GraphModule]:
+        count = len(tensors)
+        device = next((each.device for each in tensors), torch.device("cpu"))
+        table = decompositions(device.type if device.type == "cuda" else "cpu") | SHIFTED
+        results: list[torch.Tensor] = []
+
+        def trace(flat: Callable[..., list[torch.Tensor]], given: Sequence[torch.Tensor]) -> fx.GraphModule:
+            from torch._subclasses.functional_tensor import dispatch_functionalize
+
+            functional: Any = dispatch_functionalize(flat)
+            with capturing():
+                graph = traced(functional, fake_tensors(given), table)
+            graph.graph.eliminate_dead_code()
+            return graph
+
+        def body(*given: torch.Tensor) -> list[torch.Tensor]:
+            found = self.evaluate(given)
+            results[:] = fake_tensors(found)
+            return [each.clone(memory_format=torch.contiguous_format) for each in found]
+
+        found = {"body": trace(body, tensors)}
+        floats = [each for each in results if each.is_floating_point()]
+        moving = [each for each in tensors if each.is_floating_point()]
+        if (vjp := self.custom.vjp) is not None:
+
+            def gradients(*given: torch.Tensor) -> list[torch.Tensor]:
+                arguments, values = self.arguments(given[:count]), given[count : count + len(results)]
+                seeds = iter(given[count + len(results) :])
+                grads = [next(seeds) if each.is_floating_point() else None for each in results]
+                made = vjp(self.tree_of(grads), arguments, self.tree_of(values))
+                return self._gradients(made, arguments, given[:count])
+
+            found["vjp"] = trace(gradients, [*tensors, *results, *floats])
+        if (jvp := self.custom.jvp) is not None:
+
+            def tangents(*given: torch.Tensor) -> list[torch.Tensor]:
+                seeds = iter(given[count:])
+                directions = [next(seeds) if each.is_floating_point() else None for each in tensors]
+                made = jvp(self.arguments(given[:count]), self.arguments(directions))
+                return self._tangents(made, results)
+
+            found["jvp"] = trace(tangents, [*tensors, *moving])
+        return found
+
+    def _gradients(self, made: Any, arguments: Sequence[Any], tensors: Sequence[Any]) -> list[torch.Tensor]:
+        """What a rule gives for each argument of floats; zeros for None."""
+        made = (made,) if len(arguments) == 1 and not isinstance(made, tuple) else made
+        if not isinstance(made, tuple | list) or len(made) != len(arguments):
+            count = len(made) if isinstance(made, tuple | list) else type(made).__name__
+            raise self._error(f"the vjp rule of {self.custom.name} gives {count} for {len(arguments)} arguments")
+        found: list[torch.Tensor] = []
+        for argument, gradient in zip(arguments, made, strict=True):
+            leaves, spec = pytree.tree_flatten(argument)
+            given = [None] * len(leaves) if gradient is None else _children(gradient, spec)
+            if given is None:
+                raise self._error(f"the vjp rule of {self.custom.name} gives another tree than that of its argument")
+            for leaf, each in zip(leaves, given, strict=True):
+                if isinstance(leaf, torch.Tensor) and leaf.is_floating_point():
+                    found.append(self._checked("vjp", each, leaf))
+        return found
+
+    def _tangents(self, made: Any, results: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        given = [leaf for leaf in pytree.tree_leaves(made, is_leaf=lambda leaf: leaf is None)]
+        if len(given) != len(results):
+            raise self._error(f"the jvp rule of {self.custom.name} gives {len(given)} for {len(results)} results")
+        pairs = zip(given, results, strict=True)
+        return [self._checked("jvp", each, like) for each, like in pairs if like.is_floating_point()]
+
+    def _checked(self, rule: str, found: Any, like: torch.Tensor) -> torch.Tensor:
+        if found is None:
+            return torch.zeros(like.shape, dtype=like.dtype, device=like.device)
+        if not isinstance(found, torch.Tensor) or found.shape != like.shape or found.dtype != like.dtype:
+            kinds = [(tuple(x.shape), x.dtype) if isinstance(x, torch.Tensor) else type(x) for x in (found, like)]
+            raise self._error(f"the {rule} rule of {self.custom.name} gives {kinds[0]} for {kinds[1]}")
+        return found.clone(memory_format=torch.contiguous_format)
+
+    def _error(self, message: str) -> ShapeError:
+        hint = "a gradient has the shape and the type of its argument, a tangent those of its result; None is 0"
+        return ShapeError(message, location=self.line, hint=hint)
+
+
+def _children(tree: Any, spec: pytree.TreeSpec) -> list[Any] | None:
+    leaves, own = pytree.tree_flatten(tree, is_leaf=lambda leaf: leaf is None)
+    return leaves if own == spec else None
+
+
+def custom(
+    function: Callable[..., Any] | None = None,
+    *,
+    vjp: Rule | None = None,
+    jvp: Rule | None = None,
+    batch: Rule | None = None,
+) -> Any:
+    """A function with rules of its own, in plain torch code; also as a decorator, `@custom(vjp=...)`.
+
+    `vjp(grads, args, results)` gives a tuple with the gradient of each argument, None for 0; `grads` is like what the
+    function returns. `jvp(args, tangents)` gives the tangents of the results. `batch(size, batched, args)` gives the
+    results with the batch in front; `batched` is like `args`, and says which of the tensors have it in front.
+    """
+    if function is None:
+        return lambda given: Custom(given, vjp, jvp, batch)
+    return Custom(function, vjp, jvp, batch)

@@ -1,0 +1,91 @@
+"""Functions with rules of their own as `graph.custom`, and what is stated of nodes as annotations of their ops."""
+
+# Torch's graphs have no types that can be followed.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import fx
+from xdsl.dialects.builtin import StringAttr
+from xdsl.ir import Attribute, Block, OpResult, SSAValue
+
+from weft.errors import UnsupportedError
+from weft.frontends.torch.aten.table import aten
+from weft.frontends.torch.capture.custom_calls import CALLS
+from weft.frontends.torch.importer.builder import ImportBuilder
+from weft.frontends.torch.locations import location_of
+from weft.ir.types import tensor_of
+from weft.ops.control import isolate, outside_values
+from weft.ops.custom import CustomOp
+
+if TYPE_CHECKING:
+    from weft.frontends.torch.importer.import_nodes import NodeImporter
+
+MARKS = "weft"
+"""The entry of a node's `custom` notes that has annotations for its ops, by name."""
+
+
+def marks_of(node: fx.Node) -> dict[str, Attribute]:
+    """Annotations for the ops that a node becomes."""
+    said: Any = (node.meta.get("custom") or {}).get(MARKS) or {}
+    return {key: StringAttr(value) for key, value in said.items()}
+
+
+def is_custom(node: fx.Node) -> bool:
+    return node.target is torch.ops.weft.custom.default
+
+
+def import_custom(nodes: NodeImporter, node: fx.Node) -> tuple[SSAValue, ...]:
+    """The results of a call of a function with rules of its own."""
+    tensors, key = node.args
+    assert isinstance(tensors, list | tuple) and isinstance(key, str), "traced"
+    call = CALLS[key]
+    sources: list[fx.Node] = [each for each in tensors if isinstance(each, fx.Node)]
+    operands: list[Any] = [nodes.values[each] for each in sources]
+    if not all(isinstance(each, SSAValue) for each in operands):
+        raise UnsupportedError("complex numbers in a function with rules of its own")
+    nodes.builder.location = location_of(node)
+    location = nodes.builder.location
+    blocks: dict[str, Block] = {}
+    found: dict[str, list[SSAValue]] = {}
+    types = [value.type for value in operands]
+    results: list[Attribute] = []
+    for name, graph in call.graphs([each.meta["val"] for each in sources]).items():
+        floats = [[each for each in some if tensor_of(each).dtype.is_float] for some in (types, results)]
+        extra = {"body": [], "vjp": [*results, *floats[1]], "jvp": floats[0]}[name]
+        blocks[name] = Block(arg_types=[*types, *extra])
+        with nodes.inside(blocks[name]):
+            found[name] = list(nodes.traced(graph, list(blocks[name].args), nodes.call))
+        if name == "body":
+            results = [value.type for value in found[name]]
+    captures = list(dict.fromkeys(x for name in blocks for x in outside_values(blocks[name], found[name])))
+    for name, block in blocks.items():
+        _isolate(block, captures, found[name], len(operands))
+    body = blocks.pop("body")
+    made = CustomOp.make([*operands, *captures], body, blocks, len(captures), call.batching, location)
+    return tuple(nodes.builder.insert(made).results)
+
+
+def _isolate(block: Block, captures: list[SSAValue], yielded: list[SSAValue], place: int) -> None:
+    """Let a block read captures from arguments, which stand behind the operands, and end it."""
+    isolate(block, captures, yielded)
+    given = list(block.args)
+    first = len(given) - len(captures)
+    for number, old in enumerate(given[first:]):
+        new = block.insert_arg(old.type, place + number)
+        old.replace_all_uses_with(new)
+    for old in reversed(given[first:]):
+        block.erase_arg(old)
+
+
+@aten("weft.named")
+def name(b: ImportBuilder, x: SSAValue, name: str) -> SSAValue:
+    """A value that the user has a name for: an op of its own, so that it can be told apart."""
+    if not tensor_of(x.type).dtype.is_float:
+        return x
+    found: OpResult = b.emit("reduce_precision", x)
+    found.op.attributes["weft.name"] = StringAttr(name)
+    return found

@@ -1,0 +1,235 @@
+"""Multiply the codes of quantized tensors, and scale the sums: matmuls and convolutions of 8-bit integers.
+
+A quantized tensor is `(codes - zero) * scale`, in f32, or `codes - zero`, in i32. With frozen weights the codes are
+multiplied as they lie in memory, four at a time where a processor can, sums are exact, and zeros become a vector over
+columns that `hoist_constants` computes once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import prod
+from typing import ClassVar
+
+from xdsl.context import Context
+from xdsl.dialects.builtin import ModuleOp
+from xdsl.ir import Operation, SSAValue
+from xdsl.passes import ModulePass
+
+from weft.ir.expr import product
+from weft.ir.types import f32, i8, i32, tensor_of, u8
+from weft.ops.graph import FuncOp, GraphBuilder
+from weft.ops.matmul.dot import Dot
+from weft.ops.windows.convolution import Convolution
+from weft.passes.convolution.convolve_by_matmul import geometry_of
+from weft.passes.simplify.constant_values import fixed_values, made_by, number_of
+
+_DEEPEST = (2**31 - 1) // (255 * 128)
+"""The most products of codes that a sum of 32 bits has room for."""
+
+
+@dataclass(frozen=True)
+class MultiplyCodes(ModulePass):
+    """Weights of one scale for each column:
+
+    %x = graph.mul (graph.cast (graph.sub (graph.cast %p), %zero)), %s       (f32, of u8 codes %p)
+    %w = graph.mul (graph.cast %q), %t                                       (f32, of i8 codes %q)
+    %y = graph.dot %x, %w
+                                            →
+    %d = graph.dot %p, %q to i32
+    %e = graph.sub %d, (graph.mul %zero, (graph.sum %q over K))
+    %y = graph.mul (graph.cast %e to f32), (graph.mul %s, %t)
+
+    Convolutions likewise, where `convolve_by_matmul` takes them. Weights of u8 are shifted to i8; where they have
+    zeros, those times the sums of rows are taken off as well.
+    """
+
+    name: ClassVar[str] = "multiply_codes"
+
+    def apply(self, ctx: Context, op: ModuleOp) -> None:
+        for function in op.body.block.ops:
+            if isinstance(function, FuncOp) and "constants" in function.attributes:
+                _Multiplying(function).run()
+
+
+@dataclass(frozen=True)
+class _Codes:
+    """A quantized tensor; its zero and its scale, of f32, broadcast to it. None stands for 0 and 1."""
+
+    codes: SSAValue
+    zero: SSAValue | None
+    scale: SSAValue | None
+
+    @property
+    def is_zero_free(self) -> bool:
+        return self.zero is None or number_of(self.zero) == 0
+
+
+class _Multiplying:
+    def __init__(self, function: FuncOp) -> None:
+        self.function = function
+        self.fixed = fixed_values(function)
+
+    def run(self) -> None:
+        for op in list(self.function.block.ops):
+            if not isinstance(op, Dot | Convolution) or "dtype" in op.params or op.operands[1] not in self.fixed:
+                continue
+            self.b = GraphBuilder(self.function.block, op.location, before=op)
+            x, w = (self._codes(value) for value in op.operands)
+            if x is None or w is None or (x.scale is None) != (w.scale is None) or op.operands[0] in self.fixed:
+                continue
+            made = self._dot(op, x, w) if isinstance(op, Dot) else self._convolution(op, x, w)
+            if made is not None:
+                op.results[0].replace_all_uses_with(made)
+                op.detach()
+                op.erase()
+
+    # -- operands --------------------------------------------------------------------------------------------------
+
+    def _codes(self, value: SSAValue) -> _Codes | None:
+        """The codes that a tensor is computed of, if it is a quantized one."""
+        if tensor_of(value.type).dtype == f32:
+            return self._scaled(value)
+        return self._shifted(value) if tensor_of(value.type).dtype == i32 else None
+
+    def _scaled(self, value: SSAValue) -> _Codes | None:
+        if (view := made_by(value, "graph.permute", "graph.reshape")) is not None:
+            return self._viewed(view, value)
+        if (op := made_by(value, "graph.mul")) is None:
+            return None
+        for wide, scale in (op.operands, reversed(op.operands)):
+            cast = made_by(wide, "graph.cast")
+            if cast is None or tensor_of(wide.type).shape != tensor_of(value.type).shape:
+                continue
+            found = self._shifted(cast.operands[0])
+            if found is not None:
+                return replace(found, scale=scale)
+        return None
+
+    def _viewed(self, view: Operation, value: SSAValue) -> _Codes | None:
+        """A view of a tensor that has one zero and one scale is the view of its codes; a permuted one always is."""
+        found = self._codes(view.operands[0])
+        if found is None:
+            return None
+        shape = tensor_of(value.type).shape
+        if all(_is_one(each) for each in (found.zero, found.scale)):
+            codes = self._again(view, found.codes)
+            return _Codes(
+                codes, *(None if each is None else self.b.reshape(each, shape=()) for each in (found.zero, found.scale))
+            )
+        if view.name != "graph.permute":
+            return None
+        rank = len(shape)
+        sides = [
+            None if each is None else self._again(view, self._ranked(each, rank)) for each in (found.zero, found.scale)
+        ]
+        return _Codes(self._again(view, found.codes), *sides)
+
+    def _again(self, view: Operation, value: SSAValue) -> SSAValue:
+        params = view.params  # type: ignore[attr-defined]
+        return self.b.permute(value, **params) if view.name == "graph.permute" else self.b.reshape(value, **params)
+
+    def _ranked(self, value: SSAValue, rank: int) -> SSAValue:
+        shape = tensor_of(value.type).shape
+        return self.b.reshape(value, shape=(*(1 for _ in range(rank - len(shape))), *shape))
+
+    def _shifted(self, value: SSAValue) -> _Codes | None:
+        """`codes - zero` in i32, or codes that were never widened."""
+        zero: SSAValue | None = None
+        shape = tensor_of(value.type).shape
+        if (op := made_by(value, "graph.sub")) is not None and tensor_of(op.operands[0].type).shape == shape:
+            value, zero = op.operands
+        if (op := made_by(value, "graph.cast")) is not None and tensor_of(value.type).dtype == i32:
+            value = op.operands[0]
+        if tensor_of(value.type).dtype not in (i8, u8):
+            return None
+        return _Codes(value, zero, None)
+
+    def _signed(self, w: _Codes) -> _Codes:
+        """Weights whose codes are i8."""
+        if tensor_of(w.codes.type).dtype == i8:
+            return w
+        b = self.b
+        wide = b.cast(w.codes, dtype=i32)
+        codes = b.cast(b.sub(wide, b.full_like(wide, 128)), dtype=i8)
+        zero = w.zero if w.zero is not None else b.full(value=0, shape=(), dtype=i32)
+        number = number_of(zero)
+        shape = tensor_of(zero.type).shape
+        known = None if number is None else b.full(value=int(number) - 128, shape=shape, dtype=i32)
+        return _Codes(codes, known if known is not None else b.sub(zero, b.full_like(zero, 128)), w.scale)
+
+    # -- products --------------------------------------------------------------------------------------------------
+
+    def _dot(self, op: Dot, x: _Codes, w: _Codes) -> SSAValue | None:
+        b, (_, depth) = self.b, (tensor_of(x.codes.type).shape[-2:])
+        rank = tensor_of(w.codes.type).rank
+        if not isinstance(depth, int) or depth > _DEEPEST or not _is_one(x.zero) or not _is_one(x.scale):
+            return None
+        if not all(each is None or self._varies_along(each, rank, rank - 1) for each in (w.zero, w.scale)):
+            return None
+        w = self._signed(w)
+        total = b.dot(x.codes, w.codes, dtype=i32)
+        columns = None if x.is_zero_free else b.sum(b.cast(w.codes, dtype=i32), dims=(rank - 2,), keep=True)
+        rows = None if w.is_zero_free else b.sum(b.cast(x.codes, dtype=i32), dims=(rank - 1,), keep=True)
+        return self._finished(total, x, w, columns, rows, depth)
+
+    def _convolution(self, op: Convolution, x: _Codes, w: _Codes) -> SSAValue | None:
+        b, params = self.b, op.params
+        tensors = [tensor_of(each.type) for each in (x.codes, w.codes, op.results[0])]
+        geometry = geometry_of(*tensors, **params, dtype=i32)
+        if geometry is None or geometry.groups != 1 or not _is_one(x.zero) or not _is_one(x.scale):
+            return None
+        rank, depth = tensors[1].rank, geometry.channels * prod(geometry.window)
+        if depth > _DEEPEST or not all(each is None or self._varies_along(each, rank, 0) for each in (w.zero, w.scale)):
+            return None
+        fill = 0 if x.zero is None else number_of(x.zero)
+        padded = any(map(any, geometry.padding))
+        if fill is None and padded and not w.is_zero_free:
+            return None
+        w = self._signed(w)
+        codes = params | {"dtype": i32, "fill": int(fill or 0)}
+        total = b.convolution(x.codes, w.codes, **codes)
+        columns: SSAValue | None = None
+        if not x.is_zero_free:
+            if fill is None and padded:  # what a zero of every place but the padding gives
+                ones = b.full(value=1, shape=(1, *tensors[0].shape[1:]), dtype=i32)
+                columns = b.convolution(ones, b.cast(w.codes, dtype=i32), **params)
+            else:
+                columns = b.sum(b.cast(w.codes, dtype=i32), dims=tuple(range(1, rank)), keep=False)
+                columns = b.reshape(columns, shape=(geometry.outputs, *(1 for _ in geometry.window)))
+        rows: SSAValue | None = None
+        if not w.is_zero_free:
+            ones = b.full(value=1, shape=(1, *tensors[1].shape[1:]), dtype=i8)
+            rows = b.convolution(x.codes, ones, **codes)
+        sides = [None if each is None else self._over_channels(each, rank) for each in (w.zero, w.scale)]
+        return self._finished(total, x, _Codes(w.codes, *sides), columns, rows, depth)
+
+    def _over_channels(self, value: SSAValue, rank: int) -> SSAValue:
+        """One number for each weight's first dimension, as the result's channels are: [O, 1, ...]."""
+        return self.b.reshape(value, shape=(product(tensor_of(value.type).shape), *(1 for _ in range(rank - 2))))
+
+    def _finished(
+        self, total: SSAValue, x: _Codes, w: _Codes, columns: SSAValue | None, rows: SSAValue | None, depth: int
+    ) -> SSAValue:
+        """Take off what zeros have added to the sums of codes, and scale them."""
+        b = self.b
+        x_zero = None if x.zero is None else b.reshape(x.zero, shape=())
+        if columns is not None and x_zero is not None:
+            if rows is not None and w.zero is not None:
+                columns = b.sub(columns, b.mul(w.zero, b.full_like(w.zero, depth)))
+            total = b.sub(total, b.mul(columns, x_zero))
+        if rows is not None and w.zero is not None:
+            total = b.sub(total, b.mul(rows, w.zero))
+        if x.scale is None or w.scale is None:
+            return total
+        return b.mul(b.cast(total, dtype=f32), b.mul(w.scale, b.reshape(x.scale, shape=())))
+
+    def _varies_along(self, value: SSAValue, rank: int, dim: int) -> bool:
+        """Whether a tensor beside one of so many dimensions is the same along all but one of them."""
+        shape = tensor_of(value.type).shape
+        return all(size == 1 for d, size in enumerate(shape, rank - len(shape)) if d != dim)
+
+
+def _is_one(value: SSAValue | None) -> bool:
+    """Whether a tensor has one element."""
+    return value is None or all(size == 1 for size in tensor_of(value.type).shape)

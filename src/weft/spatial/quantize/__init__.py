@@ -1,0 +1,1 @@
+"""From a graph of floats to one of 8-bit integers: scales by calibration, and what stands for softmax and norms."""

@@ -1,0 +1,67 @@
+"""What the values of a graph of floats are while it is quantized: integers with a scale, or what is yet to be rounded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from xdsl.ir import SSAValue
+
+
+@dataclass(frozen=True)
+class Quantized:
+    """A matrix of 8-bit integers; 1 stands for `scale`."""
+
+    value: SSAValue
+    scale: float
+
+
+@dataclass(frozen=True)
+class Pending:
+    """A product, a bias and tensors times factors, which become one conversion to 8 bits."""
+
+    source: Quantized | None = None
+    weights: np.ndarray | None = None
+    bias: np.ndarray | None = None
+    beside: tuple[tuple[Quantized, np.ndarray], ...] = ()
+
+
+@dataclass(frozen=True)
+class HeadView:
+    """A matrix seen by heads: of `axes` "shd", rows first, or "hsd"."""
+
+    of: SSAValue
+    heads: int
+    axes: str
+    repeats: int = 1
+
+
+@dataclass(frozen=True)
+class Norm:
+    """A norm as far as it was read; `step` says what of it the value is.
+
+    sum, mean: of x · centred: x less its mean · square · squares: their sum · variance · root · normed
+    """
+
+    of: SSAValue
+    step: str
+    centred: bool = False
+    epsilon: float = 0.0
+    gamma: np.ndarray | None = None
+    beta: np.ndarray | None = None
+
+
+@dataclass(frozen=True)
+class Activated:
+    """silu(x), which may be multiplied by another tensor."""
+
+    of: SSAValue
+
+
+@dataclass(frozen=True)
+class Rotary:
+    """A part of rotated positions: `half` of a head (0, 1), "turned", or a product by a matrix of cosines or sines."""
+
+    of: SSAValue
+    part: str
+    factors: np.ndarray | None = field(default=None, compare=False)

@@ -1,0 +1,171 @@
+"""The command line of `weft spatial`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from weft.tools.commands.options import Json
+from weft.tools.terminal import Terminal
+
+spatial = typer.Typer(help="Statically scheduled processors: schedules, proved and run.", no_args_is_help=True)
+
+Machine = Annotated[str, typer.Option("-m", "--machine", help="A machine by name, or a file of one.")]
+Set = Annotated[list[str] | None, typer.Option("--set", help="Another value for a field: `latency.read=4`.")]
+Schedule = Annotated[Path, typer.Argument(help="A schedule that `weft spatial compile` wrote.")]
+Seed = Annotated[int, typer.Option(help="Of random values.", min=0)]
+
+
+@spatial.command("machine")
+def machine_command(
+    name: Annotated[str, typer.Argument(help="A machine by name, or a file of one.")] = "tsp1",
+    set_: Set = None,
+    json: Json = False,
+) -> None:
+    """List what is known of a machine, how far to trust it, and what follows."""
+    from weft.tools.spatial import overrides_of, show_machine
+
+    terminal = Terminal(json=json)
+    with terminal.reporting_errors():
+        show_machine(terminal, name, overrides_of(set_ or []))
+
+
+@spatial.command("compile")
+def compile_command(
+    file: Annotated[str, typer.Argument(help="A graph of 8-bit integers; `-` is standard input.")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="Where to write the schedule.")] = Path(
+        "schedule.mlir"
+    ),
+    machine: Machine = "tsp1",
+    set_: Set = None,
+    constants: Annotated[
+        Path | None, typer.Option(help="An .npz of arguments that are constant; random without one.")
+    ] = None,
+    seed: Seed = 0,
+    json: Json = False,
+) -> None:
+    """Schedule a graph, verify the schedule and write it, with its cycles and their lower bound."""
+    from weft.tools.spatial import compile_file, overrides_of
+
+    terminal = Terminal(json=json)
+    with terminal.reporting_errors():
+        compile_file(terminal, file, machine, overrides_of(set_ or []), constants, seed, output)
+
+
+@spatial.command("verify")
+def verify_command(schedule: Schedule, json: Json = False) -> None:
+    """Check a schedule against the invariants of its machine."""
+    from weft.tools.spatial import verify_file
+
+    terminal = Terminal(json=json)
+    with terminal.reporting_errors():
+        verify_file(terminal, schedule)
+
+
+@spatial.command("simulate")
+def simulate_command(
+    schedule: Schedule,
+    inputs: Annotated[Path | None, typer.Option(help="An .npz of arguments; random without one.")] = None,
+    seed: Seed = 0,
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="Write results to this .npz.")] = None,
+    json: Json = False,
+) -> None:
+    """Run a schedule, bit by bit and cycle by cycle; one that does not verify is not run."""
+    from weft.tools.spatial import simulate_file
+
+    terminal = Terminal(json=json)
+    with terminal.reporting_errors():
+        simulate_file(terminal, schedule, inputs, seed, output)
+
+
+@spatial.command("trace")
+def trace_command(
+    schedule: Schedule,
+    output: Annotated[Path, typer.Option("-o", "--output", help="Where to write the trace.")] = Path("trace.json"),
+    json: Json = False,
+) -> None:
+    """Write a schedule as a trace for Perfetto: a row for each queue."""
+    from weft.tools.spatial import trace_file
+
+    terminal = Terminal(json=json)
+    with terminal.reporting_errors():
+        trace_file(terminal, schedule, output)
+
+
+@spatial.command("distribute")
+def distribute_command(
+    file: Annotated[str, typer.Argument(help="A graph of 8-bit integers; `-` is standard input.")],
+    chips: Annotated[int, typer.Option(help="How many chips.", min=1)] = 8,
+    tensor: Annotated[int, typer.Option(help="How many of them share each layer; the others are stages.", min=1)] = 1,
+    machine: Machine = "tsp1",
+    set_: Set = None,
+    constants: Annotated[
+        Path | None, typer.Option(help="An .npz of arguments that are constant; random without one.")
+    ] = None,
+    seed: Seed = 0,
+    json: Json = False,
+) -> None:
+    """Schedule a graph on many chips, verify all of them, run them and compare with the graph."""
+    from weft.tools.spatial import distribute_file, overrides_of
+
+    terminal = Terminal(json=json)
+    with terminal.reporting_errors():
+        distribute_file(terminal, file, machine, overrides_of(set_ or []), constants, seed, chips, tensor)
+
+
+@spatial.command("explore")
+def explore_command(
+    file: Annotated[str, typer.Argument(help="A graph of 8-bit integers.")],
+    vary: Annotated[list[str], typer.Option(help="A field and its values: `memory.bank_words=2048,4096`.")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="Where to draw them: a page of its own.")] = Path(
+        "explore.html"
+    ),
+    machine: Machine = "tsp1",
+    constants: Annotated[
+        Path | None, typer.Option(help="An .npz of arguments that are constant; random without one.")
+    ] = None,
+    workers: Annotated[int, typer.Option(help="Processes that schedule side by side.", min=1)] = 2,
+    seed: Seed = 0,
+    json: Json = False,
+) -> None:
+    """Schedule a graph on variants of a machine, and draw the front of time, area and energy."""
+    from weft.tools.spatial import explore_file
+
+    terminal = Terminal(json=json)
+    with terminal.reporting_errors():
+        explore_file(terminal, file, machine, vary, constants, seed, workers, output)
+
+
+@spatial.command("systolic")
+def systolic_command(
+    m: Annotated[int, typer.Argument(help="Rows of the first matrix.", min=1)],
+    k: Annotated[int, typer.Argument(help="Its columns.", min=1)],
+    n: Annotated[int, typer.Argument(help="Columns of the second.", min=1)],
+    machine: Machine = "systolic128",
+    set_: Set = None,
+    json: Json = False,
+) -> None:
+    """Count the cycles of a product on a systolic array, as SCALE-Sim does."""
+    from weft.tools.spatial import count_systolic, overrides_of
+
+    terminal = Terminal(json=json)
+    with terminal.reporting_errors():
+        count_systolic(terminal, m, k, n, machine, overrides_of(set_ or []))
+
+
+@spatial.command("check")
+def check_command(
+    count: Annotated[int, typer.Option(help="How many random programs.", min=1)] = 20,
+    mutants: Annotated[int, typer.Option(help="How many tampered schedules of them.", min=0)] = 200,
+    seed: Seed = 0,
+    machine: Machine = "tsp1",
+    json: Json = False,
+) -> None:
+    """Random programs, exact in bits and cycles; tampered schedules, and what the verifier lets through."""
+    from weft.tools.spatial import check_programs
+
+    terminal = Terminal(json=json)
+    with terminal.reporting_errors():
+        check_programs(terminal, count, mutants, seed, machine)

@@ -1,0 +1,74 @@
+"""Gradients of norms and activations as PTX: rows and sums of their columns in one kernel, which spills nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from weft.backends.nvidia.target import target_named
+from weft.pipelines import compile_kernels
+
+from ..emulated_graphs import emulated
+from ..ptxas import assemble, needs_ptxas
+from ..row_kernels import planned
+
+Function = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+
+
+def masked_norm(x: Tensor, mask: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """As in a block of a transformer: operands of 4, 2 and 1 bytes."""
+    hidden = x + (bias * mask).bfloat16()
+    return F.layer_norm(hidden, hidden.shape[-1:], weight).bfloat16() + hidden
+
+
+def gated(x: Tensor, mask: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    gate, up = (x * mask + bias).chunk(2, -1)
+    return F.silu(gate) * up
+
+
+@pytest.mark.parametrize("columns", [96, 768, 1000])
+@pytest.mark.parametrize("function", [masked_norm, gated])
+def test_gradients_of_rows_and_their_column_sums_are_right_as_ptx(function: Function, columns: int) -> None:
+    torch.manual_seed(0)
+    x, mask = torch.randn(11, columns), torch.rand(11, columns) < 0.9
+    tensors = [x, torch.randn(columns), torch.randn(columns)]
+
+    def gradients(function: Function, tensors: list[Tensor]) -> list[Tensor]:
+        leaves = [tensor.detach().requires_grad_() for tensor in tensors]
+        out = function(leaves[0], mask, *leaves[1:])
+        found = torch.autograd.grad(out, leaves, torch.ones_like(out).cumsum(-1) / columns, allow_unused=True)
+        return [tensor for tensor in found if tensor is not None]
+
+    own = gradients(emulated(function), tensors)
+    exact = gradients(function, [tensor.double() for tensor in tensors])
+    eager = gradients(function, tensors)
+    for found, wanted, usual in zip(own, exact, eager, strict=True):
+        error, allowed = (found.double() - wanted).norm(), (usual.double() - wanted).norm()
+        assert error <= 2 * allowed + 1e-5 * wanted.norm()
+
+
+def norm_gradient(dy: Tensor, x: Tensor, residual: Tensor, mask: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
+    """Of a block of a transformer: four operands of the rows, two results and three sums of columns."""
+    x, dy = x.float(), dy.float()
+    x = (x - x.mean(-1, keepdim=True)) * 0.5
+    scaled = dy * weight
+    dx = residual.float() + scaled - scaled.mean(-1, keepdim=True) - x * (scaled * x).mean(-1, keepdim=True)
+    dropped = (dx * (mask > 0)).bfloat16()
+    return dx, dropped, (dy * x).sum(0), dy.sum(0), dropped.float().sum(0)
+
+
+@needs_ptxas
+@pytest.mark.parametrize("columns", [768, 1024, 4096])
+def test_programs_that_carry_sums_spill_nothing_and_all_stay_at_once(columns: int) -> None:
+    target, rows = target_named("sm_90a"), (8192, columns)
+    plan = planned(norm_gradient, rows, rows, rows, rows, (columns,))
+    (name,) = [name for name in plan.kernels if name.endswith("_rows")]
+    code = compile_kernels({name: plan.kernels[name]}, target)
+    used = assemble(code.ptx, "sm_90a").kernels[name]
+    assert used.spilled == 0
+    launch, (programs,) = code.launches[name], plan.kernels[name].grid.data
+    assert programs <= target.multiprocessors * target.blocks(launch.threads, used.registers, launch.shared)

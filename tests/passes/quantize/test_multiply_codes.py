@@ -1,0 +1,120 @@
+"""`multiply_codes`: quantized operands are multiplied as integers, and what comes out is what the floats give."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from xdsl.context import Context
+from xdsl.ir import SSAValue
+
+from weft.backends.reference.graph import run
+from weft.ir.attributes import to_attribute
+from weft.ir.types import DType, Tensor, f32, i8, i32, tensor_of, u8
+from weft.ops.graph import FuncOp, GraphBuilder
+from weft.ops.matmul.dot import Dot
+from weft.ops.windows.convolution import Convolution, plain_params
+from weft.passes.quantize.multiply_codes import MultiplyCodes
+
+RANGE = {i8: (-128, 128), u8: (0, 256)}
+
+
+def numbers(b: GraphBuilder, codes: SSAValue, zero: SSAValue, scale: SSAValue) -> SSAValue:
+    """What codes stand for."""
+    whole = b.sub(b.cast(codes, dtype=i32), zero)
+    return b.mul(b.cast(whole, dtype=f32), scale)
+
+
+def compared(passes: Any, arguments: dict[str, Tensor], constants: tuple[int, ...], body: Callable[..., Any]) -> FuncOp:
+    """The function after the pass; both give the same within the rounding of floats."""
+    module = passes.built(arguments, body)
+    function = passes.function(module)
+    function.attributes["constants"] = to_attribute(constants)
+    rng = np.random.default_rng(1)
+    arrays = [
+        rng.uniform(0.001, 0.1, [*map(int, t.shape)]).astype(np.float32)
+        if t.dtype == f32
+        else rng.integers(*RANGE.get(t.dtype, (-100, 100)), [*map(int, t.shape)]).astype(t.dtype.numpy)
+        for t in arguments.values()
+    ]
+    (expected,) = run(function, arrays)
+    MultiplyCodes().apply(Context(), module)
+    module.verify()
+    (found,) = run(function, arrays)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-4 * np.abs(expected).max())
+    return function
+
+
+def of_codes(function: FuncOp) -> list[tuple[DType, DType]]:
+    """The types of the operands of products whose sums are i32."""
+    ops = [op for op in function.block.ops if isinstance(op, Dot | Convolution) and op.params.get("dtype") == i32]
+    return [(tensor_of(op.operands[0].type).dtype, tensor_of(op.operands[1].type).dtype) for op in ops]
+
+
+@pytest.mark.parametrize("rows", [i8, u8])
+@pytest.mark.parametrize("weights", [i8, u8])
+@pytest.mark.parametrize("channels", [(), (1, 7)])
+@pytest.mark.parametrize("zeros", [False, True])
+def test_products(passes: Any, rows: DType, weights: DType, channels: tuple[int, ...], zeros: bool) -> None:
+    arguments = {"x": Tensor(rows, (5, 33)), "w": Tensor(weights, (33, 7)), "s": Tensor(f32, channels)}
+    arguments["z"] = Tensor(i32, channels)
+
+    def body(b: GraphBuilder, x: SSAValue, w: SSAValue, s: SSAValue, z: SSAValue) -> SSAValue:
+        middle = b.full(value=128 if weights == u8 else 0, shape=(), dtype=i32)
+        wide = numbers(b, w, z if zeros else middle, s)
+        zero, scale = b.full(value=9, shape=(), dtype=i32), b.full(value=0.5, shape=(), dtype=f32)
+        return b.dot(numbers(b, x, zero, scale), wide)
+
+    assert of_codes(compared(passes, arguments, (1, 2, 3), body)) == [(rows, i8)]
+
+
+def test_views_are_looked_through(passes: Any) -> None:
+    """Weights are transposed, and rows reshaped, between what dequantizes them and the product."""
+    arguments = {"x": Tensor(i8, (2, 3, 16)), "w": Tensor(i8, (4, 16)), "s": Tensor(f32, (4, 1))}
+
+    def body(b: GraphBuilder, x: SSAValue, w: SSAValue, s: SSAValue) -> SSAValue:
+        none, scale = b.full(value=0, shape=(), dtype=i32), b.full(value=0.5, shape=(), dtype=f32)
+        rows = b.reshape(numbers(b, x, none, scale), shape=(6, 16))
+        return b.dot(rows, b.permute(numbers(b, w, none, s), dims=(1, 0)))
+
+    assert of_codes(compared(passes, arguments, (1, 2), body)) == [(i8, i8)]
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["number", "argument"])
+@pytest.mark.parametrize("padding", [0, 1])
+@pytest.mark.parametrize("rows", [i8, u8])
+def test_convolutions(passes: Any, known: bool, padding: int, rows: DType) -> None:
+    """Padding stands for zero, whatever its code: also where that is not known."""
+    arguments = {"x": Tensor(rows, (2, 3, 6, 5)), "w": Tensor(i8, (4, 3, 3, 3)), "s": Tensor(f32, (4, 1, 1, 1))}
+    arguments["z"] = Tensor(i32, ())
+
+    def body(b: GraphBuilder, x: SSAValue, w: SSAValue, s: SSAValue, z: SSAValue) -> SSAValue:
+        zero = b.full(value=77, shape=(), dtype=i32) if known else z
+        none, scale = b.full(value=0, shape=(), dtype=i32), b.full(value=0.25, shape=(), dtype=f32)
+        params = plain_params() | {"padding": ((padding, padding), (padding, 0))}
+        return b.convolution(numbers(b, x, zero, scale), numbers(b, w, none, s), **params)
+
+    assert of_codes(compared(passes, arguments, (1, 2), body)) == [(rows, i8)]
+
+
+def test_weights_that_a_call_brings_stay_floats(passes: Any) -> None:
+    arguments = {"x": Tensor(i8, (5, 16)), "w": Tensor(i8, (16, 4))}
+
+    def body(b: GraphBuilder, x: SSAValue, w: SSAValue) -> SSAValue:
+        none, scale = b.full(value=0, shape=(), dtype=i32), b.full(value=0.5, shape=(), dtype=f32)
+        return b.dot(numbers(b, x, none, scale), numbers(b, w, none, scale))
+
+    assert of_codes(compared(passes, arguments, (), body)) == []
+
+
+def test_a_scale_for_each_of_k_stays_floats(passes: Any) -> None:
+    """Sums of codes that have different scales are no sums of the numbers."""
+    arguments = {"x": Tensor(i8, (5, 16)), "w": Tensor(i8, (16, 4)), "s": Tensor(f32, (16, 1))}
+
+    def body(b: GraphBuilder, x: SSAValue, w: SSAValue, s: SSAValue) -> SSAValue:
+        none, scale = b.full(value=0, shape=(), dtype=i32), b.full(value=0.5, shape=(), dtype=f32)
+        return b.dot(numbers(b, x, none, scale), numbers(b, w, none, s))
+
+    assert of_codes(compared(passes, arguments, (1, 2), body)) == []
