@@ -107,8 +107,15 @@ class Cuda:
     def __init__(self, capability: int | None = None, warps: int = 4) -> None:
         self._torch: Any = sys.modules.get("torch")
         self._capability = capability
-        self.warps = warps
+        self._warps = warps
+        self.was_asked_for_warps = False
+        """Whether what a kernel does depends on its warps."""
+
+    @property
+    def warps(self) -> int:
         """Of a program of the kernel that is being compiled."""
+        self.was_asked_for_warps = True
+        return self._warps
 
     def get_current_target(self) -> GPUTarget:
         if self._capability is not None:  # of what is being compiled for

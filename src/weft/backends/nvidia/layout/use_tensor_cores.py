@@ -151,7 +151,8 @@ def _summing(dots: Sequence[tile.DotOp]) -> tile.ForOp | bool | None:
         return False
     last = parent.block.last_op
     same = len({(dot.a, *_sides(dot)) for dot in dots}) == 1 and all(dot.parent_op() is parent for dot in dots)
-    if last is None or len(parent.results) != len(dots) or not same:
+    others = any(isinstance(op, tile.DotOp) and op not in dots for op in parent.walk())
+    if last is None or len(parent.results) != len(dots) or not same or others:
         return False
 
     def is_sum(number: int, dot: tile.DotOp) -> bool:

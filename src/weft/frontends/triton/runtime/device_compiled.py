@@ -25,6 +25,7 @@ from weft.forks import COMPILING
 from weft.frontends.triton.builders.builder import Handle
 from weft.frontends.triton.builders.tile_builder import GRID, Argument, TileBuilder
 from weft.frontends.triton.errors import DeviceAssertError, KernelValueError
+from weft.frontends.triton.runtime.built_kernels import BuiltKernel, BuiltKernels
 from weft.frontends.triton.runtime.compiled import build_kernel, states_lines, word_form
 from weft.frontends.triton.runtime.kernel_handle import KernelHandle
 from weft.frontends.triton.target import Cuda, compiled_for
@@ -43,6 +44,9 @@ _BLOCKS = 3
 """Where on the tape the number of blocks stands."""
 _MOST_SIZES = 64
 """Of tensors that TMA moves, for which maps are kept."""
+
+
+_built = BuiltKernels()
 
 
 @dataclass(frozen=True)
@@ -191,16 +195,18 @@ def compile_device_kernel(
     warps: int = DEFAULT_WARPS,
     notes: dict[str, list[PassNote]] | None = None,
     loads: Loads | None = None,
+    tiles: str | None = None,
 ) -> DeviceKernelCode:
     """Compile a kernel for a GPU; `notes` takes what came of each pass over it.
 
-    With `loads`, what LLVM has to do may still be under way in another thread, which then loads it.
+    With `loads`, what LLVM has to do may still be under way in another thread, which then loads it. `tiles` is the key
+    of its tile IR: kernels that differ in their warps alone share it.
     """
     if warps < 1 or warps > 32 or warps & (warps - 1):
         raise KernelValueError(f"{name}: num_warps is a power of two up to 32, not {warps}")
     with COMPILING:
-        kernel, checks = build_device_kernel(build, arguments, name, target, warps)
-        set_integer(kernel, WARPS, warps)
+        kernel, checks = _built.get(tiles, lambda: _build(build, arguments, name, Cuda(target.capability, warps)))
+        set_integer(kernel, WARPS, warps)  # of a kernel that others share: compiling it makes a copy first
         code = compile_kernels({name: kernel}, target, notes, loads, debug_lines=states_lines())
     return DeviceKernelCode(name, tuple(arguments), checks, code)
 
@@ -213,8 +219,15 @@ def build_device_kernel(
     warps: int = DEFAULT_WARPS,
 ) -> tuple[KernelOp, tuple[tuple[str, str], ...]]:
     """The tile IR of a kernel that is told that it is for a GPU, and the messages of its checks."""
-    token = compiled_for.set(Cuda(target.capability, warps))
+    kernel, checks, _ = _build(build, arguments, name, Cuda(target.capability, warps))
+    return kernel, checks
+
+
+def _build(
+    build: Callable[[TileBuilder, list[Handle]], None], arguments: Sequence[Argument], name: str, device: Cuda
+) -> BuiltKernel:
+    token = compiled_for.set(device)
     try:
-        return build_kernel(build, arguments, name)
+        return *build_kernel(build, arguments, name), not device.was_asked_for_warps
     finally:
         compiled_for.reset(token)

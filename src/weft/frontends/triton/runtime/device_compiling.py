@@ -41,7 +41,8 @@ def compile_for_device(
     loads = EarlyLoader(device, cache)
     with framed(function):
         build = builder_of(function, described)
-        code = compile_device_kernel(build, arguments, name_of(function), target, warps, loads=loads)
+        tiles = kernel_key(function, described, arguments, debug, f"{target!r} tiles")
+        code = compile_device_kernel(build, arguments, name_of(function), target, warps, loads=loads, tiles=tiles)
     if key is not None:
         meta, blobs = encode_code(code.code)
         names = [[each.dtype.name, each.pointer, each.group] for each in code.arguments]
