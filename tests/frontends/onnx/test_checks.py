@@ -100,7 +100,7 @@ def test_a_split_into_a_great_many_parts_is_refused() -> None:
         helper.make_node("SplitToSequence", ["x"], ["parts"], axis=0, name="split"),
         helper.make_node("SequenceLength", ["parts"], ["y"]),
     ]
-    with pytest.raises(UnsupportedError, match="split.*1073741824 parts, expected at most 4096"):
+    with pytest.raises(UnsupportedError, match=r"split.*1073741824 parts, expected at most 4096"):
         weft.onnx.load(model(nodes, [info("x", F32, (1 << 30,))], [info("y", I64)]))
 
 
