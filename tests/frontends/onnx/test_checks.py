@@ -15,7 +15,7 @@ import weft.onnx
 from tests.frontends.onnx.models import F32, I64, info, model
 from weft.artifact.sources import read_source
 from weft.artifact.write import write_artifact
-from weft.errors import DataError, PlaceError
+from weft.errors import DataError, PlaceError, UnsupportedError, WeftError
 
 X = np.arange(12, dtype=np.float32).reshape(3, 4)
 
@@ -93,3 +93,18 @@ def test_an_artifact_checks_too(tmp_path: Path) -> None:
     np.testing.assert_array_equal(y, X[[2, -1]])
     with pytest.raises(DataError, match="check number 1"):
         loaded(X, np.array([0, 3]))
+
+
+def test_a_split_into_a_great_many_parts_is_refused() -> None:
+    nodes = [
+        helper.make_node("SplitToSequence", ["x"], ["parts"], axis=0, name="split"),
+        helper.make_node("SequenceLength", ["parts"], ["y"]),
+    ]
+    with pytest.raises(UnsupportedError, match=r"split.*1073741824 parts, expected at most 4096"):
+        weft.onnx.load(model(nodes, [info("x", F32, (1 << 30,))], [info("y", I64)]))
+
+
+def test_an_operator_on_strings_without_its_input_is_a_typed_error() -> None:
+    node = helper.make_node("StringSplit", [""], ["y", "n"], delimiter=",", name="words")
+    with pytest.raises(WeftError, match="words"):
+        weft.onnx.load(model([node], [], [info("y", 8), info("n", I64)]))()

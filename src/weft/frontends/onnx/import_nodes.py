@@ -265,7 +265,7 @@ def call_host(node: Node, function: HostFunction, arguments: Sequence[Any]) -> t
     try:
         with np.errstate(all="ignore"):
             made = function(*arguments)
-    except (ValueError, IndexError, TypeError, OverflowError, np.linalg.LinAlgError) as error:
+    except (ValueError, IndexError, TypeError, AttributeError, OverflowError, np.linalg.LinAlgError) as error:
         raise DataError(f"{node} failed on its data: {error}") from error
     return tuple(np.asarray(each) for each in (made if isinstance(made, tuple) else (made,)))
 

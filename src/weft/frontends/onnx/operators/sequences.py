@@ -57,6 +57,10 @@ def sequence_length(c: Call) -> Any:
     return np.array(len(c.sequence(0).values), np.int64)
 
 
+_MOST_PARTS = 1 << 12
+"""Tensors that one node may be split into: each is an op of the graph."""
+
+
 @onnx_op("SplitToSequence")
 def split_to_sequence(c: Call) -> Any:
     axis, shape = c.axis(c.int("axis", 0), c.rank(0)), c.shape(0)
@@ -67,6 +71,8 @@ def split_to_sequence(c: Call) -> Any:
         each = int(c.known_scalar(1)) if c.has(1) else 1
         if each < 1:
             raise ShapeError(f"{c.node}: parts have the size {each}, expected at least 1")
+        if -(-size // each) > _MOST_PARTS:
+            raise c.unsupported(f"{-(-size // each)} parts, expected at most {_MOST_PARTS}")
         sizes = [min(each, size - start) for start in range(0, size, each)]
     if sum(sizes) != size or min(sizes, default=0) < 0:
         raise ShapeError(f"{c.node}: parts are {sizes}, expected sizes whose sum is {size}")
