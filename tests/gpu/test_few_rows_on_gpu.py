@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -56,6 +57,16 @@ def test_weights_that_were_just_written_are_read_as_they_are() -> None:
         assert torch.allclose(result.double(), exact, rtol=2e-2, atol=2e-2), turn
 
 
+@pytest.fixture
+def no_attention_of_cudnn() -> Iterator[None]:
+    """Its attention over a mask, called twice with the same operands, gives other bits now and then, in eager too."""
+    chosen = torch.backends.cuda.cudnn_sdp_enabled()
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    yield
+    torch.backends.cuda.enable_cudnn_sdp(chosen)
+
+
+@pytest.mark.usefixtures("no_attention_of_cudnn")
 @pytest.mark.parametrize("batch", [1, 4, 16])
 @pytest.mark.parametrize("graphs", [pytest.param(True, marks=captures), False])
 def test_a_token(batch: int, graphs: bool) -> None:

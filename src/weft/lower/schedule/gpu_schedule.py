@@ -161,7 +161,7 @@ def _reduction(domain: Domain, inner: Sequence[Address], machine: Machine, *, in
     by_rows = row is not None and contiguous_bytes(row, inner) > contiguous_bytes(column, inner)
     total = _known(run.size for run in domain.column_runs)
     beside = row if by_rows else domain.row_runs[-1] if domain.row_runs else None
-    least = _least_rows(beside.size, machine) if by_rows and beside is not None else 1
+    least = _least_rows(beside.size, total, machine) if by_rows and beside is not None else 1
     runs = len(domain.column_runs)
     if total and total * least <= _row_limit(domain, inner, machine) and runs <= (1 if indexed else 2):
         return _rows(domain, column, beside if runs == 1 or by_rows else None, total, least, machine)
@@ -212,11 +212,13 @@ def _begins_at(place: Size, run: str, unit: int) -> bool:
     return along is not None and along[0] == 1 and split_multiple(along[1], unit)[1] == 0
 
 
-def _least_rows(size: Size, machine: Machine) -> int:
-    """Rows beside each other that are neighbours in memory: of few there are sectors for more programs."""
+def _least_rows(size: Size, columns: int | None, machine: Machine) -> int:
+    """Rows beside each other that are neighbours in memory: where the parts of sums are added up, sectors of few give
+    more programs work."""
     if not isinstance(size, int):
         return _ACCESS
-    return min(size, _ACCESS if size >= _ACCESS * machine.multiprocessors else _SECTOR)
+    few = columns is not None and columns <= _MOST_PARTS and size < _ACCESS * machine.multiprocessors
+    return min(size, _SECTOR if few else _ACCESS)
 
 
 def _row_limit(domain: Domain, inner: Sequence[Address], machine: Machine) -> int:

@@ -151,7 +151,7 @@ class _Region:
 
 
 def _region(function: FuncOp, takes: Sequence[GraphOp], rows: int) -> _Region | None:
-    inside = {take.results[0] for take in takes}
+    inside: set[SSAValue] = {take.results[0] for take in takes}
     made = {value: {value} for value in inside}
     grown: dict[Operation, list[int]] = {}
     sinks: list[Operation] = []
@@ -174,7 +174,9 @@ def _region(function: FuncOp, takes: Sequence[GraphOp], rows: int) -> _Region | 
     ops = [op for op in grown if op in needed]
     within = {value for op in (*takes, *ops) for value in op.results}
     read = {op.operands[n]: None for op in ops for n in grown[op] if op.operands[n] not in within}
-    outputs = [v for op in ops for v in op.results if any(use.operation not in needed for use in v.uses)]
+    outputs: list[SSAValue] = [
+        v for op in ops for v in op.results if any(use.operation not in needed for use in v.uses)
+    ]
     places = {op: place for place, op in enumerate(function.block.ops)}
     users = [use.operation for value in outputs for use in value.uses if use.operation not in needed]
     if not users or any(use.operation not in needed for take in takes for use in take.results[0].uses):

@@ -159,7 +159,8 @@ def cut_into_stages(function: FuncOp, placed: Mapping[int, Sequence[int]], stage
 def _stage(
     op: Operation, of: Mapping[Operation, int], roots: _Roots, placed: Mapping[int, Sequence[int]], names: Sequence[str]
 ) -> int:
-    stage = max((of[operand.owner] for operand in op.operands if operand.owner in of), default=0)
+    makers = (operand.owner for operand in op.operands)
+    stage = max((of[maker] for maker in makers if isinstance(maker, Operation) and maker in of), default=0)
     for operand in op.operands:
         for number in sorted(roots.of.get(operand, ())):
             later = [each for each in placed[number] if each >= stage]
@@ -238,8 +239,9 @@ def with_transfers(
             mapped[value] = next(taken)
             continue
         tensor = tensor_of(value.type)
-        place: dict[str, object] = {"axis": message.axis, "source": message.peer, "channel": message.channel}
-        mapped[value] = b.insert(Recv.make(shape=tensor.shape, dtype=tensor.dtype, **place)).results[0]
+        axis, source, channel = message.axis, message.peer, message.channel
+        op = Recv.make(shape=tensor.shape, dtype=tensor.dtype, axis=axis, source=source, channel=channel)
+        mapped[value] = b.insert(op).results[0]
     for op in function.block.ops:
         if isinstance(op, ReturnOp):
             break

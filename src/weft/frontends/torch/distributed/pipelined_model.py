@@ -13,7 +13,7 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -279,7 +279,7 @@ class _WithLoss(nn.Module):
         output = self.model(*args, **kwargs)
         if self.loss is None:
             return output
-        found = self.loss(output) if targets is None else self.loss(output, targets)
+        found: Any = self.loss(output) if targets is None else self.loss(output, targets)
         if not isinstance(found, torch.Tensor) or found.numel() != 1:
             raise UnsupportedError("the loss of a pipeline is not one number", hint="reduce it: loss.mean()")
         return found.reshape(())
@@ -369,7 +369,7 @@ class _Line:
         interleaved(size, pipeline.micro_batches, pipeline.chunks)  # raises where there is none
         kinds = [(gradient, around) for gradient in (False, True) for around in (False, True)]
         ways = {
-            kind: dist.new_group(list(ranks), use_local_synchronization=True).group_name
+            kind: str(cast(dist.ProcessGroup, dist.new_group(list(ranks), use_local_synchronization=True)).group_name)
             for kind in kinds
             if size > 1 and (pipeline.chunks > 1 or not kind[1])
         }

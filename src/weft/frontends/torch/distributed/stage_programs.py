@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp
+from xdsl.ir import SSAValue
 
 from weft.ir.sharding import Mesh, Sharding
 from weft.ir.types import tensor_of
@@ -201,9 +202,10 @@ def _kept_first(function: FuncOp, arguments: Sequence[int], first: int, kept: in
         {names[place]: tensor_of(function.block.args[place].type) for place in (*order, *rest)},
     )
     made.attributes |= {key: value for key, value in function.attributes.items() if key == "sharding.mesh"}
-    mapped = {function.block.args[place]: value for place, value in zip((*order, *rest), made.block.args, strict=True)}
+    given = (function.block.args[place] for place in (*order, *rest))
+    mapped: dict[SSAValue, SSAValue] = dict(zip(given, made.block.args, strict=True))
     for op in function.block.ops:
         copy = op.clone(mapped)
         made.block.add_op(copy)
-        mapped |= dict(zip(op.results, copy.results, strict=True))
+        mapped.update(zip(op.results, copy.results, strict=True))
     return made

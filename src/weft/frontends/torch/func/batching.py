@@ -42,8 +42,9 @@ class Vmap(Transformed):
         return batched(*args, **kwargs)
 
     def program(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Program:
-        by_place = isinstance(self.in_axes, int) or self.in_axes is None
-        whole = (self.in_axes if by_place else tuple(self.in_axes), None)  # as torch, which shares those by name
+        given = self.in_axes
+        by_place = given if given is None or isinstance(given, int) else tuple(given)
+        whole = (by_place, None)  # as torch, which shares those by name
         axes = leaf_axes(whole, (tuple(args), dict(kwargs)), "in_axes")
         leaves, spec = pytree.tree_flatten((tuple(args), dict(kwargs)))
         size = self._size(leaves, axes)
