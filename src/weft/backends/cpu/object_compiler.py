@@ -43,7 +43,9 @@ def compile_kernels(
                 if size > _PART:
                     made.append(pool.submit(compile_part, parts.cut(), target))
                     size = 0
-            last = [compile_part(parts.cut(), target)] if parts.uncut or not made else []
+            if not made:
+                return str(module), compile_part(str(module), target)
+            last = [compile_part(parts.cut(), target)] if parts.uncut else []
             return str(module), archive_of([*(each.result() for each in made), *last])
         except BaseException:
             pool.shutdown(wait=True, cancel_futures=True)
