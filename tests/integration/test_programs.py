@@ -207,10 +207,10 @@ def test_strict_names_the_line_of_what_is_not_supported(monkeypatch: pytest.Monk
 def test_a_failing_compiler_falls_back_with_a_warning(
     failure: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def fail(*_: Any) -> bytes:
+    def fail(*_: Any, **__: Any) -> bytes:
         raise failure
 
-    monkeypatch.setattr(pipelines, "compile_object", fail)
+    monkeypatch.setattr(pipelines, "compile_cpu_kernels", fail)
     model, x = nn.Sequential(nn.Linear(4, 4), nn.ReLU()), torch.randn(2, 4)
     with caplog.at_level(logging.WARNING, "weft"):
         run = torch.compile(model, backend="weft")

@@ -16,7 +16,7 @@ from weft.config import Config  # noqa: E402
 from weft.errors import GuardError  # noqa: E402
 from weft.frontends.onnx.load import OnnxFunction  # noqa: E402
 from weft.frontends.onnx.read import read_model  # noqa: E402
-from weft.testing.bench.onnx_child import difference  # noqa: E402
+from weft.testing.bench.onnx_difference import difference  # noqa: E402
 from weft.testing.bench.onnx_float64 import widened  # noqa: E402
 from weft.testing.bench.onnx_inputs import InputRules  # noqa: E402
 from weft.tools.bench import onnx as bench_onnx  # noqa: E402

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +64,7 @@ def _race(
     found: dict[str, Any] = {}
     theirs: list[Any] = []
     if request["peer"]:
+        from weft.testing.bench.onnx_difference import difference
         from weft.testing.bench.onnx_session import open_session
 
         begun = clock()
@@ -93,33 +94,6 @@ def _race(
         "seconds": {name: list(timing.seconds) for name, timing in race.timings.items()},
         "failures": race.failures,
     }
-
-
-def difference(mine: Sequence[Any], theirs: Sequence[Any]) -> float:
-    """The largest difference of results as a share of the largest value of its tensor; infinite where shapes differ."""
-    import numpy as np
-
-    if len(mine) != len(theirs):
-        return float("inf")
-    worst = 0.0
-    for a, b in zip(mine, theirs, strict=True):
-        if isinstance(a, list) or isinstance(b, list):
-            worst = max(worst, difference(a, b))  # pyright: ignore[reportUnknownArgumentType]  a sequence's items
-            continue
-        x, y = np.asarray(a), np.asarray(b)
-        if x.shape != y.shape or x.dtype != y.dtype:
-            return float("inf")
-        if x.dtype.kind not in "biuf":
-            worst = max(worst, 0.0 if np.array_equal(x, y) else float("inf"))
-            continue
-        wide, peer = x.astype(np.float64), y.astype(np.float64)
-        if not np.array_equal(np.isfinite(wide), np.isfinite(peer)):
-            return float("inf")
-        finite = np.isfinite(peer)
-        if finite.any():
-            apart, largest = np.abs(wide[finite] - peer[finite]).max(), np.abs(peer[finite]).max()
-            worst = max(worst, float(apart / max(largest, 1e-30)))
-    return worst
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from weft.config import Config
 from weft.frontends.onnx.load import OnnxFunction
 from weft.frontends.onnx.model import Function, Graph, Model, ModelInput, Node, ValueType
 from weft.frontends.onnx.read import read_model
-from weft.testing.bench.onnx_child import difference
+from weft.testing.bench.onnx_difference import difference
 
 _FLOAT, _DOUBLE = 1, 11
 _NAMES_TYPES = {"to", "dtype", "stash_type", "output_dtype"}
