@@ -107,8 +107,19 @@ def explain_script(
     """
     if not Path(path).is_file():
         raise UnsupportedError(f"there is no script {path}", location=path)
+    before = os.environ.get("WEFT_CACHE")
     if not cached:
         os.environ["WEFT_CACHE"] = "0"
+    try:
+        return _explained_run(path, arguments, programs=programs, inputs=inputs)
+    finally:
+        if before is None:
+            os.environ.pop("WEFT_CACHE", None)
+        else:
+            os.environ["WEFT_CACHE"] = before
+
+
+def _explained_run(path: str, arguments: Sequence[str], *, programs: bool, inputs: bool) -> tuple[Explanation, int]:
     breaks, start, code, failure = GraphBreaks(), time.perf_counter(), 0, None
     kept = sys.argv, sys.path
     sys.argv, sys.path = [path, *arguments], [str(Path(path).resolve().parent), *sys.path]
