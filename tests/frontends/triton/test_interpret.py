@@ -136,6 +136,14 @@ def test_pointers_from_integers_find_their_tensor() -> None:
         launch(through_addresses, (1,), torch.tensor([16]), target, 8)
 
 
+def test_tensors_without_memory_are_passed_over_in_the_search() -> None:
+    source, target = torch.rand(8), torch.zeros(8)
+    others = [source.to_sparse(), torch._to_functional_tensor(source)]
+    torch.func.grad(lambda x: others.append(x) or x.sum())(source)
+    launch(through_addresses, (1,), torch.tensor([source.data_ptr()]), target, 8)
+    assert torch.equal(source, target)
+
+
 def test_atomics_count_every_lane() -> None:
     values = torch.tensor([0, 1, 1, 3, 1, 0, 0, 0])
     counts = torch.zeros(4, dtype=torch.int32)

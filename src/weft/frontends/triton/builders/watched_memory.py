@@ -299,6 +299,15 @@ def _live_tensors() -> list[Any]:
 
     tensors: list[Any] = []
     for thing in gc.get_objects():
-        if type(thing) in (torch.Tensor, torch.nn.Parameter) and thing.device.type == "cpu":
+        if type(thing) in (torch.Tensor, torch.nn.Parameter) and thing.device.type == "cpu" and _has_memory(thing):
             tensors.append(thing)
     return tensors
+
+
+def _has_memory(tensor: Any) -> bool:
+    """Sparse tensors and those of transformations (`torch.func`, functionalisation) have no memory of their own."""
+    try:
+        tensor.untyped_storage().data_ptr()
+    except RuntimeError:
+        return False
+    return True
