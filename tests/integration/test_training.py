@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from weft.frontends.torch.transforms.double_backward import has_second_derivatives
+from tests.frontends.torch.transforms.second_derivatives import needs_second_derivatives
 from weft.runtime.record import CompilationRecord
 
 T = torch.Tensor
@@ -110,7 +110,7 @@ def test_retained_graphs_and_partial_gradients() -> None:
     torch.testing.assert_close((a, b, c), (w.exp(), w.cos(), w.exp() + w.cos()))
 
 
-@pytest.mark.skipif(not has_second_derivatives(), reason="this release of torch has no place for them")
+@needs_second_derivatives
 def test_gradients_of_gradients_are_those_of_eager() -> None:
     x = torch.randn(3, requires_grad=True)
     y = torch.compile(lambda x: x.sin().sum(), backend="weft")(x)

@@ -12,7 +12,7 @@ from torch._higher_order_ops import map as map_rows
 from torch._higher_order_ops import scan
 from torch.func import grad, jvp, vmap
 
-from weft.frontends.torch.transforms.double_backward import has_second_derivatives
+from tests.frontends.torch.transforms.second_derivatives import needs_second_derivatives
 
 X, W = torch.linspace(-1, 1.3, 20).reshape(5, 4), torch.linspace(-0.4, 0.5, 16).reshape(4, 4)
 
@@ -84,7 +84,6 @@ MODES: dict[str, Callable[[Callable[..., Any]], Any]] = {
     "jvp": lambda f: jvp(f, (X, W), (X, W)),
     "vmap": lambda f: vmap(f, (0, None))(torch.stack([X, X + 1]), W),
 }
-SECOND = pytest.mark.skipif(not has_second_derivatives(), reason="this release of torch has no place for them")
 FUNCTIONS = {
     turns: turns_written_out,
     nested: nested_written_out,
@@ -94,7 +93,7 @@ FUNCTIONS = {
 
 
 @pytest.mark.parametrize(
-    "mode", [pytest.param(name, marks=SECOND if run is twice else ()) for name, run in MODES.items()]
+    "mode", [pytest.param(name, marks=needs_second_derivatives if run is twice else ()) for name, run in MODES.items()]
 )
 @pytest.mark.parametrize("function", FUNCTIONS)
 def test_control_flow_is_what_is_written_out(function: Callable[..., Any], mode: str) -> None:

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from tests.frontends.torch.transforms.second_derivatives import needs_second_derivatives
 from weft.errors import UnsupportedError
-from weft.frontends.torch.transforms.double_backward import has_second_derivatives
 
-pytestmark = pytest.mark.skipif(not has_second_derivatives(), reason="this release of torch has no place for them")
+pytestmark = needs_second_derivatives
 
 Function = Callable[..., Any]
 
