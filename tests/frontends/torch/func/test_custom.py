@@ -8,6 +8,7 @@ import torch
 import weft
 import weft.triton as triton
 import weft.triton.language as tl
+from weft.frontends.torch.capture.custom_calls import CALLS
 
 X = torch.linspace(-1.0, 2.0, 7)
 
@@ -67,6 +68,7 @@ def test_fixed_points_are_differentiated_implicitly() -> None:
     f = weft.func.custom(root, vjp=lambda g, args, results: (g / (2 * results),))
     check(f, torch.sqrt, X.abs() + 0.5)
     assert weft.hessian(lambda a: f(a).sum())(X.abs() + 0.5).isfinite().all()
+    assert not CALLS, "what was captured is imported, and forgotten"
 
 
 def test_a_batching_rule_sees_the_whole_batch() -> None:

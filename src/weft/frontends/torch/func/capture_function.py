@@ -93,9 +93,9 @@ def capture(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[s
 
     with capturing():
         module = traced(seeded, fake_tensors([*given, *own.values(), first]), table)
-    module.graph.eliminate_dead_code()  # transformations of torch's own leave tensors without memory behind
-    stop_gradients(module.graph)
-    imported = _imported(module)
+        module.graph.eliminate_dead_code()  # transformations of torch's own leave tensors without memory behind
+        stop_gradients(module.graph)
+        imported = _imported(module)
     read_regions(imported.function.block)
     if imported.calling.arguments != tuple(range(len(given) + len(own) + 1)) or imported.calling.mutated:
         raise UnsupportedError(

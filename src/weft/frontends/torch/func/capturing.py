@@ -45,24 +45,23 @@ def current_capture() -> Capture | None:
 
 
 @contextmanager
-def capturing() -> Generator[Capture]:
-    """Capture what runs inside."""
-    outer, _CURRENT.capture = _CURRENT.capture, Capture()
+def capturing() -> Generator[None]:
+    """Capture what runs inside, and import it there: calls are known until the outermost capture ends."""
+    outer, own = _CURRENT.capture, Capture()
+    _CURRENT.capture = own
     apply = torch.autograd.Function.__dict__["apply"]
     if outer is None:
         torch.autograd.Function.apply = classmethod(_applied(apply))
     try:
-        yield _CURRENT.capture
+        yield
     finally:
         _CURRENT.capture = outer
         if outer is None:
             torch.autograd.Function.apply = apply
-
-
-def forget_calls(capture: Capture) -> None:
-    """Drop the calls of a capture, once it is imported."""
-    for key in capture.keys:
-        CALLS.pop(key, None)
+            for key in own.keys:
+                del CALLS[key]
+        else:
+            outer.keys += own.keys
 
 
 def _applied(apply: Any) -> Any:
