@@ -9,7 +9,7 @@ import typer
 
 from weft.tools.commands.conform_onnx import conform_onnx
 from weft.tools.commands.conform_zoo import conform_zoo
-from weft.tools.commands.options import Budget, Device, Json, Resume, Shard
+from weft.tools.commands.options import Budget, Device, Dtypes, Jobs, Json, Resume, Shard, Verdicts
 from weft.tools.terminal import Terminal
 
 conform = typer.Typer(help="Outside test suites, run through Weft.", no_args_is_help=True)
@@ -20,7 +20,7 @@ conform.command("onnx")(conform_onnx)
 @conform.command("opinfo")
 def conform_opinfo(
     ops: Annotated[list[str] | None, typer.Argument(help="Operators by name; all of them if there are none.")] = None,
-    dtype: Annotated[list[str] | None, typer.Option(help="Element types, as torch names them.")] = None,
+    dtype: Dtypes = None,
     samples: Annotated[int, typer.Option(help="How many samples of each operator.", min=1)] = 2,
     gradients: Annotated[bool, typer.Option(help="Check gradients too.")] = True,
     strict: Annotated[bool, typer.Option("--strict", help="Without ATen and libraries.")] = False,
@@ -48,13 +48,13 @@ def conform_opinfo(
 @conform.command("models")
 def conform_models(
     names: Annotated[list[str] | None, typer.Argument(help="Models by name; the twelve families if none.")] = None,
-    dtype: Annotated[list[str] | None, typer.Option(help="Element types, as torch names them.")] = None,
+    dtype: Dtypes = None,
     device: Device = "cpu",
     shard: Shard = None,
     resume: Resume = False,
-    jobs: Annotated[int, typer.Option(help="Child processes.", min=1)] = 2,
+    jobs: Jobs = 2,
     budget: Budget = 420.0,
-    reports: Annotated[Path, typer.Option(help="Where the journal of verdicts lies.")] = Path("reports"),
+    reports: Verdicts = Path("reports"),
     json: Json = False,
 ) -> None:
     """Families of transformers, forward and one training step, judged against eager and float64."""
@@ -70,14 +70,14 @@ def conform_models(
 @conform.command("training")
 def conform_training(
     names: Annotated[list[str] | None, typer.Argument(help="Models by name; gpt2_small if none.")] = None,
-    dtype: Annotated[list[str] | None, typer.Option(help="Element types, as torch names them.")] = None,
+    dtype: Dtypes = None,
     steps: Annotated[int, typer.Option(help="Steps of AdamW.", min=2)] = 20,
     device: Device = "cpu",
     shard: Shard = None,
     resume: Resume = False,
-    jobs: Annotated[int, typer.Option(help="Child processes.", min=1)] = 1,
+    jobs: Jobs = 1,
     budget: Budget = 420.0,
-    reports: Annotated[Path, typer.Option(help="Where the journal of verdicts lies.")] = Path("reports"),
+    reports: Verdicts = Path("reports"),
     json: Json = False,
 ) -> None:
     """Steps of training, whose loss must follow eager's."""
@@ -95,9 +95,9 @@ def conform_raises(
     ops: Annotated[list[str] | None, typer.Argument(help="Operators by name; all that could raise if none.")] = None,
     shard: Shard = None,
     resume: Resume = False,
-    jobs: Annotated[int, typer.Option(help="Child processes.", min=1)] = 2,
+    jobs: Jobs = 2,
     budget: Budget = 420.0,
-    reports: Annotated[Path, typer.Option(help="Where the journal of verdicts lies.")] = Path("reports"),
+    reports: Verdicts = Path("reports"),
     json: Json = False,
 ) -> None:
     """Wrong indices, divisors, counts and sizes: eager raises if and only if Weft does. Minutes for each operator."""
@@ -116,7 +116,7 @@ def conform_triton(
     file: Annotated[list[str] | None, typer.Option(help="Files of tests; all of them if there are none.")] = None,
     interpret: Annotated[bool, typer.Option("--interpret", help="Run kernels as Python, a program at a time.")] = False,
     others: Annotated[bool, typer.Option("--others", help="Run tests too that upstream does not mark.")] = False,
-    jobs: Annotated[int, typer.Option(help="Child processes.", min=1)] = 2,
+    jobs: Jobs = 2,
     timeout: Annotated[float, typer.Option(help="Seconds after which a test is ended.", min=1)] = 60.0,
     output: Annotated[Path | None, typer.Option(help="Write pytest's own report to this file.")] = None,
     device: Annotated[str, typer.Option(help="Where the tests put their tensors: cpu or cuda.")] = "cpu",
@@ -142,14 +142,14 @@ def conform_kernels(
     seed: Annotated[int, typer.Option(help="Which tests a sample has.")] = 0,
     shard: Shard = None,
     resume: Resume = False,
-    jobs: Annotated[int, typer.Option(help="Child processes.", min=1)] = 2,
+    jobs: Jobs = 2,
     timeout: Annotated[float, typer.Option(help="Seconds after which a test is ended.", min=1)] = 120.0,
     budget: Annotated[float | None, typer.Option(help="Seconds after which no test is begun.", min=0)] = None,
     device: Annotated[str, typer.Option(help="Where the tests put their tensors: cpu or cuda.")] = "cpu",
     side: Annotated[
         list[str] | None, typer.Option(help="weft, triton; both where Triton and a GPU are there, if not given.")
     ] = None,
-    reports: Annotated[Path, typer.Option(help="Where the journal of verdicts lies.")] = Path("reports"),
+    reports: Verdicts = Path("reports"),
     json: Json = False,
 ) -> None:
     """The tests of a library of Triton kernels (flash-linear-attention, Liger), with `triton` resolved to Weft."""
@@ -172,7 +172,7 @@ def conform_tutorials(
     resume: Resume = False,
     jobs: Annotated[int, typer.Option(help="Child processes on a GPU.", min=1)] = 2,
     budget: Budget = 420.0,
-    reports: Annotated[Path, typer.Option(help="Where the journal of verdicts lies.")] = Path("reports"),
+    reports: Verdicts = Path("reports"),
     json: Json = False,
 ) -> None:
     """The kernels of Triton's tutorials, unmodified, judged against torch."""

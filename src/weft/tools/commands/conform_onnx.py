@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from weft.tools.commands.options import Budget, Device, Json, Resume, Shard
+from weft.tools.commands.options import Budget, Device, Jobs, Json, Resume, Shard, Verdicts
 from weft.tools.terminal import Terminal
 
 
@@ -19,10 +19,10 @@ def conform_onnx(
     device: Device = "cpu",
     shard: Shard = None,
     resume: Resume = False,
-    jobs: Annotated[int, typer.Option(help="Child processes.", min=1)] = 2,
+    jobs: Jobs = 2,
     budget: Budget = 3600.0,
     timeout: Annotated[float, typer.Option(help="Seconds after which a case is ended.", min=1)] = 120.0,
-    reports: Annotated[Path, typer.Option(help="Where the journal of verdicts lies.")] = Path("reports"),
+    reports: Verdicts = Path("reports"),
     json: Json = False,
 ) -> None:
     """ONNX's own backend tests through `weft.onnx.Backend`; refusals count as failures."""

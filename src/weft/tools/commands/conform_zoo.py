@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from weft.tools.commands.options import Budget, Device, Json, Resume, Shard
+from weft.tools.commands.options import Budget, Device, Jobs, Json, Resume, Shard, Verdicts
 from weft.tools.terminal import Terminal
 
 
@@ -19,13 +19,13 @@ def conform_zoo(
     seed: Annotated[int, typer.Option(help="Of the draw, and of the order.", min=0)] = 0,
     shard: Shard = None,
     resume: Resume = False,
-    jobs: Annotated[int, typer.Option(help="Child processes.", min=1)] = 2,
+    jobs: Jobs = 2,
     budget: Budget = 420.0,
     timeout: Annotated[float, typer.Option(help="Seconds after which a step of a family is ended.", min=1)] = 300.0,
     memory: Annotated[float, typer.Option(help="GiB that a child may take.", min=1)] = 12.0,
     speed: Annotated[bool, typer.Option(help="Measure the speed against eager, too.")] = True,
     inductor: Annotated[bool, typer.Option("--inductor", help="And Inductor's.")] = False,
-    reports: Annotated[Path, typer.Option(help="Where the journal of verdicts lies.")] = Path("reports"),
+    reports: Verdicts = Path("reports"),
     output: Annotated[Path | None, typer.Option(help="Write the verdicts to this file, for the page.")] = None,
     machine: Annotated[str | None, typer.Option(help="What the file calls the machine.")] = None,
     into: Annotated[

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -19,3 +20,6 @@ Device = Annotated[str, typer.Option(help="Where tensors lie, as torch names it:
 Shard = Annotated[str | None, typer.Option(help="A part of the whole: 0/4 is every fourth from the first on.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Keep what a run that ended early has found.")]
 Budget = Annotated[float, typer.Option(help="Seconds after which nothing is begun.", min=0)]
+Dtypes = Annotated[list[str] | None, typer.Option(help="Element types, as torch names them.")]
+Jobs = Annotated[int, typer.Option(help="Child processes.", min=1)]
+Verdicts = Annotated[Path, typer.Option(help="Where the journal of verdicts lies.")]

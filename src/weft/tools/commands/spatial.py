@@ -12,6 +12,10 @@ from weft.tools.terminal import Terminal
 
 spatial = typer.Typer(help="Statically scheduled processors: schedules, proved and run.", no_args_is_help=True)
 
+Graph = Annotated[
+    str, typer.Argument(help="A graph of 8-bit integers, or .pt2 or .onnx in floats; `-` is standard input.")
+]
+Constants = Annotated[Path | None, typer.Option(help="An .npz of arguments that are constant; random without one.")]
 Machine = Annotated[str, typer.Option("-m", "--machine", help="A machine by name, or a file of one.")]
 Set = Annotated[list[str] | None, typer.Option("--set", help="Another value for a field: `latency.read=4`.")]
 Schedule = Annotated[Path, typer.Argument(help="A schedule that `weft spatial compile` wrote.")]
@@ -34,17 +38,13 @@ def machine_command(
 
 @spatial.command("compile")
 def compile_command(
-    file: Annotated[
-        str, typer.Argument(help="A graph of 8-bit integers, or .pt2 or .onnx in floats; `-` is standard input.")
-    ],
+    file: Graph,
     output: Annotated[Path, typer.Option("-o", "--output", help="Where to write the schedule.")] = Path(
         "schedule.mlir"
     ),
     machine: Machine = "tsp1",
     set_: Set = None,
-    constants: Annotated[
-        Path | None, typer.Option(help="An .npz of arguments that are constant; random without one.")
-    ] = None,
+    constants: Constants = None,
     seed: Seed = 0,
     json: Json = False,
 ) -> None:
@@ -100,16 +100,12 @@ def trace_command(
 
 @spatial.command("distribute")
 def distribute_command(
-    file: Annotated[
-        str, typer.Argument(help="A graph of 8-bit integers, or .pt2 or .onnx in floats; `-` is standard input.")
-    ],
+    file: Graph,
     chips: Annotated[int, typer.Option(help="How many chips.", min=1)] = 8,
     tensor: Annotated[int, typer.Option(help="How many of them share each layer; the others are stages.", min=1)] = 1,
     machine: Machine = "tsp1",
     set_: Set = None,
-    constants: Annotated[
-        Path | None, typer.Option(help="An .npz of arguments that are constant; random without one.")
-    ] = None,
+    constants: Constants = None,
     seed: Seed = 0,
     json: Json = False,
 ) -> None:
@@ -129,9 +125,7 @@ def explore_command(
         "explore.html"
     ),
     machine: Machine = "tsp1",
-    constants: Annotated[
-        Path | None, typer.Option(help="An .npz of arguments that are constant; random without one.")
-    ] = None,
+    constants: Constants = None,
     workers: Annotated[int, typer.Option(help="Processes that schedule side by side.", min=1)] = 2,
     seed: Seed = 0,
     json: Json = False,
