@@ -142,7 +142,7 @@ def _apply(codegen: KernelCodegen, op: tile.MapOp, args: list[V]) -> V:
         return power_of_two(codegen.b, args[0])
     if function == "exp" and args[0].type == "float" and loses_digits(op.out, _is_at_most_one(op)):
         return rough_exp(codegen.b, args[0])
-    if function == "mul" and tile.tile_type(op.out).dtype.is_float and len(list(op.out.uses)) > 1:
+    if function == "mul" and tile.tile_type(op.out).dtype.is_float and not op.out.has_one_use():
         # Rounded for all that read it: in `x * y - mean(x * y)`, LLVM would else round one of the two products only.
         return codegen.b.binary("fmul", args[0], args[1])
     rough = tile.ROUGH in op.attributes or loses_digits(op.out, summed=False)
