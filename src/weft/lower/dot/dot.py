@@ -20,7 +20,6 @@ from typing import TypeAlias
 
 from xdsl.ir import BlockArgument, OpResult, SSAValue
 
-from weft.errors import LoweringError
 from weft.ir.expr import Size, ceildiv, coefficient_of, floordiv, mod, product, simplify, symbol, symbols_of
 from weft.ir.types import DType, Tensor, bf16, i8, tensor_of, u8
 from weft.lower.dot.block_scales import BlockFactors, scaled
@@ -30,16 +29,19 @@ from weft.lower.dot.grouped_gemm import GroupedTiles
 from weft.lower.dot.packed_tile import packed_tile
 from weft.lower.dot.skinny_gemm import choose_streaming_tiles
 from weft.lower.dot.split_k import lower_split_k
-from weft.lower.emit.blocked import BlockedKernel, Reads, output_indices, store_outputs, uses
+from weft.lower.emit.blocked import BlockedKernel, Reads, epilogue_refusal, output_indices, store_outputs, uses
 from weft.lower.emit.body import TileValue, register_dtype
 from weft.lower.emit.kernel import Kernel
+from weft.lower.emit.row_reductions import reduced_sizes
 from weft.lower.index_space.domain import Domain, Run, Variable, fused
 from weft.lower.index_space.evaluate import AddressRecorder, Dummy, Source
 from weft.lower.lowered import Lowered, whole
 from weft.lower.machine import Machine
 from weft.lower.packing import PackedLayout, PackedPanels, weight_of
+from weft.lower.refusal import Refusal
 from weft.lower.schedule.dot_model import Matmuls, estimates, is_in_parts, parts_of
 from weft.lower.schedule.schedule import Blocks, choose_blocks, given_blocks
+from weft.ops.base import Reduction
 from weft.ops.body import Value
 from weft.ops.graph import GroupOp
 from weft.ops.layouts import StridedLayout
@@ -61,7 +63,7 @@ Product: TypeAlias = Dot | ScaledDot | TiledDot
 
 def lower_dot(
     group: GroupOp, name: str, inputs: Sequence[StridedLayout], outputs: Sequence[StridedLayout], machine: Machine
-) -> Lowered:
+) -> Lowered | Refusal:
     """Lower a group that holds a matmul, or several of the same rows, with all operands and results in layouts."""
     layouts: dict[SSAValue, StridedLayout] = dict(zip(group.block.args, inputs, strict=True))
     dots = [op for op in group.block.ops if isinstance(op, Product)]
@@ -69,8 +71,9 @@ def lower_dot(
         parts = parts_of([dot for dot in dots if isinstance(dot, Dot)], machine)
         if parts > 1:
             return lower_split_k(group, name, inputs, outputs, parts, machine)
-    kernel = _DotLowering(group, name, layouts, outputs, dots, machine).kernel()
-    return whole(kernel, len(inputs), len(outputs))
+    lowering = _DotLowering(group, name, layouts, outputs, dots, machine)
+    refused = epilogue_refusal(group, [dot.results[0] for dot in dots]) or lowering.prepare()
+    return whole(lowering.kernel(), len(inputs), len(outputs)) if refused is None else refused
 
 
 @dataclass
@@ -89,7 +92,8 @@ class _DotLowering:
         """The first of them, which decides: they have the same rows, sides and types."""
         return self.dots[0]
 
-    def kernel(self) -> Kernel:
+    def prepare(self) -> Refusal | None:
+        """Find runs and blocks: all but the code; or why there is none."""
         alone = self.dot if self.machine.capabilities.streamed_weights and len(self.dots) == 1 else None
         self.chosen = GatheredWeights.of(alone) if isinstance(alone, Dot) else None
         self.tiles = GroupedTiles.of(self.dots)
@@ -98,16 +102,34 @@ class _DotLowering:
         weights = [self._weights(dot) for dot in self.dots]
         streamed = self.machine.capabilities.streamed_weights
         self._split_domain(codes_of(self.dots, weights, self.layouts, self.matrix) if streamed else [])
-        if self.codes and (len(self.domain.column_runs) != 1 or len(self.domain.row_runs) > 2):
+        if self.codes and not self.refusals and (len(self.domain.column_runs) != 1 or len(self.domain.row_runs) > 2):
             self._split_domain([])
-        outer = [run for run in self.domain.row_runs if run not in (self.m_run, self.n_run)]
+        if self.refusals:
+            return Refusal(self.refusals[0])
+        self.outer = outer = [run for run in self.domain.row_runs if run not in (self.m_run, self.n_run)]
         if self.tiles is not None and (outer or self.m_run is None or self.n_run is None):
-            raise LoweringError("rows in tiles are not rows of what follows them")
+            return Refusal("rows in tiles are not rows of what follows them")
+        if (refused := self._tiles_refusal() or self._rows_refusal()) is not None:
+            return refused
         self.blocks = given_blocks(self.group, "dot") or self._chosen_blocks(outer, self.reads)
         if self.panels is not None and self.panels.together > 1:
             *sides, depth = self.blocks.sides
             self.blocks = replace(self.blocks, sides=(*sides, self._whole_steps(depth, self.panels)))
-        return self._emit(outer)
+        return None
+
+    def _tiles_refusal(self) -> Refusal | None:
+        known = self.tiles is None or self.tiles.are_in_memory
+        return None if known else Refusal("where tiles are must be in memory")
+
+    def _rows_refusal(self) -> Refusal | None:
+        """Why what is reduced over rows of K is not found by the kernel itself."""
+        depths = [run.size for run in self.domain.column_runs]
+        for op in self.group.block.ops:
+            if isinstance(op, Reduction) and (len(depths) != 1 or not isinstance(depths[0], int)):
+                return Refusal(f"{op.name} of rows that are not one run")
+            if isinstance(op, Reduction) and reduced_sizes(op) != tuple(depths):
+                return Refusal(f"{op.name} of rows that are not those of the product")
+        return None
 
     def _split_domain(self, codes: list[QuantizedWeights]) -> None:
         """Find the runs of M, N and K."""
@@ -118,7 +140,7 @@ class _DotLowering:
         self.domain = domain = Domain(shape, (self.a_tensor.shape[-1],))
         while domain.split([position for index in self._output_indices() for position in index]):
             pass
-        while domain.split((reads := self._record()).all):
+        while domain.split((reads := self._record()).all) and not self.refusals:
             pass
         n_name = f"r{len(shape) - 1}"
         columns = [v for v in domain.rows if v.name.rstrip("hl") == n_name]
@@ -240,6 +262,7 @@ class _DotLowering:
             recorder.at(Source(value, tensor_of(value.type)), index)
             reads.rest.append(simplify(layout.address(index), domain.bounds))
         reads.rest += [address.expr for address in recorder.addresses]
+        self.refusals = recorder.refusals
         return reads
 
     def _output_indices(self) -> list[list[Size]]:
@@ -258,14 +281,15 @@ class _DotLowering:
 
     # -- code ------------------------------------------------------------------------------------------------------
 
-    def _emit(self, outer: Sequence[Run]) -> Kernel:
+    def kernel(self) -> Kernel:
+        """The code; `prepare` comes before."""
         parts = self.machine.capabilities.async_copies
         kernel = BlockedKernel(self.group, self.name, self.layouts, self.outputs, self.domain, parts=parts)
         self.emit = kernel.emit
         bm, bn, _ = self.blocks.sides
         # Rows with the same weights come one after the other.
         n_base = kernel.start_of(self.n_run, bn) if self.n_run and self.chosen else 0
-        for run in outer:
+        for run in self.outer:
             kernel.program(run)
         n_base = kernel.start_of(self.n_run, bn) if self.n_run and not self.chosen else n_base
         if self.tiles is not None:
