@@ -22,7 +22,7 @@ from weft.backends.cpu.matrix_dot import emit_matrix_dot, in_matrix_tiles, reads
 from weft.backends.cpu.microkernel import Blocking, blocking, panel_kernel, row_kernel, slab_kernel
 from weft.backends.cpu.panels import PANEL_GAP, copy_panels, transpose_panel
 from weft.backends.cpu.row_groups import row_groups
-from weft.backends.llvm.builder import V, const, i64, memory_type, scalar_type
+from weft.backends.llvm.values import V, const, i64, memory_type, scalar_type
 from weft.errors import LoweringError
 from weft.ir.types import DType
 from weft.tile import dialect as tile
