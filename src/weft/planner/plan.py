@@ -9,12 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from weft.planner.closed_form import serve
 from weft.planner.hardware import Gpu
 from weft.planner.model import Model
 from weft.planner.op_costs import OpCosts
 from weft.planner.search import (
-    CONCURRENCIES,
     Candidate,
     Disaggregated,
     Point,
@@ -27,6 +25,7 @@ from weft.planner.search import (
     open_costs,
     points,
     refuse,
+    served,
     sustained,
 )
 from weft.planner.simulate import Outcome
@@ -183,18 +182,14 @@ def _sensitivity(chosen: Point, costs: OpCosts, traffic: Traffic, settings: Sett
         ("output length", replace(traffic, osl=traffic.osl * 1.1)),
     ):
         fits = max(1, int(candidate.fits * (traffic.isl + traffic.osl) / (other.isl + other.osl)))
-        service = serve(
-            candidate.costs, other.isl, other.osl, CONCURRENCIES, fits, prefix=traffic.prefix, draft=settings.draft
-        )
+        service = served(candidate.costs, candidate.mapping, other, settings, fits)
         found[name] = float(service.rate[chosen.index] / candidate.service.rate[chosen.index]) - 1
     return found
 
 
 def _again(candidate: Candidate, costs: OpCosts, traffic: Traffic, settings: Settings, index: int) -> float:
     priced = step_costs(candidate.program, costs, settings.kv)
-    service = serve(
-        priced, traffic.isl, traffic.osl, CONCURRENCIES, candidate.fits, prefix=traffic.prefix, draft=settings.draft
-    )
+    service = served(priced, candidate.mapping, traffic, settings, candidate.fits)
     return float(service.rate[index])
 
 
