@@ -7,16 +7,17 @@ there was, is kept with it.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from weft.planner.calibration import Calibration, Run, scaled
 from weft.planner.capacity import CACHE_RULES, Memory, memory, resident
 from weft.planner.closed_form import Batching, Draft, Service, serve
-from weft.planner.errors import CapacityError
+from weft.planner.errors import CalibrationError, CapacityError
 from weft.planner.hardware import Gpu, catalogue
 from weft.planner.mapping import Mapping, fits_heads, rank_program
 from weft.planner.model import Model
@@ -52,6 +53,8 @@ class Settings:
     """GPUs of one replica, at most."""
     spare: int = 1
     """Replicas beyond what the load needs, so that the service stands when one fails."""
+    calibration: Calibration | None = None
+    """Factors from runs of the user's own."""
 
 
 @dataclass(frozen=True)
@@ -134,10 +137,43 @@ def candidates(
         if room.cache <= 0 or count < 1:
             failing.append((mapping, room))
             continue
-        priced = step_costs(program, costs, settings.kv)
+        priced = priced_steps(program, costs, settings)
         service = served(priced, mapping, traffic, settings, count)
         fitting.append(Candidate(mapping, program, room, priced, count, service))
     return fitting, failing
+
+
+def priced_steps(program: RankProgram, costs: OpCosts, settings: Settings) -> StepCosts:
+    """A mapping's times of steps, calibrated where there is something to calibrate with."""
+    found = step_costs(program, costs, settings.kv)
+    return found if settings.calibration is None else settings.calibration.apply(found)
+
+
+def predictor(model: Model, gpu: Gpu, costs: OpCosts, settings: Settings) -> Callable[[Run, float, float], Any]:
+    """TPOT and TTFT of measured runs in closed form, with factors on the times of steps; mappings are priced once."""
+    kept: dict[Mapping, tuple[RankProgram, StepCosts, Memory]] = {}
+    rule = CACHE_RULES.get(settings.engine)
+
+    def predict(run: Run, few: float, many: float) -> tuple[float, float]:
+        if run.mapping not in kept:
+            if not fits_heads(model, run.mapping):
+                raise CalibrationError(f"a run's mapping, {run.mapping}, does not divide {model.name}")
+            program = rank_program(model, run.mapping, 1.0 if settings.kv == "fp8" else 2.0)
+            room = memory(model, program, run.mapping, gpu, settings.chunk, settings.fraction, rule)
+            kept[run.mapping] = program, step_costs(program, costs, settings.kv), room
+        program, priced, room = kept[run.mapping]
+        fits = resident(room, program, run.mapping, run.isl + run.osl, rule)
+        if fits < 1:
+            raise CalibrationError(
+                f"a run's mapping, {run.mapping}, has no room for one request of {model.name} on {gpu.device}",
+                hint="the runs have to be of the model, precision and GPU that are planned",
+            )
+        mixed = bool(ENGINES[settings.engine].get("mixed", True))
+        batching = Batching(float(settings.chunk * run.mapping.dp), mixed)
+        told = serve(scaled(priced, few, many), run.isl, run.osl, run.concurrency, fits, batching=batching)
+        return float(told.tpot), float(told.ttft)
+
+    return predict
 
 
 def served(
