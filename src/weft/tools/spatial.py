@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from math import prod
 from pathlib import Path
@@ -21,10 +22,11 @@ from weft.spatial.gantt import gantt_page, gantt_png
 from weft.spatial.machine import StreamingMachine, SystolicMachine, load_machine, streaming_machine
 from weft.spatial.program import Program
 from weft.spatial.schedule_dialect import load_program, save_program
-from weft.spatial.scheduler.compile import compile_graph
+from weft.spatial.scheduler.compile import compile_graph, map_streams, schedule_streams
 from weft.spatial.scheduler.distribute import distribute_graph
 from weft.spatial.simulator.run import simulate
 from weft.spatial.simulator.system import simulate_system
+from weft.spatial.stream_program import StreamProgram, load_streams, save_streams
 from weft.spatial.systolic import schedule_product
 from weft.spatial.trace import trace_of
 from weft.spatial.verifier.verify import system_violations, verify, verify_system, violations
@@ -77,6 +79,10 @@ def show_machine(terminal: Terminal, name: str, overrides: Mapping[str, Any]) ->
     terminal.finish({"ok": True, "machine": machine.name, "digest": machine.digest, "facts": facts, "derived": derived})
 
 
+LEVELS = ("schedule", "stream")
+"""What `compile` writes: the first has cycles, the second comes before."""
+
+
 def compile_file(
     terminal: Terminal,
     file: str,
@@ -84,18 +90,45 @@ def compile_file(
     overrides: Mapping[str, Any],
     constants: Path | None,
     seed: int,
-    output: Path,
+    emit: str,
+    output: Path | None,
 ) -> None:
-    """Compile a graph, verify its schedule and write it."""
+    """Compile a graph, or a program of streams, verify its schedule and write it."""
+    if emit not in LEVELS:
+        raise UsageError(f"no level is called {emit}", hint=f"--emit takes {' or '.join(LEVELS)}")
     machine = streaming_machine(machine_name, overrides)
+    output = output or Path(f"{emit}.mlir")
     check_file(output, "--output")
-    function, known = _model(file, constants, seed)
+    streams = _streams(file, machine, constants, seed)
+    if emit == "stream":
+        given = streams(machine)
+        save_streams(given, output)
+        counts = Counter(op.name.removeprefix("stream.") for op in given.op.walk())
+        table = Table("op", "count", title=f"{file} as streams")
+        for name, count in sorted(counts.items()):
+            table.add_row(name, f"{count:,}")
+        terminal.show(table, f"written to {output}")
+        terminal.finish({"ok": True, "ops": dict(counts)})
+        return
     with terminal.working(f"scheduling {file}"):
-        program = compile_graph(function, machine, known)
+        program = schedule_streams(streams(machine), machine)
         verify(program)
-        band = [compile_graph(function, machine.scaled(factor), known).cycles for factor in (0.5, 2)]
+        scaled = [machine.scaled(factor) for factor in (0.5, 2)]
+        band = [schedule_streams(streams(each), each).cycles for each in scaled]
         save_program(program, output)
     _report(terminal, program, band, f"written to {output}")
+
+
+def _streams(
+    file: str, machine: StreamingMachine, constants: Path | None, seed: int
+) -> Callable[[StreamingMachine], StreamProgram]:
+    """The streams of a file for a machine: those it has, or what its graph is mapped to."""
+    path = Path(file)
+    if path.suffix == ".mlir" and path.is_file() and '"stream.program"' in path.read_text(encoding="utf-8"):
+        given = load_streams(path)
+        return lambda _: given
+    function, known = _model(file, constants, seed)
+    return lambda each: map_streams(function, each, known)
 
 
 def _model(file: str, constants: Path | None, seed: int) -> tuple[FuncOp, dict[str, np.ndarray]]:

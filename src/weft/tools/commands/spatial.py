@@ -38,10 +38,15 @@ def machine_command(
 
 @spatial.command("compile")
 def compile_command(
-    file: Graph,
-    output: Annotated[Path, typer.Option("-o", "--output", help="Where to write the schedule.")] = Path(
-        "schedule.mlir"
-    ),
+    file: Annotated[
+        str, typer.Argument(help="A graph of 8-bit integers, .pt2 or .onnx in floats, or streams; `-` is standard input.")
+    ],
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="Where to write it; without, `schedule.mlir` or `stream.mlir`.")
+    ] = None,
+    emit: Annotated[
+        str, typer.Option(help="What to write: `schedule`, or `stream`, what is there before anything has its cycle.")
+    ] = "schedule",
     machine: Machine = "tsp1",
     set_: Set = None,
     constants: Constants = None,
@@ -53,7 +58,7 @@ def compile_command(
 
     terminal = Terminal(json=json)
     with terminal.reporting_errors():
-        compile_file(terminal, file, machine, overrides_of(set_ or []), constants, seed, output)
+        compile_file(terminal, file, machine, overrides_of(set_ or []), constants, seed, emit, output)
 
 
 @spatial.command("verify")
