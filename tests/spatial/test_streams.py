@@ -32,7 +32,9 @@ def _encoder():  # type: ignore[no-untyped-def]
     return model.function, model.constants
 
 
-@pytest.mark.parametrize("make", [lambda: _program(2), lambda: _program(5), _encoder], ids=["matrices", "image", "BERT"])
+@pytest.mark.parametrize(
+    "make", [lambda: _program(2), lambda: _program(5), _encoder], ids=["matrices", "image", "BERT"]
+)
 def test_streams_that_were_written_and_read_give_the_same_schedule(make, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     function, constants = make()
     path = tmp_path / "stream.mlir"
@@ -86,7 +88,9 @@ def test_vectors_outside_of_a_tensor_are_refused_with_the_line(tmp_path: Path) -
     read = next(op for op in streams.op.walk() if isinstance(op, ReadOp) and op.tensor.owner.name == "stream.tensor")
     count = len(listed(read.places))
     text = path.read_text()
-    path.write_text(text.replace(f"places = array<i64: 0, {count}, 1, 1, 0>", f"places = array<i64: 7, {count}, 1, 1, 0>"))
+    path.write_text(
+        text.replace(f"places = array<i64: 0, {count}, 1, 1, 0>", f"places = array<i64: 7, {count}, 1, 1, 0>")
+    )
     with pytest.raises(ParseError, match="blocks of") as caught:
         schedule_streams(load_streams(path), TSP1)
     assert "stream.mlir" in str(caught.value.location)

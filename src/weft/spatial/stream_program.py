@@ -60,6 +60,8 @@ def streams_in(module: ModuleOp, place: str) -> ProgramOp:
     """The one program of a module."""
     found = [op for op in module.ops if isinstance(op, ProgramOp)]
     if len(found) != 1:
-        raise ParseError(f"{place} is not one program of streams", hint="`weft spatial compile --emit stream` writes them")
+        raise ParseError(
+            f"{place} is not one program of streams", hint="`weft spatial compile --emit stream` writes them"
+        )
     found[0].detach()
     return found[0]

@@ -17,7 +17,9 @@ from weft.spatial.program import Program
 from weft.spatial.scheduler.chip import ChipSchedule, span_of
 from weft.spatial.scheduler.choose_packings import choose_packings
 from weft.spatial.scheduler.initial import port_of
+from weft.spatial.scheduler.memory_map import CapacityError
 from weft.spatial.scheduler.read_streams import read_streams
+from weft.spatial.scheduler.vector_stack import is_vector_stack, schedule_vector_stack
 from weft.spatial.stream_program import StreamProgram
 
 
@@ -47,6 +49,24 @@ def schedule_streams(streams: StreamProgram, machine: StreamingMachine) -> Progr
             f"the streams are {model.lanes} lanes wide, and those of {machine.name} {machine.width}",
             hint="map the graph for this machine",
         )
+    if is_vector_stack(model, machine):
+        return _shorter(model, machine)
+    return _schedule_layers(model, machine)
+
+
+def _shorter(model: Model, machine: StreamingMachine) -> Program:
+    """Products of single vectors: with all streams for weights, or layer by layer, whichever ends first."""
+    try:
+        layers = _schedule_layers(model, machine)
+    except CapacityError:
+        layers = None
+    stack = schedule_vector_stack(model, machine)
+    if stack is None or (layers is not None and layers.cycles <= stack.cycles):
+        return layers or _schedule_layers(model, machine)
+    return stack
+
+
+def _schedule_layers(model: Model, machine: StreamingMachine) -> Program:
     chip = ChipSchedule(machine, model)
     for layer in model.layers:
         chip.add_layer(layer)

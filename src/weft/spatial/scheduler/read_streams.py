@@ -67,7 +67,9 @@ class _Reader:
         self.model.tensors = sorted(self.tensors.values(), key=lambda each: each.number)
         if [each.number for each in self.model.tensors] != list(range(len(self.tensors))):
             _refuse(self.program.op, "the numbers of the tensors are not 0, 1, 2, …")
-        roles = {op.number.value.data: op.role.data for op in self.program.op.body.block.ops if isinstance(op, TensorOp)}
+        roles = {
+            op.number.value.data: op.role.data for op in self.program.op.body.block.ops if isinstance(op, TensorOp)
+        }
         self.model.inputs = [each for each in self.model.tensors if roles[each.number] == "argument"]
         self.model.constants = [each for each in self.model.tensors if roles[each.number] == "constant"]
         results = numbers(self.program.op.returned)

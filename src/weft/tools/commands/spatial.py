@@ -39,10 +39,12 @@ def machine_command(
 @spatial.command("compile")
 def compile_command(
     file: Annotated[
-        str, typer.Argument(help="A graph of 8-bit integers, .pt2 or .onnx in floats, or streams; `-` is standard input.")
+        str,
+        typer.Argument(help="A graph of 8-bit integers, .pt2 or .onnx in floats, or streams; `-` is standard input."),
     ],
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="Where to write it; without, `schedule.mlir` or `stream.mlir`.")
+        Path | None,
+        typer.Option("-o", "--output", help="Where to write it; without, `schedule.mlir` or `stream.mlir`."),
     ] = None,
     emit: Annotated[
         str, typer.Option(help="What to write: `schedule`, or `stream`, what is there before anything has its cycle.")
