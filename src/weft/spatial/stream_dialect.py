@@ -19,14 +19,14 @@ writes it, and the scheduler, which reads it: there are no cycles, no planes, no
       }) {origin = 0} : () -> ()
     }) {lanes = 320, …} : () -> ()
 
-A layer is what the scheduler starts at once. Places are the vectors of a tensor, the border counted, as five numbers for
-each pattern: first, count, step, repetitions, and the step between these.
+A layer is what the scheduler starts at once. Places are the vectors of a tensor, the border counted, as five numbers
+for each pattern: first, count, step, repetitions, and the step between these.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 from xdsl.dialects.builtin import (
@@ -40,7 +40,7 @@ from xdsl.dialects.builtin import (
     i32,
     i64,
 )
-from xdsl.ir import Attribute, Dialect, ParametrizedAttribute, SSAValue, TypeAttribute
+from xdsl.ir import Attribute, Dialect, Operation, ParametrizedAttribute, SSAValue, TypeAttribute
 from xdsl.irdl import (
     attr_def,
     irdl_attr_definition,
@@ -298,7 +298,7 @@ class ProgramOp(WeftOp):
     traits = traits_def(NoTerminator(), IsolatedFromAbove())
 
 
-STREAM_OPS = [
+STREAM_OPS: list[type[Operation]] = [
     *(TensorOp, TileOp, ConstantOp, ReadOp, LoadWeightsOp, InstallWeightsOp, MultiplyOp, AccumulateOp, AluOp, WriteOp),
     *(LayerOp, ProgramOp),
 ]
@@ -310,8 +310,9 @@ def integers(values: Sequence[int] | np.ndarray) -> DenseArrayBase[IntegerType]:
     return DenseArrayBase.from_list(i64, [int(value) for value in values])
 
 
-def numbers(attribute: DenseArrayBase) -> tuple[int, ...]:
-    return tuple(int(value) for value in attribute.get_values())
+def numbers(attribute: DenseArrayBase[Any]) -> tuple[int, ...]:
+    values: tuple[Any, ...] = attribute.get_values()
+    return tuple(int(value) for value in values)
 
 
 def places_of(values: np.ndarray) -> DenseArrayBase[IntegerType]:

@@ -1,4 +1,4 @@
-"""A program of streams with the arrays it names, and its files: text in the `stream` dialect, and an `.npz` beside it."""
+"""A program of streams with the arrays it names, and its files: text in the `stream` dialect, an `.npz` beside it."""
 
 from __future__ import annotations
 

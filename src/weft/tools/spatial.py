@@ -16,10 +16,10 @@ from rich.table import Table
 from weft.backends.reference.graph import run as run_graph
 from weft.backends.target import argument_names
 from weft.ir.types import tensor_of
-from weft.ops.graph import FuncOp
 from weft.spatial.explore import explore, page_of, pareto_front
 from weft.spatial.gantt import gantt_page, gantt_png
 from weft.spatial.machine import StreamingMachine, SystolicMachine, load_machine, streaming_machine
+from weft.spatial.mesh_machine import MeshMachine
 from weft.spatial.program import Program
 from weft.spatial.schedule_dialect import load_program, save_program
 from weft.spatial.scheduler.compile import compile_graph, map_streams, schedule_streams
@@ -33,7 +33,7 @@ from weft.spatial.verifier.verify import system_violations, verify, verify_syste
 from weft.testing.spatial.mutants import MutantCount, count_mutants, count_system_mutants
 from weft.testing.spatial.programs import random_program
 from weft.tile.text import print_program
-from weft.tools.spatial_models import read_spatial_model
+from weft.tools.spatial_models import read_with_constants
 from weft.tools.terminal import Terminal, UsageError, check_file
 
 _NOTE = "cycle 0 is the first issue after the start, and the last is when all lanes are done"
@@ -72,6 +72,15 @@ def show_machine(terminal: Terminal, name: str, overrides: Mapping[str, Any]) ->
             "fp16 MACs a cycle": machine.fp16_macs,
             "cycles to load all weights": machine.weight_floor,
         }
+    if isinstance(machine, MeshMachine):
+        derived = {
+            "cores": machine.cores,
+            "memory bytes": machine.memory_bytes,
+            "int8 MACs a cycle": machine.int8_macs,
+            "cycles of a tile on a matrix unit": machine.matrix_cycles,
+            "cycles of a tile on a link": machine.link_cycles(1),
+        }
+    if derived:
         follows = Table("what follows", "value")
         for what, value in derived.items():
             follows.add_row(what, f"{value:,}")
@@ -127,35 +136,8 @@ def _streams(
     if path.suffix == ".mlir" and path.is_file() and '"stream.program"' in path.read_text(encoding="utf-8"):
         given = load_streams(path)
         return lambda _: given
-    function, known = _model(file, constants, seed)
+    function, known = read_with_constants(file, constants, seed)
     return lambda each: map_streams(function, each, known)
-
-
-def _model(file: str, constants: Path | None, seed: int) -> tuple[FuncOp, dict[str, np.ndarray]]:
-    """A graph of integers and its constants; what is in floats is quantized."""
-    model = read_spatial_model(file, seed)
-    known = model.constants if model.constants is not None else _constants(model.function, constants, seed)
-    return model.function, known
-
-
-def _constants(function: FuncOp, path: Path | None, seed: int) -> dict[str, np.ndarray]:
-    """Constants of a file; without one, all arguments but the first are random."""
-    names = argument_names(function)
-    if path is not None:
-        if not path.is_file():
-            raise UsageError(f"there is no file {path}", hint="--constants takes an .npz with arrays by argument")
-        with np.load(path, allow_pickle=False) as arrays:
-            return {name: arrays[name] for name in names if name in arrays}
-    rng = np.random.default_rng(seed)
-    made: dict[str, np.ndarray] = {}
-    for name, value in list(zip(names, function.block.args, strict=True))[1:]:
-        tensor = tensor_of(value.type)
-        shape = tuple(int(size) for size in tensor.shape)  # type: ignore[arg-type]
-        small = tensor.dtype.is_integer
-        made[name] = (rng.integers(-128, 128, shape) if small else rng.uniform(0.001, 0.01, shape)).astype(
-            tensor.dtype.numpy
-        )
-    return made
 
 
 def _report(terminal: Terminal, program: Program, band: list[int], ending: str) -> None:
@@ -249,7 +231,7 @@ def explore_file(
     values = {path: _values(word, given) for word in vary for path, _, given in [word.partition("=")]}
     if not values:
         raise UsageError("nothing varies", hint="--vary memory.bank_words=2048,4096")
-    function, known = _model(file, constants, seed)
+    function, known = read_with_constants(file, constants, seed)
     with terminal.working(f"scheduling {prod(len(each) for each in values.values())} variants"):
         found = explore(print_program(function), known, machine_name, values, workers)
     front = pareto_front(found)
@@ -331,7 +313,7 @@ def distribute_file(
 ) -> None:
     """Compile a graph for many chips, verify their schedules, run them and compare with the graph."""
     machine = streaming_machine(machine_name, overrides)
-    function, known = _model(file, constants, seed)
+    function, known = read_with_constants(file, constants, seed)
     rng = np.random.default_rng(seed)
     with terminal.working(f"scheduling {file} on {chips} chips"):
         system = distribute_graph(function, machine, known, chips, tensor)

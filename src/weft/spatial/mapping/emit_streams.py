@@ -1,4 +1,4 @@
-"""Writes a mapped graph in the `stream` dialect: an op for each instruction that its layers need, and nothing of time."""
+"""Writes a mapped graph in the `stream` dialect: an op for each instruction that layers need, and nothing of time."""
 
 from __future__ import annotations
 

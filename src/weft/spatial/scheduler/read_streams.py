@@ -145,7 +145,7 @@ class _Reader:
             return self.constants[value]
         match value.owner:
             case AluOp() as op:
-                taken = tuple(self._operand(each, streams, sums) for each in op.taken)
+                taken: tuple[Operand, ...] = tuple(self._operand(each, streams, sums) for each in op.taken)
                 return Node(Function[op.function.data], taken)
             case ReadOp() as op if op.window is not None and op.tensor in self.tensors:
                 window = numbers(op.window)

@@ -145,6 +145,24 @@ def explore_command(
         explore_file(terminal, file, machine, vary, constants, seed, workers, output)
 
 
+@spatial.command("mesh")
+def mesh_command(
+    file: Graph,
+    machine: Annotated[str, typer.Option("-m", "--machine", help="A mesh by name, or a file of one.")] = "wormhole",
+    set_: Set = None,
+    constants: Constants = None,
+    seed: Seed = 0,
+    json: Json = False,
+) -> None:
+    """Schedule a graph of matrices on a mesh of cores, verify it, run it and compare with the graph."""
+    from weft.tools.spatial import overrides_of
+    from weft.tools.spatial_mesh import mesh_file
+
+    terminal = Terminal(json=json)
+    with terminal.reporting_errors():
+        mesh_file(terminal, file, machine, overrides_of(set_ or []), constants, seed)
+
+
 @spatial.command("systolic")
 def systolic_command(
     m: Annotated[int, typer.Argument(help="Rows of the first matrix.", min=1)],
