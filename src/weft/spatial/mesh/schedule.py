@@ -2,7 +2,7 @@
 
 Weights are resident: a core has those of the columns it computes. A tile of input leaves the core that made it on one
 of the networks, along its row and from there along columns, and every link is reserved for it in the frame that moves
-with it, so tiles never wait on the way. A core multiplies what has arrived, then its vector unit computes the expression.
+with it, so tiles never wait on the way. A core multiplies what has arrived, and its vector unit computes the rest.
 """
 
 from __future__ import annotations
