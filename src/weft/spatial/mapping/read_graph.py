@@ -27,6 +27,7 @@ from weft.ops.base import GraphOp
 from weft.ops.graph import FuncOp, ReturnOp
 from weft.spatial.isa import Function
 from weft.spatial.mapping.layers import (
+    BlockProduct,
     Constant,
     Convolution,
     Layer,
@@ -288,7 +289,8 @@ class GraphReader(HeadReader):
         origin, source = len(self.model.origins) - 1, product.source if product else None
         work = product.work if product else None
         assert not isinstance(work, RowSum), "it was refused above"
-        self.model.layers.append(Layer(origin, source, output, node, work))
+        loaded = tuple(work.tensors) if isinstance(work, BlockProduct) else ()
+        self.model.layers.append(Layer(origin, source, output, node, work, loaded=loaded))
         return output
 
     def _return(self, op: ReturnOp) -> None:
