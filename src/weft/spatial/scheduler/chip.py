@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import ceil
 
 import numpy as np
 
@@ -12,6 +13,7 @@ from weft.spatial.machine import StreamingMachine
 from weft.spatial.mapping.layers import Layer, Model
 from weft.spatial.program import INSTRUCTION, Port, Program, port_of
 from weft.spatial.scheduler.emit import groups_of, texts_of
+from weft.spatial.scheduler.gemv import GemvPipeline, is_gemv
 from weft.spatial.scheduler.initial import image_of
 from weft.spatial.scheduler.memory_map import MemoryMap
 from weft.spatial.scheduler.pipeline import CrowdedError, LayerPipeline
@@ -91,7 +93,8 @@ class ChipSchedule:
         self.done: dict[int, int] = {}
         """The cycle from which each tensor is in memory."""
         self.groups: list[np.ndarray] = []
-        self.multiplied = self.computed = self.loads = 0
+        self.multiplied = self.computed = 0
+        self.loads = 0.0
 
     def add_layer(self, layer: Layer) -> None:
         """A layer, as early as what it uses allows."""
@@ -107,7 +110,11 @@ class ChipSchedule:
         self.loads += pipeline.loaded
 
     def _pipeline(self, layer: Layer) -> LayerPipeline:
-        """A layer as fast as its windows can be read."""
+        """A layer as fast as its windows can be read, or as its weights can be loaded."""
+        if is_gemv(self.machine, self.memory, layer):
+            gemv = GemvPipeline(self.machine, self.memory, layer)
+            gemv.run()
+            return gemv
         for pace in _PACES:
             pipeline = LayerPipeline(self.machine, self.memory, layer, pace)
             try:
@@ -138,7 +145,7 @@ class ChipSchedule:
         return {
             "MXM": -(-self.multiplied // planes),
             "VXM": -(-self.computed // machine.alus),
-            "weights": -(-self.loads * machine.load_cycles // planes),
+            "weights": ceil(self.loads * machine.load_cycles / planes),
         }
 
     def program(self, first: int, inputs: list[Port], outputs: list[Port], bounds: Mapping[str, int]) -> Program:

@@ -21,6 +21,8 @@ from weft.spatial.scheduler.expression import in_one_half, streams_of
 
 CONSTANTS = 3
 """Constants that an expression may have, each in four slices: its bytes."""
+_SPARE = 64
+"""Words that are kept free for constants which later layers bring."""
 
 
 class CapacityError(UnsupportedError):
@@ -36,16 +38,26 @@ class MemoryMap:
     tile_at: dict[tuple[int, int], int] = field(default_factory=dict[tuple[int, int], int])
     """The first address of a tile in a half."""
     tile_end: list[int] = field(default_factory=lambda: [0, 0])
+    wide_at: dict[tuple[int, int, int], tuple[int, int]] = field(
+        default_factory=dict[tuple[int, int, int], tuple[int, int]]
+    )
+    """Tiles that both planes of a half load at once: by half, lane and tile, the first address and the rows."""
+    wide_from: dict[tuple[int, int], int] = field(default_factory=dict[tuple[int, int], int])
+    """The lowest address that such tiles have in a half and lane: they are put from the last address down."""
     constants: dict[tuple[bytes, int, int], int] = field(default_factory=dict[tuple[bytes, int, int], int])
     """The address of a constant vector, by its bytes, half and place in an expression."""
     constant_order: dict[tuple[bytes, int, int], int] = field(default_factory=dict[tuple[bytes, int, int], int])
     constant_end: dict[tuple[int, int], int] = field(default_factory=dict[tuple[int, int], int])
+
+    used: dict[tuple[int, int], int] = field(default_factory=dict[tuple[int, int], int])
+    """Words at the beginning of each bank of a half that tensors have."""
 
     def __post_init__(self) -> None:
         self.units = Units(self.machine)
         self.copies = self.machine.matrix.planes
         slices = self.machine.memory.slices_per_half
         self.first_weights = slices - self.machine.matrix.load_streams
+        self.first_wide = slices - self.copies // 2 * self.machine.matrix.load_streams
         self.first_constants = self.copies * RESIDUES
         needed = 4 * CONSTANTS
         if self.first_weights - self.first_constants < needed:
@@ -62,6 +74,47 @@ class MemoryMap:
     def weight_slice(self, half: int, stream: int) -> int:
         return self.units.memory(half, self.first_weights + stream)
 
+    def wide_slice(self, half: int, lane: int, stream: int) -> int:
+        """Where the plane of a half with this number loads from, when all its planes load at once."""
+        return self.units.memory(half, self.first_wide + lane * self.machine.matrix.load_streams + stream)
+
+    def wide_tile(self, half: int, lane: int, tile: int, rows: int) -> int:
+        """The address of a tile that one plane of a half loads; it is put there if it is not there yet."""
+        key, words = (half, lane, tile), rows // self.machine.matrix.load_streams
+        if key not in self.wide_at:
+            start = self.wide_from.get((half, lane), self.machine.slice_words) - words
+            floors = self._floors(half, lane)
+            bank_words = self.machine.memory.bank_words
+            for bank in reversed(range(self.machine.memory.banks)):
+                # Tensors are at the beginning of a bank.
+                low = floors[bank]
+                if bank * bank_words <= start < low or (start // bank_words < bank <= (start + words - 1) // bank_words):
+                    start = bank * bank_words - words
+            if start < floors[0]:
+                taken = sum(rows for _, rows in self.wide_at.values()) * self.machine.width
+                raise CapacityError(
+                    f"the weights need more than is left beside tensors and constants: {taken:,} bytes of them are in "
+                    f"memory, and {len(self.model.tiles) * self.machine.tile_bytes:,} in the model",
+                    hint="weights are resident: raise memory.bank_words, or split the model over more chips",
+                )
+            self.wide_at[key], self.wide_from[half, lane] = (start, rows), start
+        return self.wide_at[key][0]
+
+    def _floors(self, half: int, lane: int) -> list[int]:
+        """For each bank the first address that nothing else has, in the slices of a lane."""
+        words, banks = self.machine.memory.bank_words, self.machine.memory.banks
+        first, size = self.first_wide + lane * self.machine.matrix.load_streams, self.machine.matrix.load_streams
+        held = 0
+        if first + size > self.first_weights:
+            held = self.tile_end[half]
+        if first < self.first_weights and first + size > self.first_constants:
+            held = max(held, *(self.constant_end.get((half, place), 0) + _SPARE for place in range(CONSTANTS)))
+        tensors = first < self.first_constants
+        return [
+            max(bank * words + (self.used.get((half, bank), 0) if tensors else 0), min(held, (bank + 1) * words))
+            for bank in range(banks)
+        ]
+
     def tensor_slices(self, tensor: Placed, copy: int, residues: np.ndarray) -> np.ndarray:
         """The slices of vectors in a copy; of wide integers, a copy holds a byte."""
         first = self.units.memory(tensor.half, 0)
@@ -75,7 +128,10 @@ class MemoryMap:
         if (half, tile) not in self.tile_at:
             self.tile_at[half, tile] = self.tile_end[half]
             self.tile_end[half] += self.machine.load_cycles
-            if self.tile_end[half] > self.machine.slice_words:
+            if self.tile_end[half] > min(
+                (self.wide_from.get((half, lane), self.machine.slice_words) for lane in range(1, self.copies // 2)),
+                default=self.machine.slice_words,
+            ):
                 raise CapacityError(
                     f"the weights need more than {self.machine.slice_words} words of each of "
                     f"{self.machine.matrix.load_streams} slices: tile {len(self.tile_at)} of {len(self.model.tiles)}",
@@ -90,7 +146,7 @@ class MemoryMap:
             end = self.constant_end.get((half, place), 0)
             self.constants[key] = end
             self.constant_end[half, place] = end + 1
-            if end >= self.machine.slice_words:
+            if end >= self.wide_from.get((half, 0), self.machine.slice_words):
                 raise CapacityError(f"more than {self.machine.slice_words} constants", hint="raise memory.bank_words")
             self.constant_order[key] = len(self.constant_order)
         return self.constants[key], self.constant_tag + self.constant_order[key]
@@ -109,7 +165,7 @@ class MemoryMap:
         words = self.machine.memory.bank_words
         free = {(half, bank): [(0, words)] for half in (0, 1) for bank in range(self.machine.memory.banks)}
         tag, placed = self.tensor_tag, list[Placed]()
-        used = dict.fromkeys(free, 0)
+        used = self.used = dict.fromkeys(free, 0)
         made, last = _lifetimes(self.model)
         sides, turned = _sides(self.model), dict[int, int]()
         whole = [each for each in self.model.tensors if each.within is None]
