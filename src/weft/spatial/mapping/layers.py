@@ -44,8 +44,9 @@ class Placed:
     order: np.ndarray | None = field(default=None, compare=False)
     """The channel that each lane holds, -1 for none, over all blocks; without it channels follow each other."""
     within: Placed | None = field(default=None, compare=False)
-    """A tensor that this one is a part of: its vectors from `shift` on."""
+    """A tensor that this one is a part of: its vectors from `shift` on, of its blocks from `first_block` on."""
     shift: int = 0
+    first_block: int = 0
     data: np.ndarray | None = field(default=None, compare=False)
     """What it holds from the start, where it is a constant: an element for each pixel and channel."""
     packing: Packing = field(init=False)
@@ -111,14 +112,15 @@ class Placed:
         return tuple(s for s in range(self.packing.slots) if not 0 <= self.packing.row(line, s) < self.height)
 
     def residue(self, block: int, positions: np.ndarray) -> np.ndarray:
-        return (positions + self.shift + 2 * block) % RESIDUES
+        return (positions + self.shift + 2 * (block + self.first_block)) % RESIDUES
 
     def address(self, block: int, positions: np.ndarray) -> np.ndarray:
         root = self.root
-        return root.base + block * -(-root.pixels // RESIDUES) + (positions + self.shift) // RESIDUES
+        first = root.base + (block + self.first_block) * -(-root.pixels // RESIDUES)
+        return first + (positions + self.shift) // RESIDUES
 
     def tags(self, block: int, positions: np.ndarray) -> np.ndarray:
-        return self.root.tag + block * self.root.pixels + positions + self.shift
+        return self.root.tag + (block + self.first_block) * self.root.pixels + positions + self.shift
 
 
 @dataclass(frozen=True)
@@ -229,6 +231,8 @@ class Layer:
     root: Node
     product: Convolution | PixelSum | BlockProduct | None = None
     jobs: tuple[Job, ...] = ()
+    chips: tuple[int, ...] = ()
+    """The chips that compute it, each all of it, where the graph says so."""
 
     @property
     def tile_tensors(self) -> list[Placed]:

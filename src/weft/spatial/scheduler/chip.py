@@ -18,6 +18,8 @@ from weft.spatial.scheduler.initial import image_of
 from weft.spatial.scheduler.memory_map import MemoryMap
 from weft.spatial.scheduler.pipeline import CrowdedError, LayerPipeline
 
+CROSSING = (24, 30, 31)
+"""Streams on which vectors may be read in one half for the edge of the other: to links, and to the planes."""
 _PACES = (1, 2, 4)
 """Cycles from a row to the next, the fastest first."""
 
@@ -69,8 +71,9 @@ class Reservations:
             kept = byte < width
             keys.append((2 << 20) + (stream[kept] + byte) * 2 + outward[kept])
             times.append(points[kept])
-        # What comes from another chip goes on beyond the middle.
-        through = op[driven] == Opcode.RECEIVE
+        # What comes from another chip goes on beyond the middle, and so does what is read for the other edge.
+        crossing = (op[driven] == Opcode.READ) & ~outward & np.isin(stream % machine.streams.per_direction, CROSSING)
+        through = (op[driven] == Opcode.RECEIVE) | crossing
         keys.append((2 << 20) + stream[through] * 2 + 1)
         times.append(points[through])
         every, at = np.concatenate(keys), np.concatenate(times)
@@ -92,6 +95,8 @@ class ChipSchedule:
         self.reservations = Reservations(machine, positions)
         self.done: dict[int, int] = {}
         """The cycle from which each tensor is in memory."""
+        self.not_before: int | None = None
+        """The first cycle of the next layers, where they wait for another chip."""
         self.groups: list[np.ndarray] = []
         self.multiplied = self.computed = 0
         self.loads = 0.0
@@ -102,6 +107,8 @@ class ChipSchedule:
         columns = pipeline.emitter.columns()
         spans = self.reservations.spans(columns)
         ready = [self.done[tensor] - first for tensor, first in pipeline.reads.items() if tensor in self.done]
+        if self.not_before is not None:
+            ready.append(self.not_before - int(columns["cycle"].min()))
         start = max([self.reservations.earliest(spans), *ready])
         self.add(columns, spans, start)
         self.written(layer.output.root.number, start + pipeline.written)

@@ -41,6 +41,9 @@ def is_gemv(machine: StreamingMachine, memory: MemoryMap, layer: Layer) -> bool:
     tiles = [step.tile for job in layer.jobs for step in job.passes]
     if not tiles or any(not isinstance(each, int) for each in tiles) or len(set(tiles)) < len(tiles):
         return False
+    blocks = [[step.block for step in job.passes] for job in layer.jobs]
+    if any(each != blocks[0] for each in blocks):
+        return False
     beside = any(each.tensor.root is layer.source.root for each in streams_of(layer.root))
     return not beside and max(len(job.positions) for job in layer.jobs) <= MOST_ROWS
 

@@ -168,6 +168,7 @@ class MemoryMap:
         used = self.used = dict.fromkeys(free, 0)
         made, last = _lifetimes(self.model)
         sides, turned = _sides(self.model), dict[int, int]()
+        roles, alike = _roles(self.model), dict[tuple[int, int], tuple[int, int]]()
         whole = [each for each in self.model.tensors if each.within is None]
         for tensor in sorted(whole, key=lambda each: made[each.number]):
             tensor.tag = tag
@@ -194,6 +195,11 @@ class MemoryMap:
             near = [other for other in self._read_with(tensor) if other.number in held]
             shared = [each for each in roomy if each in {(other.half, other.bank) for other in near}]
             region = max(shared or roomy, key=lambda each: sum(size for _, size in free[each]), default=None)
+            # What is the same on different chips lies in the same bank.
+            if (role := roles.get(tensor.number)) is not None:
+                region = alike[role] if alike.get(role) in roomy else region
+                if region is not None:
+                    alike.setdefault(role, region)
             if region is None:
                 most = max((size for each in allowed for _, size in free[each]), default=0)
                 demand = sum(each.words for each in (*placed, tensor))
@@ -297,6 +303,20 @@ def _sides(model: Model) -> dict[int, tuple[int, int]]:
                 found[number] = (group, side)
                 pending += [(other, 1 - side) for other in apart[number]]
     return found
+
+
+def _roles(model: Model) -> dict[int, tuple[int, int]]:
+    """Which layer of its chips makes a tensor, and which reads it first: the same for equal parts on different chips."""
+    counts: dict[tuple[int, ...], int] = {}
+    makers: dict[int, int] = {}
+    readers: dict[int, int] = {}
+    for layer in model.layers:
+        if layer.chips:
+            number = counts[layer.chips] = counts.get(layer.chips, 0) + 1
+            makers.setdefault(layer.output.root.number, number)
+            for tensor in _read_by(layer):
+                readers.setdefault(tensor.number, number)
+    return {number: (makers.get(number, 0), reader) for number, reader in readers.items()}
 
 
 def _both(layer: Layer, one: Placed, other: Placed) -> bool:

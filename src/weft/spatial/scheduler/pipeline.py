@@ -344,7 +344,8 @@ class LayerPipeline:
         free = [first for first in (0, 4, *_CONSTANTS) if first not in taken]
         stream = self._stream(inward(tensor.half), free[number])
         places = tensor.position(np.zeros(1, np.int64), worker.job.pixels[rows])
-        block, residues = worker.job.block, tensor.residue(worker.job.block, places)
+        block = worker.job.block % tensor.blocks
+        residues = tensor.residue(block, places)
         tags = tensor.tags(block, places)
         for byte in range(4):
             slices = self.memory.tensor_slices(tensor, byte, residues)
