@@ -50,7 +50,7 @@ def place_model(
 
     def deliver(numbers: Iterable[int]) -> None:
         """Send what was computed of tensors since the last time: parts of one from all chips at once."""
-        for number in [each for each in numbers if each in pending]:
+        for number in [each for each in dict.fromkeys(numbers) if each in pending]:
             made.deliver(pending.pop(number), readers.get(number, set()))
             del made.parts[number]
 
