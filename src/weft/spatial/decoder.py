@@ -9,19 +9,23 @@ weights, so that parts are computed as they would be in one piece, and joined by
     h = concat(silu(m Wg_p) · m Wu_p)
     z = concat(h Wd_p + y_p)
 
+With experts all of them are computed for every token, each on its own chips, times the weight that a router gives it: 0
+for those that are not chosen. So what is chosen as the program runs changes no cycle of it.
+
 Weights are random: this is for time and space, and for comparing what is split with what is not.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from xdsl.ir import SSAValue
 
 from weft.errors import UnsupportedError
-from weft.ir.types import Tensor, i8
+from weft.ir.types import Tensor, f32, i8, i32
 from weft.ops.graph import FuncOp
 from weft.spatial.int8_transformer import TransformerBuilder
 
@@ -43,28 +47,37 @@ class DecoderShape:
 
     @property
     def repeats(self) -> int:
+        """Heads of queries that share one of keys."""
         return self.heads // self.kv_heads
+
+    @property
+    def inner(self) -> int:
+        """Columns of the hidden layers, of all experts side by side."""
+        return self.ffn * max(1, self.experts)
 
     @property
     def parameters(self) -> int:
         """Weights of products, without norms and the table of embeddings."""
         attention = self.hidden * self.width * (2 * self.heads + 2 * self.kv_heads)
-        ffn = 3 * self.hidden * self.ffn * max(1, self.experts)
+        ffn = 3 * self.hidden * self.inner
         return self.layers * (attention + ffn + self.hidden * self.experts) + self.hidden * self.vocabulary
 
 
 Span = tuple[int, int]
+"""The first and the one after the last."""
+Parts = Sequence[tuple[int, Span]]
+"""Chips, and what each has; a chip may have several parts."""
 
 
 @dataclass(frozen=True)
 class Placement:
     """Which chip computes which part of a layer: heads in groups that share keys, the others in columns."""
 
-    attention: Sequence[tuple[int, Span]]
-    """A chip, and the groups of heads it has."""
-    out: Sequence[tuple[int, Span]]
-    ffn: Sequence[tuple[int, Span]]
-    down: Sequence[tuple[int, Span]]
+    attention: Parts
+    out: Parts
+    ffn: Parts
+    down: Parts
+    """The same columns as `out`, to which they are added."""
 
     @property
     def chips(self) -> list[int]:
@@ -74,9 +87,17 @@ class Placement:
 
 def whole(shape: DecoderShape, chip: int = 0) -> Placement:
     """Everything on one chip, in one piece."""
-    return Placement(
-        [(chip, (0, shape.kv_heads))], [(chip, (0, shape.hidden))], [(chip, (0, shape.ffn))], [(chip, (0, shape.hidden))]
-    )
+    out = [(chip, (0, shape.hidden))]
+    return Placement([(chip, (0, shape.kv_heads))], out, _of_experts(shape, [(chip, (0, shape.ffn))]), out)
+
+
+def _of_experts(shape: DecoderShape, parts: Parts) -> Parts:
+    """The parts of a hidden layer for every expert."""
+    return [
+        (chip, (expert * shape.ffn + a, expert * shape.ffn + b))
+        for expert in range(max(1, shape.experts))
+        for chip, (a, b) in parts
+    ]
 
 
 def columns(size: int, chips: Sequence[int], lanes: int) -> list[tuple[int, Span]]:
@@ -93,14 +114,47 @@ def groups(count: int, chips: Sequence[int]) -> list[tuple[int, Span]]:
 
 
 def tensor_parallel(shape: DecoderShape, chips: Sequence[int], lanes: int, ffn: Sequence[int] = ()) -> Placement:
-    """Every part split over all chips; the hidden layer and what is behind it on others, where these are given."""
-    later = ffn or chips
-    return Placement(
-        groups(shape.kv_heads, chips),
-        columns(shape.hidden, chips, lanes),
-        columns(shape.ffn, later, lanes),
-        columns(shape.hidden, later, lanes),
-    )
+    """Every part split over all chips; the hidden layer and what is behind it on others, where these are given.
+
+    Experts are shared out whole where there are as many as chips, and split over the chips that they have otherwise.
+    """
+    later = list(ffn or chips)
+    share = max(1, len(later) // max(1, shape.experts))
+    inner: list[tuple[int, Span]] = []
+    for expert in range(max(1, shape.experts)):
+        own = later if not shape.experts else [later[(expert * share + n) % len(later)] for n in range(share)]
+        inner += [(chip, (expert * shape.ffn + a, expert * shape.ffn + b)) for chip, (a, b) in columns(shape.ffn, own, lanes)]
+    out, down = columns(shape.hidden, chips, lanes), columns(shape.hidden, later, lanes)
+    if len(out) != len(down):
+        down = [(later[number % len(later)], span) for number, (_, span) in enumerate(out)]
+    return Placement(groups(shape.kv_heads, chips), out, inner, down)
+
+
+def in_stages(shape: DecoderShape, chips: Sequence[int], lanes: int) -> Placement:
+    """A layer over chips one after another: attention, its output, the hidden layer, and what is behind it.
+
+    Chips are shared out by tiles of weights; with few chips neighbours share one.
+    """
+    deep = -(-shape.hidden // lanes)
+    queries = -(-shape.heads * shape.width // lanes)
+    tiles = {
+        "attention": deep * (queries + 2 * -(-shape.kv_heads * shape.width // lanes)),
+        "out": queries * deep,
+        "ffn": 2 * deep * -(-shape.inner // lanes),
+        "down": deep * -(-shape.inner // lanes),
+    }
+    total, at = sum(tiles.values()), 0
+    first: dict[str, int] = {}
+    last: dict[str, int] = {}
+    for name, count in tiles.items():
+        first[name] = min(len(chips) - 1, round(at * len(chips) / total))
+        at += count
+        last[name] = max(first[name] + 1, min(len(chips), round(at * len(chips) / total)))
+    own = {name: list(chips[first[name] : last[name]]) for name in tiles}
+    down = columns(shape.hidden, own["down"], lanes)
+    out = [(own["out"][number * len(own["out"]) // len(down)], span) for number, (_, span) in enumerate(down)]
+    inner = _of_experts(shape, columns(shape.ffn, own["ffn"], lanes))
+    return Placement(groups(shape.kv_heads, own["attention"]), out, sorted(inner, key=lambda part: part[0]), down)
 
 
 @dataclass
@@ -118,9 +172,7 @@ class LayerWeights:
             "v": (s.hidden, s.kv_heads * s.width),
             "o": (s.heads * s.width, s.hidden),
         }
-        ffn = {"gate": (s.hidden, s.ffn), "up": (s.hidden, s.ffn), "down": (s.ffn, s.hidden)}
-        for expert in range(max(1, s.experts)):
-            sizes |= {f"{name}{expert}": size for name, size in ffn.items()}
+        sizes |= {"gate": (s.hidden, s.inner), "up": (s.hidden, s.inner), "down": (s.inner, s.hidden)}
         self.matrices = {name: rng.integers(-128, 128, size, dtype=np.int8) for name, size in sizes.items()}
         self.gammas = [rng.uniform(20, 60, s.hidden).astype(np.float32) for _ in range(2)]
 
@@ -130,32 +182,43 @@ class LayerWeights:
 
 @dataclass
 class DecoderLayerBuilder:
-    """Builds the graph of a layer that takes some rows, each a token of the next position, after `held` in the cache."""
+    """Builds the graph of a layer that takes some rows, each a token of the next position, after `held` in the cache.
+
+    `half` is what of it is built: all of the layer, attention with its output, or the hidden layer.
+    """
 
     weights: LayerWeights
     placement: Placement
     held: int
     rows: int = 1
-    results: list[SSAValue] = field(default_factory=list[SSAValue])
+    half: Literal["layer", "attention", "ffn"] = "layer"
 
     def __post_init__(self) -> None:
         s, p = self.weights.shape, self.placement
         if s.heads % s.kv_heads:
             raise UnsupportedError(f"{s.heads} heads do not share {s.kv_heads} of keys equally")
-        arguments = {f"x{a}": Tensor(i8, (self.rows, b - a)) for a, b in self.spans(p.out)}
-        for _, (a, b) in p.attention:
-            cache = Tensor(i8, (self.held, (b - a) * s.width))
-            arguments |= {f"k{a}": cache, f"v{a}": cache}
+        if [span for _, span in p.out] != [span for _, span in p.down]:
+            raise UnsupportedError("what is added to the hidden layer's result is split otherwise than it")
+        arguments = {f"x{a}": Tensor(i8, (self.rows, b - a)) for a, b in spans(p.out)}
+        if self.half != "ffn":
+            for a, b in spans(p.attention):
+                cache = Tensor(i8, (self.held, (b - a) * s.width))
+                arguments |= {f"k{a}": cache, f"v{a}": cache}
+        if self.half != "attention":
+            arguments |= {f"r{expert}": Tensor(i8, (self.rows, 1)) for expert in range(s.experts)}
         self.build = TransformerBuilder("layer", arguments)
-
-    @staticmethod
-    def spans(parts: Sequence[tuple[int, Span]]) -> Iterator[Span]:
-        return (span for _, span in parts)
 
     def run(self) -> FuncOp:
         """The graph. Its results are the parts of the layer's, then the keys and values that are new."""
-        b, p, s = self.build, self.placement, self.weights.shape
-        x = [b.argument(f"x{a}") for a, _ in self.spans(p.out)]
+        x, caches = [self.build.argument(f"x{a}") for a, _ in spans(self.placement.out)], list[SSAValue]()
+        if self.half != "ffn":
+            x, caches = self._attended(x)
+        if self.half != "attention":
+            x = self._hidden(x)
+        return self.build.finish([*x, *caches])
+
+    def _attended(self, x: list[SSAValue]) -> tuple[list[SSAValue], list[SSAValue]]:
+        b, p = self.build, self.placement
         with b.on(*sorted({chip for chip, _ in p.attention})):
             normed = b.rms_norm(self._joined(x), self.weights.gammas[0], None, 1.0, 0.01)
         attended: list[SSAValue] = []
@@ -166,25 +229,25 @@ class DecoderLayerBuilder:
                 attended.append(made)
                 caches += new
         mixed = self._joined(attended)
-        y: list[SSAValue] = []
+        results: list[SSAValue] = []
         for (chip, span), beside in zip(p.out, x, strict=True):
             with b.on(chip):
-                y.append(self._linear(mixed, "o", span, 30, (beside, 0.5)))
+                results.append(self._linear(mixed, "o", span, 30, (beside, 0.5)))
+        return results, caches
+
+    def _hidden(self, x: list[SSAValue]) -> list[SSAValue]:
+        b, p = self.build, self.placement
         with b.on(*sorted({chip for chip, _ in p.ffn})):
-            normed = b.rms_norm(self._joined(y), self.weights.gammas[1], None, 1.0, 0.01)
+            normed = b.rms_norm(self._joined(x), self.weights.gammas[1], None, 1.0, 0.01)
         hidden: list[SSAValue] = []
         for chip, span in p.ffn:
             with b.on(chip):
                 hidden.append(self._gated(normed, span))
-        inner = self._joined(hidden)
-        parts = dict(zip(self.spans(p.out), y, strict=True))
-        if list(self.spans(p.down)) != list(parts):
-            raise UnsupportedError("what is added to the hidden layer's result is split otherwise than it")
-        for chip, span in p.down:
+        inner, results = self._joined(hidden), list[SSAValue]()
+        for (chip, span), beside in zip(p.down, x, strict=True):
             with b.on(chip):
-                self.results.append(self._linear(inner, "down0", span, 30, (parts[span], 0.5)))
-        del s
-        return b.finish([*self.results, *caches])
+                results.append(self._linear(inner, "down", span, 30, (beside, 0.5)))
+        return results
 
     def _joined(self, parts: Sequence[SSAValue]) -> SSAValue:
         return parts[0] if len(parts) == 1 else self.build.builder.concat(*parts, dim=1)
@@ -223,16 +286,35 @@ class DecoderLayerBuilder:
         return self.build.rotate(x, turned, cosine, sine, 1 / 127)
 
     def _gated(self, x: SSAValue, span: Span) -> SSAValue:
-        gate, up = (self._linear(x, f"{name}0", span, 30) for name in ("gate", "up"))
-        return self.build.gated_silu(gate, up, 0.05, 1.0)
+        gate, up = (self._linear(x, name, span, 30) for name in ("gate", "up"))
+        made = self.build.gated_silu(gate, up, 0.05, 1.0)
+        if not self.weights.shape.experts:
+            return made
+        # The weight of an expert, 127 for 1, is in all lanes: a sum of one.
+        b, expert = self.build.builder, span[0] // self.weights.shape.ffn
+        weight = b.sum(b.cast(self.build.argument(f"r{expert}"), dtype=i32), dims=(1,), keep=True)
+        factor = self.build.scaled(weight, np.full(1, 1 / 127, np.float32))
+        return self.build.to_int8(b.mul(b.cast(made, dtype=f32), factor))
 
     def arguments(self, seed: int = 0) -> dict[str, np.ndarray]:
         """Random values of the arguments; the same however the layer is split."""
         s, rng = self.weights.shape, np.random.default_rng(seed)
         x = rng.integers(-100, 101, (self.rows, s.hidden)).astype(np.int8)
         cache = [rng.integers(-90, 91, (self.held, s.kv_heads * s.width)).astype(np.int8) for _ in range(2)]
-        given = {f"x{a}": x[:, a:b] for a, b in self.spans(self.placement.out)}
-        for a, b in self.spans(self.placement.attention):
-            own = slice(a * s.width, b * s.width)
-            given |= {f"{name}{a}": each[:, own] for name, each in zip("kv", cache, strict=True)}
+        given = {f"x{a}": x[:, a:b] for a, b in spans(self.placement.out)}
+        if self.half != "ffn":
+            for a, b in spans(self.placement.attention):
+                own = slice(a * s.width, b * s.width)
+                given |= {f"{name}{a}": each[:, own] for name, each in zip("kv", cache, strict=True)}
+        if self.half != "attention":
+            scores = rng.random((self.rows, s.experts))
+            chosen = np.argsort(-scores, axis=1, kind="stable")[:, : s.chosen]
+            for expert in range(s.experts):
+                weight = np.where((chosen == expert).any(axis=1), 127 * scores[:, expert], 0)
+                given[f"r{expert}"] = np.rint(weight).astype(np.int8)[:, None]
         return given
+
+
+def spans(parts: Parts) -> Iterator[Span]:
+    """What parts have, without their chips."""
+    return (span for _, span in parts)

@@ -168,7 +168,9 @@ class MemoryMap:
         used = self.used = dict.fromkeys(free, 0)
         made, last = _lifetimes(self.model)
         sides, turned = _sides(self.model), dict[int, int]()
-        roles, alike = _roles(self.model), dict[tuple[int, int], tuple[int, int]]()
+        placed_by_chips = any(layer.chips for layer in self.model.layers)
+        near_of = {each.number: _kept_apart(each, self.model.layers) for each in self.model.tensors}
+        roles, alike = _roles(self.model), dict[tuple[int, int] | None, tuple[int, int]]()
         whole = [each for each in self.model.tensors if each.within is None]
         for tensor in sorted(whole, key=lambda each: made[each.number]):
             tensor.tag = tag
@@ -179,7 +181,7 @@ class MemoryMap:
                     region = free[other.half, other.bank]
                     region.append((other.base - other.bank * words, other.words))
                     free[other.half, other.bank] = _merged(region)
-            apart = _kept_apart(tensor, self.model.layers)
+            apart = near_of[tensor.number]
             held = {each.number for each in placed}
             allowed = [
                 region
@@ -195,10 +197,22 @@ class MemoryMap:
             near = [other for other in self._read_with(tensor) if other.number in held]
             shared = [each for each in roomy if each in {(other.half, other.bank) for other in near}]
             region = max(shared or roomy, key=lambda each: sum(size for _, size in free[each]), default=None)
-            # What is the same on different chips lies in the same bank.
-            if (role := roles.get(tensor.number)) is not None:
-                region = alike[role] if alike.get(role) in roomy else region
-                if region is not None:
+            if placed_by_chips and roomy:
+                # Leave as many banks as can be to what is kept apart from this one and comes later, and put what is
+                # the same on different chips into the same bank.
+                role = roles.get(tensor.number)
+                regions = {each.number: (each.half, each.bank) for each in placed}
+                later = [other for other, _ in apart if other.number not in held and made[other.number] >= 0]
+                taken = [{regions[near.number] for near, _ in near_of[each.number] if near.number in held} for each in later]
+                region = min(
+                    roomy,
+                    key=lambda each: (
+                        sum(len(those) for those in taken if each not in those),
+                        alike.get(role) != each,
+                        -sum(size for _, size in free[each]),
+                    ),
+                )
+                if role is not None:
                     alike.setdefault(role, region)
             if region is None:
                 most = max((size for each in allowed for _, size in free[each]), default=0)
