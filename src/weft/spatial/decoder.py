@@ -180,41 +180,51 @@ class LayerWeights:
         return self.matrices[name][:, slice(*span)]
 
 
-@dataclass
-class DecoderLayerBuilder:
-    """Builds the graph of a layer that takes some rows, each a token of the next position, after `held` in the cache.
+Half = Literal["layer", "attention", "ffn"]
 
-    `half` is what of it is built: all of the layer, attention with its output, or the hidden layer.
+
+@dataclass
+class DecoderBuilder:
+    """Builds the graph of layers that take some rows, each a token of the next position, after `held` in the cache.
+
+    `half` is what of them is built: all of a layer, attention with its output, or the hidden layer.
     """
 
-    weights: LayerWeights
-    placement: Placement
+    layers: Sequence[tuple[LayerWeights, Placement]]
     held: int
     rows: int = 1
-    half: Literal["layer", "attention", "ffn"] = "layer"
+    half: Half = "layer"
 
     def __post_init__(self) -> None:
-        s, p = self.weights.shape, self.placement
-        if s.heads % s.kv_heads:
-            raise UnsupportedError(f"{s.heads} heads do not share {s.kv_heads} of keys equally")
-        if [span for _, span in p.out] != [span for _, span in p.down]:
-            raise UnsupportedError("what is added to the hidden layer's result is split otherwise than it")
-        arguments = {f"x{a}": Tensor(i8, (self.rows, b - a)) for a, b in spans(p.out)}
-        if self.half != "ffn":
-            for a, b in spans(p.attention):
-                cache = Tensor(i8, (self.held, (b - a) * s.width))
-                arguments |= {f"k{a}": cache, f"v{a}": cache}
-        if self.half != "attention":
-            arguments |= {f"r{expert}": Tensor(i8, (self.rows, 1)) for expert in range(s.experts)}
-        self.build = TransformerBuilder("layer", arguments)
+        if self.rows < 1 or self.held < 1:
+            raise UnsupportedError(f"{self.rows} rows after {self.held} in the cache", hint="give one at least of each")
+        arguments: dict[str, Tensor] = {}
+        for number, (weights, p) in enumerate(self.layers):
+            s = weights.shape
+            if s.heads % s.kv_heads:
+                raise UnsupportedError(f"{s.heads} heads do not share {s.kv_heads} of keys equally")
+            if [*spans(p.out)] != [*spans(p.down)] or [*spans(p.out)] != [*spans(self.layers[0][1].out)]:
+                raise UnsupportedError("what is added to a layer's result is split otherwise than it")
+            if not number:
+                arguments |= {f"x{a}": Tensor(i8, (self.rows, b - a)) for a, b in spans(p.out)}
+            if self.half != "ffn":
+                for a, b in spans(p.attention):
+                    cache = Tensor(i8, (self.held, (b - a) * s.width))
+                    arguments |= {f"k{number}.{a}": cache, f"v{number}.{a}": cache}
+            if self.half != "attention":
+                arguments |= {f"r{number}.{expert}": Tensor(i8, (self.rows, 1)) for expert in range(s.experts)}
+        self.build = TransformerBuilder("layers", arguments)
 
     def run(self) -> FuncOp:
-        """The graph. Its results are the parts of the layer's, then the keys and values that are new."""
-        x, caches = [self.build.argument(f"x{a}") for a, _ in spans(self.placement.out)], list[SSAValue]()
-        if self.half != "ffn":
-            x, caches = self._attended(x)
-        if self.half != "attention":
-            x = self._hidden(x)
+        """The graph. Its results are the parts of the last layer's, then the keys and values that are new."""
+        x, caches = [self.build.argument(f"x{a}") for a, _ in spans(self.layers[0][1].out)], list[SSAValue]()
+        for self.number, (self.weights, self.placement) in enumerate(self.layers):
+            if self.half != "ffn":
+                x, new = self._attended(x)
+                caches += new
+            if self.half != "attention":
+                x = self._hidden(x)
+        self._joined(x)  # parts lie side by side for whoever reads them next
         return self.build.finish([*x, *caches])
 
     def _attended(self, x: list[SSAValue]) -> tuple[list[SSAValue], list[SSAValue]]:
@@ -267,8 +277,8 @@ class DecoderLayerBuilder:
         query = self._rotated(self._linear(x, "q", (heads[0] * s.width, heads[1] * s.width), 30), heads[1] - heads[0])
         key = self._rotated(self._linear(x, "k", own, 30), z - a)
         value = self._linear(x, "v", own, 30)
-        keys = b.builder.concat(b.argument(f"k{a}"), key, dim=0)
-        values = b.builder.concat(b.argument(f"v{a}"), value, dim=0)
+        keys = b.builder.concat(b.argument(f"k{self.number}.{a}"), key, dim=0)
+        values = b.builder.concat(b.argument(f"v{self.number}.{a}"), value, dim=0)
         factor = 1 / (30 * 30 * np.sqrt(s.width))
         return b.attention(query, keys, values, heads[1] - heads[0], z - a, factor, 2.0, 1.5), key, value
 
@@ -292,27 +302,44 @@ class DecoderLayerBuilder:
             return made
         # The weight of an expert, 127 for 1, is in all lanes: a sum of one.
         b, expert = self.build.builder, span[0] // self.weights.shape.ffn
-        weight = b.sum(b.cast(self.build.argument(f"r{expert}"), dtype=i32), dims=(1,), keep=True)
+        weight = b.sum(b.cast(self.build.argument(f"r{self.number}.{expert}"), dtype=i32), dims=(1,), keep=True)
         factor = self.build.scaled(weight, np.full(1, 1 / 127, np.float32))
         return self.build.to_int8(b.mul(b.cast(made, dtype=f32), factor))
 
     def arguments(self, seed: int = 0) -> dict[str, np.ndarray]:
-        """Random values of the arguments; the same however the layer is split."""
-        s, rng = self.weights.shape, np.random.default_rng(seed)
-        x = rng.integers(-100, 101, (self.rows, s.hidden)).astype(np.int8)
-        cache = [rng.integers(-90, 91, (self.held, s.kv_heads * s.width)).astype(np.int8) for _ in range(2)]
-        given = {f"x{a}": x[:, a:b] for a, b in spans(self.placement.out)}
-        if self.half != "ffn":
-            for a, b in spans(self.placement.attention):
-                own = slice(a * s.width, b * s.width)
-                given |= {f"{name}{a}": each[:, own] for name, each in zip("kv", cache, strict=True)}
-        if self.half != "attention":
+        """Random values of the arguments; the same however layers are split."""
+        rng = np.random.default_rng(seed)
+        shape = self.layers[0][0].shape
+        x = rng.integers(-100, 101, (self.rows, shape.hidden)).astype(np.int8)
+        given = {f"x{a}": x[:, a:b] for a, b in spans(self.layers[0][1].out)}
+        for number, (weights, placement) in enumerate(self.layers):
+            s = weights.shape
+            cache = [rng.integers(-90, 91, (self.held, s.kv_heads * s.width)).astype(np.int8) for _ in range(2)]
             scores = rng.random((self.rows, s.experts))
             chosen = np.argsort(-scores, axis=1, kind="stable")[:, : s.chosen]
-            for expert in range(s.experts):
-                weight = np.where((chosen == expert).any(axis=1), 127 * scores[:, expert], 0)
-                given[f"r{expert}"] = np.rint(weight).astype(np.int8)[:, None]
+            if self.half != "ffn":
+                for a, b in spans(placement.attention):
+                    own = slice(a * s.width, b * s.width)
+                    given |= {f"{name}{number}.{a}": each[:, own] for name, each in zip("kv", cache, strict=True)}
+            if self.half != "attention":
+                for expert in range(s.experts):
+                    weight = np.where((chosen == expert).any(axis=1), 127 * scores[:, expert], 0)
+                    given[f"r{number}.{expert}"] = np.rint(weight).astype(np.int8)[:, None]
         return given
+
+
+def head_graph(shape: DecoderShape, parts: Parts, rows: int, seed: int = 0) -> tuple[FuncOp, dict[str, np.ndarray]]:
+    """The last norm and the scores of all words, in parts; and the constants."""
+    build, rng = TransformerBuilder("head", {"x": Tensor(i8, (rows, shape.hidden))}), np.random.default_rng(seed)
+    with build.on(*sorted({chip for chip, _ in parts})):
+        normed = build.rms_norm(build.argument("x"), rng.uniform(20, 60, shape.hidden).astype(np.float32), None, 1.0, 0.01)
+    results: list[SSAValue] = []
+    for chip, (a, b) in parts:
+        weights = rng.integers(-128, 128, (shape.hidden, b - a), dtype=np.int8)
+        with build.on(chip):
+            scale = np.full(b - a, 30 / (40 * 74 * np.sqrt(shape.hidden)), np.float32)
+            results.append(build.linear(normed, weights, scale))
+    return build.finish(results), build.constants
 
 
 def spans(parts: Parts) -> Iterator[Span]:

@@ -42,6 +42,15 @@ class Part:
     pixels: np.ndarray
 
 
+@dataclass(frozen=True)
+class Round:
+    """Transfers that start together: the first read, the last write, and the vectors of the longest."""
+
+    begin: int
+    end: int
+    vectors: int
+
+
 @dataclass
 class Distribution:
     """Chips whose schedules grow together, and what each has computed."""
@@ -55,6 +64,7 @@ class Distribution:
     copies: dict[int, set[int]] = field(default_factory=dict[int, set[int]])
     """For each tensor that several chips have computed as a whole, these chips."""
     sent: int = 0
+    rounds: list[Round] = field(default_factory=list["Round"])
 
     def run(self, stages: list[list[Layer]]) -> None:
         readers = self._readers(stages)
@@ -103,6 +113,7 @@ class Distribution:
         emitters: dict[int, Emitter] = {}
         reads: dict[int, int] = {}
         writes: dict[int, int] = {}
+        longest = 0
         origin = next(layer.origin for layer in self.model.layers if layer.output.root is tensor.root)
         for (chip, other), owners in sorted(hops.items()):
             parts = [part for owner in sorted(owners) for part in self.parts[tensor.number][owner]]
@@ -130,10 +141,12 @@ class Distribution:
             last = self._receive(emit, tensor, links[1], times + self._wait, residues, addresses, tags, bytes_, origin)
             writes[other] = max(last, writes.get(other, last))
             self.sent += len(tags)
+            longest = max(longest, len(tags))
         columns_of = {chip: emitter.columns() for chip, emitter in emitters.items()}
         spans = {chip: self.chips[chip].reservations.spans(columns) for chip, columns in columns_of.items()}
         base = max(self.chips[chip].reservations.earliest(own) for chip, own in spans.items())
         base = max([base, *(self.chips[chip].done[tensor.root.number] - first for chip, first in reads.items())])
+        self.rounds.append(Round(base + min(reads.values()), base + max(writes.values()), longest))
         for chip, columns in columns_of.items():
             self.chips[chip].add(columns, spans[chip], base)
             if chip in writes:

@@ -35,9 +35,11 @@ def place_model(
     machine: StreamingMachine,
     chips: int,
     in_turn: bool = False,
+    to: Mapping[int, Iterable[int]] | None = None,
     progress: Callable[[], None] = lambda: None,
 ) -> Distribution:
-    """The schedules of layers on their chips; those without are on chip 0."""
+    """The schedules of layers on their chips; those without are on chip 0. Results, by their number, are sent `to`
+    other chips."""
     if missing := [chip for layer in model.layers for chip in layer.chips if chip >= chips]:
         raise UnsupportedError(f"a layer is on chip {missing[0]}, and there are {chips}", hint="give more chips")
     made = Distribution(machine, model, [ChipSchedule(machine, model) for _ in range(chips)], 1)
@@ -71,6 +73,10 @@ def place_model(
         made.copies[output.root.number] = set(own) if len(own) > 1 else set()
         pending[output.root.number] = output.root
         progress()
+    # Results go to those who read them next, all parts of a tensor at once.
+    for number, chosen in (to or {}).items():
+        readers.setdefault(model.outputs[number].root.number, set()).update(chosen)
+    deliver(list(pending))
     made.parts = computed
     return made
 
