@@ -9,6 +9,7 @@ time lies in different banks or halves.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -18,6 +19,7 @@ from weft.spatial.isa import Units
 from weft.spatial.machine import StreamingMachine
 from weft.spatial.mapping.layers import RESIDUES, Layer, Model, Placed
 from weft.spatial.scheduler.expression import in_one_half, streams_of
+from weft.spatial.scheduler.regions import Region, assign_regions
 
 CONSTANTS = 3
 """Constants that an expression may have, each in four slices: its bytes."""
@@ -156,6 +158,12 @@ class MemoryMap:
         alone = [_read_by(layer) for layer in self.model.layers if layer.source is None]
         return [other for read in alone if tensor in read for other in read if other is not tensor]
 
+    def _regions(self, near_of: Mapping[int, Sequence[tuple[Placed, bool]]]) -> dict[int, Region] | None:
+        """Where layers are on chips of their own, a region for each tensor, chosen for all of them together."""
+        roots = [each for each in self.model.tensors if each.within is None]
+        apart = {each.number: [(other.number, wholly) for other, wholly in near_of[each.number]] for each in roots}
+        return assign_regions(apart, {each.number: each.words for each in roots}, self.machine.memory.banks)
+
     def _place_tensors(self) -> None:
         """A bank and an address for each tensor, in the order in which they are made.
 
@@ -168,9 +176,8 @@ class MemoryMap:
         used = self.used = dict.fromkeys(free, 0)
         made, last = _lifetimes(self.model)
         sides, turned = _sides(self.model), dict[int, int]()
-        placed_by_chips = any(layer.chips for layer in self.model.layers)
         near_of = {each.number: _kept_apart(each, self.model.layers) for each in self.model.tensors}
-        roles, alike = _roles(self.model), dict[tuple[int, int] | None, tuple[int, int]]()
+        regions = self._regions(near_of) if any(layer.chips for layer in self.model.layers) else None
         whole = [each for each in self.model.tensors if each.within is None]
         for tensor in sorted(whole, key=lambda each: made[each.number]):
             tensor.tag = tag
@@ -197,23 +204,8 @@ class MemoryMap:
             near = [other for other in self._read_with(tensor) if other.number in held]
             shared = [each for each in roomy if each in {(other.half, other.bank) for other in near}]
             region = max(shared or roomy, key=lambda each: sum(size for _, size in free[each]), default=None)
-            if placed_by_chips and roomy:
-                # Leave as many banks as can be to what is kept apart from this one and comes later, and put what is
-                # the same on different chips into the same bank.
-                role = roles.get(tensor.number)
-                regions = {each.number: (each.half, each.bank) for each in placed}
-                later = [other for other, _ in apart if other.number not in held and made[other.number] >= 0]
-                taken = [{regions[near.number] for near, _ in near_of[each.number] if near.number in held} for each in later]
-                region = min(
-                    roomy,
-                    key=lambda each: (
-                        sum(len(those) for those in taken if each not in those),
-                        alike.get(role) != each,
-                        -sum(size for _, size in free[each]),
-                    ),
-                )
-                if role is not None:
-                    alike.setdefault(role, region)
+            if regions is not None:
+                region = regions[tensor.number] if regions[tensor.number] in roomy else None
             if region is None:
                 most = max((size for each in allowed for _, size in free[each]), default=0)
                 demand = sum(each.words for each in (*placed, tensor))
@@ -317,20 +309,6 @@ def _sides(model: Model) -> dict[int, tuple[int, int]]:
                 found[number] = (group, side)
                 pending += [(other, 1 - side) for other in apart[number]]
     return found
-
-
-def _roles(model: Model) -> dict[int, tuple[int, int]]:
-    """Which layer of its chips makes a tensor, and which reads it first: the same for equal parts on different chips."""
-    counts: dict[tuple[int, ...], int] = {}
-    makers: dict[int, int] = {}
-    readers: dict[int, int] = {}
-    for layer in model.layers:
-        if layer.chips:
-            number = counts[layer.chips] = counts.get(layer.chips, 0) + 1
-            makers.setdefault(layer.output.root.number, number)
-            for tensor in _read_by(layer):
-                readers.setdefault(tensor.number, number)
-    return {number: (makers.get(number, 0), reader) for number, reader in readers.items()}
 
 
 def _both(layer: Layer, one: Placed, other: Placed) -> bool:
