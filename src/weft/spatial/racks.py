@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+from xdsl.ir import SSAValue
 
 from weft.errors import UnsupportedError
 from weft.ir.types import Tensor, i8
@@ -268,10 +269,10 @@ def _memory(made: Distribution, system: System) -> list[ChipMemory]:
     """What the chips that compute something hold."""
     found: list[ChipMemory] = []
     for number, (chip, program) in enumerate(zip(made.chips, system.programs, strict=True)):
-        if not len(program.instructions):
-            continue
         machine, memory = made.machine, chip.memory
         computed = [layer for layer in made.model.layers if number in (layer.chips or (0,))]
+        if not computed:  # it hands vectors on at most
+            continue
         caches = {each.root.number: each.root for layer in computed for each in layer.tile_tensors}
         held = sum(_bytes(memory, each.words) for each in caches.values())
         tensors = sum(memory.used.values()) * memory.copies * RESIDUES * machine.width
@@ -348,8 +349,7 @@ def hop_cycles(machine: StreamingMachine, parts: Parts, rows: int) -> Timing:
     timings: list[Timing] = []
     for chips in ([chip for chip, _ in parts], [chip + node for chip, _ in parts]):
         build = TransformerBuilder("hop", {f"x{a}": Tensor(i8, (rows, b - a)) for _, (a, b) in parts})
-        made: list[object] = []
-        values = []
+        values: list[SSAValue] = []
         for chip, (a, b) in parts:
             with build.on(chip):
                 values.append(build.to_int8(build.scaled(build.argument(f"x{a}"), np.ones(b - a, np.float32))))
@@ -357,7 +357,6 @@ def hop_cycles(machine: StreamingMachine, parts: Parts, rows: int) -> Timing:
         width = parts[-1][1][1]
         with build.on(*sorted(set(chips))):
             result = build.to_int8(build.scaled(joined, np.ones(width, np.float32)))
-        del made
         model = map_placed(build.finish([result]), machine, build.constants)
         placed = place_model(model, machine, 2 * node)
         system = placed_system(placed)

@@ -99,7 +99,12 @@ class GemvPipeline(LayerPipeline):
         order = [half * per_half + (at + half + 1) % per_half for at in range(per_half) for half in (0, 1)]
         jobs = self.layer.jobs
         for first in range(0, len(jobs), planes):
-            workers = [self._worker(plane, job) for plane, job in zip(order, jobs[first : first + planes], strict=False)]
+            own = jobs[first : first + planes]
+            # Of fewer jobs than planes, those have them whose slices have most room.
+            roomy = sorted(order, key=lambda plane: -self.memory.wide_room(*divmod(plane, per_half)))[: len(own)]
+            workers = [
+                self._worker(plane, job) for plane, job in zip((n for n in order if n in roomy), own, strict=True)
+            ]
             passes = len(workers[0].job.passes)
             for number in range(passes):
                 yield _Step(workers, number, number == passes - 1)

@@ -102,6 +102,10 @@ class MemoryMap:
             self.wide_at[key], self.wide_from[half, lane] = (start, rows), start
         return self.wide_at[key][0]
 
+    def wide_room(self, half: int, lane: int) -> int:
+        """Words that are left in the slices of a plane."""
+        return self.wide_from.get((half, lane), self.machine.slice_words) - min(self._floors(half, lane))
+
     def _floors(self, half: int, lane: int) -> list[int]:
         """For each bank the first address that nothing else has, in the slices of a lane."""
         words, banks = self.machine.memory.bank_words, self.machine.memory.banks
