@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 
@@ -40,7 +42,7 @@ def gemv(rows: int, sizes: tuple[int, ...]) -> tuple[Int8Builder, list[np.ndarra
     rng = np.random.default_rng(rows)
     build = Int8Builder("gemv", {"x": Tensor(i8, (rows, sizes[0]))})
     value = build.argument("x")
-    for k, n in zip(sizes, sizes[1:], strict=False):
+    for k, n in pairwise(sizes):
         scale = np.full(n, 40 / (np.sqrt(k) * 5500), np.float32)
         product = build.scaled(build.dot(value, rng.integers(-128, 128, (k, n)).astype(np.int8)), scale)
         value = build.to_int8(build.add(product, rng.uniform(-9, 9, n).astype(np.float32)))
@@ -146,7 +148,7 @@ def test_a_model_that_does_not_fit_says_by_how_much() -> None:
 
 
 def test_a_layer_is_not_shared_beyond_a_node() -> None:
-    with pytest.raises(UnsupportedError, match="within a node of 8|stages of 9"):
+    with pytest.raises(UnsupportedError, match="cannot be stages of 9"):
         plan_racks(SMALL, TSP1, 18, 9, 20)
 
 

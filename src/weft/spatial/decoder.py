@@ -123,7 +123,9 @@ def tensor_parallel(shape: DecoderShape, chips: Sequence[int], lanes: int, ffn: 
     inner: list[tuple[int, Span]] = []
     for expert in range(max(1, shape.experts)):
         own = later if not shape.experts else [later[(expert * share + n) % len(later)] for n in range(share)]
-        inner += [(chip, (expert * shape.ffn + a, expert * shape.ffn + b)) for chip, (a, b) in columns(shape.ffn, own, lanes)]
+        inner += [
+            (chip, (expert * shape.ffn + a, expert * shape.ffn + b)) for chip, (a, b) in columns(shape.ffn, own, lanes)
+        ]
     out, down = columns(shape.hidden, chips, lanes), columns(shape.hidden, later, lanes)
     if len(out) != len(down):
         down = [(later[number % len(later)], span) for number, (_, span) in enumerate(out)]
@@ -218,7 +220,8 @@ class DecoderBuilder:
     def run(self) -> FuncOp:
         """The graph. Its results are the parts of the last layer's, then the keys and values that are new."""
         x, caches = [self.build.argument(f"x{a}") for a, _ in spans(self.layers[0][1].out)], list[SSAValue]()
-        for self.number, (self.weights, self.placement) in enumerate(self.layers):
+        for number, (weights, placement) in enumerate(self.layers):
+            self.number, self.weights, self.placement = number, weights, placement
             if self.half != "ffn":
                 x, new = self._attended(x)
                 caches += new
@@ -289,7 +292,9 @@ class DecoderBuilder:
         turn[np.arange(half, s.width), np.arange(half)] = -1
         turn[np.arange(half), np.arange(half, s.width)] = 1
         whole_turn = np.kron(np.eye(heads, dtype=np.int8), turn)
-        turned = self.build.to_int8(self.build.scaled(self.build.dot(x, whole_turn), np.ones(heads * s.width, np.float32)))
+        turned = self.build.to_int8(
+            self.build.scaled(self.build.dot(x, whole_turn), np.ones(heads * s.width, np.float32))
+        )
         steps = 10000.0 ** (-np.arange(0, s.width, 2) / s.width)
         angles = np.tile(np.outer(np.arange(self.held, self.held + self.rows), steps), (1, 2 * heads))
         cosine, sine = (np.rint(127 * f(angles)).astype(np.int8) for f in (np.cos, np.sin))
@@ -332,7 +337,9 @@ def head_graph(shape: DecoderShape, parts: Parts, rows: int, seed: int = 0) -> t
     """The last norm and the scores of all words, in parts; and the constants."""
     build, rng = TransformerBuilder("head", {"x": Tensor(i8, (rows, shape.hidden))}), np.random.default_rng(seed)
     with build.on(*sorted({chip for chip, _ in parts})):
-        normed = build.rms_norm(build.argument("x"), rng.uniform(20, 60, shape.hidden).astype(np.float32), None, 1.0, 0.01)
+        normed = build.rms_norm(
+            build.argument("x"), rng.uniform(20, 60, shape.hidden).astype(np.float32), None, 1.0, 0.01
+        )
     results: list[SSAValue] = []
     for chip, (a, b) in parts:
         weights = rng.integers(-128, 128, (shape.hidden, b - a), dtype=np.int8)

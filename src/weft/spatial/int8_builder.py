@@ -5,7 +5,7 @@ What it appends are ordinary graph ops, so running the graph on NumPy says what 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -16,7 +16,6 @@ from xdsl.ir import Operation, SSAValue
 
 from weft.ir.types import DType, Tensor, f32, i8, i32, tensor_type
 from weft.ops.graph import FuncOp, GraphBuilder, ReturnOp
-
 
 _CHIPS = "spatial.chips"
 
@@ -40,7 +39,7 @@ class Int8Builder:
         self.builder = GraphBuilder(self.function.block)
 
     @contextmanager
-    def on(self, *chips: int) -> Iterator[None]:
+    def on(self, *chips: int) -> Generator[None]:
         """What is appended meanwhile is computed by these chips, each all of it."""
         before = len(list(self.function.block.ops))
         yield

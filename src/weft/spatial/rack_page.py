@@ -25,7 +25,8 @@ def rack_page(title: str, plans: Sequence[RackPlan], capacity: int) -> str:
     parts = [
         '<!doctype html><html lang="en"><meta charset="utf-8">',
         f"<title>{escape(title)}</title>",
-        "<style>body { font: 14px sans-serif; margin: 2em } b { padding: 0 .6em } svg { border: 1px solid #ccc }</style>",
+        "<style>body { font: 14px sans-serif; margin: 2em } b { padding: 0 .6em }",
+        "svg { border: 1px solid #ccc }</style>",
         f"<h1>{escape(title)}</h1>",
     ]
     for plan in plans:
@@ -44,7 +45,12 @@ def _time(plan: RackPlan) -> str:
     """A token's cycles as a bar."""
     token, x = plan.token, 0.0
     boxes: list[str] = []
-    for name, cycles in (("weights", token.weights), ("hops", token.hops), ("links", token.links), ("rest", token.rest)):
+    for name, cycles in (
+        ("weights", token.weights),
+        ("hops", token.hops),
+        ("links", token.links),
+        ("rest", token.rest),
+    ):
         width = max(0.0, cycles / token.cycles * _WIDTH)
         tip = f"<title>{name}: {cycles:,} of {token.cycles:,} cycles</title>"
         boxes.append(f'<rect x="{x:.1f}" width="{width:.1f}" height="24" fill="{_COLOURS[name]}">{tip}</rect>')

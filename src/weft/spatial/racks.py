@@ -63,8 +63,8 @@ class ChipMemory:
 class Timing:
     """The cycles of something that is scheduled, and what they are spent on.
 
-    `weights` is the least in which they are loaded; `hops` the time of transfers but for `links`, in which vectors after
-    the first pass; `rest` is everything else: filling and draining units, attention, norms, waiting.
+    `weights` is the least in which they are loaded; `hops` the time of transfers but for `links`, in which vectors
+    after the first pass; `rest` is everything else: filling and draining units, attention, norms, waiting.
     """
 
     cycles: int
@@ -145,8 +145,8 @@ def check_total(shape: DecoderShape, machine: StreamingMachine, chips: int, cont
     if demand > capacity:
         least = -(-demand // machine.memory_bytes)
         raise CapacityError(
-            f"{shape.name} needs {shape.parameters:,} bytes for weights and {cache:,} for keys and values, and {chips} chips "
-            f"of {machine.name} have {capacity:,}: {demand - capacity:,} too few",
+            f"{shape.name} needs {shape.parameters:,} bytes for weights and {cache:,} for keys and values, and "
+            f"{chips} chips of {machine.name} have {capacity:,}: {demand - capacity:,} too few",
             hint=f"{least:,} chips have as much",
         )
 
@@ -164,9 +164,7 @@ def _shared(
     hops = Timing(cut.cycles, 0, cut.hops, cut.links, cut.transfers, cut.vectors).times(max(0, used - 1))
     token = layer.timing.times(shape.layers) + hops + head.timing
     cycles = {"layer": layer.timing.cycles, "from node to node": cut.cycles, "words": head.timing.cycles}
-    return RackPlan(
-        shape, chips, tensor, stages, context, rows, token, tuple(memory), cycles, machine.clock_hz
-    )
+    return RackPlan(shape, chips, tensor, stages, context, rows, token, tuple(memory), cycles, machine.clock_hz)
 
 
 def _in_stages(
@@ -235,9 +233,7 @@ def _scheduled(
 ) -> Scheduled:
     count = len(model.layers)
     done = iter(range(1, count + 1))
-    made = place_model(
-        model, machine, chips, in_turn, to, lambda: report(f"scheduling: {next(done)} of {count} steps")
-    )
+    made = place_model(model, machine, chips, in_turn, to, lambda: report(f"scheduling: {next(done)} of {count} steps"))
     system = placed_system(made)
     report(f"proving and timing {system.cycles:,} cycles")
     verify_system(system)
@@ -275,17 +271,12 @@ def _memory(made: Distribution, system: System) -> list[ChipMemory]:
             continue
         caches = {each.root.number: each.root for layer in computed for each in layer.tile_tensors}
         held = sum(_bytes(memory, each.words) for each in caches.values())
-        tensors = sum(memory.used.values()) * memory.copies * RESIDUES * machine.width
+        tensors = sum(_bytes(memory, high - low) for spans in memory.held.values() for low, high in spans)
         weights = sum(rows for _, rows in memory.wide_at.values()) * machine.width
         weights += len(memory.tile_at) * machine.tile_bytes
         text = sum(len(each.words) for each in program.texts) * machine.control.instruction_bytes
-        elsewhere = sum(
-            _bytes(memory, each.words)
-            for each in {t.root.number: t.root for layer in made.model.layers for t in layer.tile_tensors}.values()
-            if each.number not in caches
-        )
         constants = 4 * len(memory.constants) * machine.width
-        found.append(ChipMemory(weights, held, max(0, tensors - held - elsewhere), constants, text))
+        found.append(ChipMemory(weights, held, max(0, tensors - held), constants, text))
     return found
 
 
@@ -324,9 +315,9 @@ def fill_stages(
     if share > room or largest > machine.memory_bytes:
         least = -(-demand // room)
         raise CapacityError(
-            f"each of {stages} stages of {tensor} chips needs {share:,.0f} bytes of weights on a chip, {largest:,.0f} with keys, "
-            f"values and activations, and a chip has {room:,} in the slices of weights and {machine.memory_bytes:,} in all: "
-            f"{max(share - room, largest - machine.memory_bytes):,.0f} too few",
+            f"each of {stages} stages of {tensor} chips needs {share:,.0f} bytes of weights on a chip, {largest:,.0f} "
+            f"with keys, values and activations, and a chip has {room:,} in the slices of weights and "
+            f"{machine.memory_bytes:,} in all: {max(share - room, largest - machine.memory_bytes):,.0f} too few",
             hint=f"{least * tensor:,} chips would do for the weights",
         )
     found: list[ChipMemory] = []

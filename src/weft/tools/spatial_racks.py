@@ -32,7 +32,7 @@ from weft.tools.terminal import Terminal, UsageError, check_file
 
 def decoder_shape(model: Model) -> DecoderShape:
     """The sizes of a decoder whose layers are alike and have grouped heads."""
-    (layer, count), *others = model.layers
+    (layer, _), *others = model.layers
     mixer, block = layer.mixer, layer.block
     if others or not isinstance(mixer, SelfAttention) or mixer.latent or mixer.head_dim != mixer.value_dim:
         raise UnsupportedError(
@@ -46,10 +46,18 @@ def decoder_shape(model: Model) -> DecoderShape:
         )  # fmt: skip
     if not block.gated:
         raise UnsupportedError(
-            f"{model.name} has hidden layers without a gate", hint="`weft spatial distribute` takes the graph of a layer"
+            f"{model.name} has hidden layers without a gate",
+            hint="`weft spatial distribute` takes the graph of a layer",
         )
     return DecoderShape(
-        model.name, model.hidden, mixer.heads, mixer.kv_heads, mixer.head_dim, block.width, model.depth, model.vocabulary
+        model.name,
+        model.hidden,
+        mixer.heads,
+        mixer.kv_heads,
+        mixer.head_dim,
+        block.width,
+        model.depth,
+        model.vocabulary,
     )
 
 
@@ -130,7 +138,12 @@ def _show(terminal: Terminal, machine: StreamingMachine, plan: RackPlan) -> None
     token = plan.token
     how = f"{plan.tensor} chips share a layer, {plan.stages} stages" if plan.tensor > 1 else f"{plan.stages} stages"
     table = Table("", "cycles", "", title=f"{plan.shape.name} on {plan.chips} {machine.name}, {how}")
-    for name, cycles in (("weights", token.weights), ("hops", token.hops), ("links", token.links), ("rest", token.rest)):
+    for name, cycles in (
+        ("weights", token.weights),
+        ("hops", token.hops),
+        ("links", token.links),
+        ("rest", token.rest),
+    ):
         table.add_row(name, f"{cycles:,}", f"{cycles / token.cycles:.1%}")
     table.add_row("a token", f"{token.cycles:,}", f"{token.cycles / machine.clock_hz * 1e3:.3f} ms")
     fullest = max(plan.memory, key=lambda each: each.total)
@@ -138,7 +151,7 @@ def _show(terminal: Terminal, machine: StreamingMachine, plan: RackPlan) -> None
     used = sum(each.total > 0 for each in plan.memory)
     terminal.show(
         table,
-        f"{plan.tokens_per_second:,.1f} tokens/s for each user, {plan.rows} at a time after {plan.context} in the cache; "
+        f"{plan.tokens_per_second:,.1f} tokens/s for each user, {plan.rows} at a time, {plan.context} in the cache; "
         + ", ".join(f"{what} {cycles:,}" for what, cycles in plan.layer_cycles.items()),
         f"{used} chips used; the fullest: {fullest.total:,} of {machine.memory_bytes:,} bytes ({parts})",
     )
@@ -241,11 +254,17 @@ def run_small(
     shape = small_copy(decoder_shape(find_model(name)))
     node = machine.network.chips_per_node
     if tensor < 1 or tensor > node or chips < tensor or chips > 2 * node:
-        raise UsageError(f"{chips} chips and {tensor} that share a layer", hint=f"up to {2 * node}, and {node} share one")
+        raise UsageError(
+            f"{chips} chips and {tensor} that share a layer", hint=f"up to {2 * node}, and {node} share one"
+        )
     with _reporting(terminal, f"running {shape.name}"):
         weights = [LayerWeights(shape, seed) for seed in range(2)]
         # The second layer has chips of its own, where there are enough.
-        later = range(tensor) if chips < 2 * tensor else (range(node, node + tensor) if chips > node else range(tensor, 2 * tensor))
+        later = (
+            range(tensor)
+            if chips < 2 * tensor
+            else (range(node, node + tensor) if chips > node else range(tensor, 2 * tensor))
+        )
         placed = [tensor_parallel(shape, own, machine.width) for own in (range(tensor), later)]
         builder = DecoderBuilder(list(zip(weights, placed, strict=True)), 40, batch)
         function, given = builder.run(), builder.arguments()
@@ -265,7 +284,13 @@ def run_small(
         f"{'yes' if split else 'no'}",
     )
     ok = same and exact and split
-    figures = {"cycles": found.cycles, "predicted": system.cycles, "same": same, "split": split, "vectors": found.vectors}
+    figures = {
+        "cycles": found.cycles,
+        "predicted": system.cycles,
+        "same": same,
+        "split": split,
+        "vectors": found.vectors,
+    }
     terminal.finish({"ok": ok, **figures}, code=int(not ok))
 
 
@@ -278,7 +303,9 @@ def _run_split(weights: Sequence[LayerWeights], machine: StreamingMachine, batch
     x = given["x0"]
     for number, each in enumerate(weights):
         attention = DecoderBuilder([(each, whole(shape))], 40, batch, "attention")
-        known = {name: given[name.replace("0.", f"{number}.", 1)] for name in attention.build.arguments if name[0] in "kv"}
+        known = {
+            name: given[name.replace("0.", f"{number}.", 1)] for name in attention.build.arguments if name[0] in "kv"
+        }
         x = run_graph(attention.run(), [x, *known.values(), *attention.build.constants.values()])[0]
         placement = tensor_parallel(shape, range(2), machine.width)
         hidden = DecoderBuilder([(each, placement)], 40, batch, "ffn")

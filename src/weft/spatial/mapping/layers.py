@@ -268,7 +268,7 @@ class Model:
         """The number of a tile [K, N], padded with zeros to the plane."""
         padded = np.zeros((self.lanes, self.lanes), np.int8)
         padded[: weights.shape[0], : weights.shape[1]] = weights
-        key = blake2b(padded, digest_size=16).digest()
+        key = blake2b(padded.data, digest_size=16).digest()
         if key not in self._known:
             self._known[key] = len(self.tiles)
             self.tiles.append(padded)

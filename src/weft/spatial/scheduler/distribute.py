@@ -126,9 +126,7 @@ class Distribution:
                 for block, part in zip(blocks, parts, strict=True)
             ]
             residues, addresses = (np.concatenate(each) for each in zip(*columns, strict=True))
-            tags = np.concatenate(
-                [root.tags(block, part.positions) for block, part in zip(blocks, parts, strict=True)]
-            )
+            tags = np.concatenate([root.tags(block, part.positions) for block, part in zip(blocks, parts, strict=True)])
             # A vector of 32 bits is four, a byte each.
             wide = tensor.dtype.itemsize
             residues, addresses, tags = (np.repeat(each, wide) for each in (residues, addresses, tags))
@@ -238,7 +236,9 @@ def distribute_graph(
     stages = split_stages(model.layers, chips // tensor)
     made = Distribution(machine, model, [ChipSchedule(machine, model) for _ in range(chips)], tensor)
     made.run(stages)
-    readers = [{each.number for layer in stages[chip // tensor] for each in tensors_read(layer)} for chip in range(chips)]
+    readers = [
+        {each.number for layer in stages[chip // tensor] for each in tensors_read(layer)} for chip in range(chips)
+    ]
     return system_of(made, readers)
 
 

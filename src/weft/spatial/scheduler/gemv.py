@@ -119,9 +119,7 @@ class GemvPipeline(LayerPipeline):
 
     def _tile_rows(self, worker: Worker, number: int) -> int:
         assert self.layer.source is not None, "a product has a source"
-        return rows_of(
-            self.layer.source, worker.job.passes[number].block, self.machine.matrix.load_streams
-        )
+        return rows_of(self.layer.source, worker.job.passes[number].block, self.machine.matrix.load_streams)
 
     # Units
 
@@ -145,9 +143,7 @@ class GemvPipeline(LayerPipeline):
         )
         queue, detail = memory.units.plane(worker.number, 0), self._shape(rows)
         columns = {"source0": stream, "address": load, "want0": tag + load * width, "tag": tag}
-        self._emit(
-            Opcode.LOAD_WEIGHTS, queue, cycles[: len(load)], **columns, detail=0 if whole else detail | width
-        )
+        self._emit(Opcode.LOAD_WEIGHTS, queue, cycles[: len(load)], **columns, detail=0 if whole else detail | width)
         self._emit(Opcode.INSTALL_WEIGHTS, queue, install, tag=tag, address=0 if whole else rows, detail=detail)
         self.loaded += rows / machine.matrix.rows
         self.seen = len(self.emitter.parts)
@@ -194,8 +190,8 @@ class GemvPipeline(LayerPipeline):
             copy, own, slot = worker.place % len(self.chains.copies), list[int](), 0
             for residue in residues:
                 keys = (("copy", copy), ("half", worker.half), ("slice", residue))
-                slot = next(at for at in count(slot) if not any((*key, at) in taken for key in keys))
-                taken.update((*key, slot) for key in keys)
+                slot = next(at for at in count(slot) if not any((kind, which, at) in taken for kind, which in keys))
+                taken.update((kind, which, slot) for kind, which in keys)
                 own.append(slot)
             found.append(np.array(own))
         return found
@@ -215,7 +211,10 @@ class GemvPipeline(LayerPipeline):
         assert source is not None and isinstance(own.tile, int), "a product by constant weights"
         lane = worker.number % (machine.matrix.planes // 2)
         tags = source.tags(own.block, own.positions[worker.rows])
-        wanted, shape = memory.tile_tag + own.tile * machine.matrix.rows, self._shape(self._tile_rows(worker, step.number))
+        wanted, shape = (
+            memory.tile_tag + own.tile * machine.matrix.rows,
+            self._shape(self._tile_rows(worker, step.number)),
+        )
         stream = self._stream(outward(worker.half), machine.streams.per_direction - 1)
         self._emit(
             Opcode.MULTIPLY,
@@ -254,4 +253,3 @@ class GemvPipeline(LayerPipeline):
             for byte in range(4):
                 way = abs(self.memory.units.position(self.memory.constant_slice(half, place, byte)))
                 self.taken_cycles.update((times + edge - 2 * way).tolist())
-

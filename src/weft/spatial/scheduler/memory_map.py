@@ -9,7 +9,7 @@ time lies in different banks or halves.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -51,8 +51,8 @@ class MemoryMap:
     constant_order: dict[tuple[bytes, int, int], int] = field(default_factory=dict[tuple[bytes, int, int], int])
     constant_end: dict[tuple[int, int], int] = field(default_factory=dict[tuple[int, int], int])
 
-    used: dict[tuple[int, int], int] = field(default_factory=dict[tuple[int, int], int])
-    """Words at the beginning of each bank of a half that tensors have."""
+    held: dict[int, list[tuple[int, int]]] = field(default_factory=dict[int, list[tuple[int, int]]])
+    """For each half the addresses of tensors, from the last down."""
 
     def __post_init__(self) -> None:
         self.units = Units(self.machine)
@@ -85,18 +85,14 @@ class MemoryMap:
         key, words = (half, lane, tile), rows // self.machine.matrix.load_streams
         if key not in self.wide_at:
             start = self.wide_from.get((half, lane), self.machine.slice_words) - words
-            floors = self._floors(half, lane)
-            bank_words = self.machine.memory.bank_words
-            for bank in reversed(range(self.machine.memory.banks)):
-                # Tensors are at the beginning of a bank.
-                low = floors[bank]
-                if bank * bank_words <= start < low or (start // bank_words < bank <= (start + words - 1) // bank_words):
-                    start = bank * bank_words - words
-            if start < floors[0]:
+            for low, high in self._tensors_in(half, lane):
+                if low < start + words and start < high:
+                    start = low - words
+            if start < self._floor(half, lane):
                 taken = sum(rows for _, rows in self.wide_at.values()) * self.machine.width
                 raise CapacityError(
                     f"the weights need more than is left beside tensors and constants: {taken:,} bytes of them are in "
-                    f"memory, and {len(self.model.tiles) * self.machine.tile_bytes:,} in the model",
+                    f"memory, of {len(self.model.tiles) * self.machine.tile_bytes:,} on all chips",
                     hint="weights are resident: raise memory.bank_words, or split the model over more chips",
                 )
             self.wide_at[key], self.wide_from[half, lane] = (start, rows), start
@@ -104,22 +100,34 @@ class MemoryMap:
 
     def wide_room(self, half: int, lane: int) -> int:
         """Words that are left in the slices of a plane."""
-        return self.wide_from.get((half, lane), self.machine.slice_words) - min(self._floors(half, lane))
+        top, floor = self.wide_from.get((half, lane), self.machine.slice_words), self._floor(half, lane)
+        return top - floor - sum(max(0, min(high, top) - max(low, floor)) for low, high in self._tensors_in(half, lane))
 
-    def _floors(self, half: int, lane: int) -> list[int]:
-        """For each bank the first address that nothing else has, in the slices of a lane."""
-        words, banks = self.machine.memory.bank_words, self.machine.memory.banks
+    def _tensors_in(self, half: int, lane: int) -> list[tuple[int, int]]:
+        """Where tensors are in the slices of a plane, from the last address down; what lies in one place is one."""
+        if self.first_wide + lane * self.machine.matrix.load_streams >= self.first_constants:
+            return []
+        return self.held.get(half, [])
+
+    def _floor(self, half: int, lane: int) -> int:
+        """The first address in the slices of a plane that neither other weights nor constants have."""
         first, size = self.first_wide + lane * self.machine.matrix.load_streams, self.machine.matrix.load_streams
-        held = 0
-        if first + size > self.first_weights:
-            held = self.tile_end[half]
+        held = self.tile_end[half] if first + size > self.first_weights else 0
         if first < self.first_weights and first + size > self.first_constants:
             held = max(held, *(self.constant_end.get((half, place), 0) + _SPARE for place in range(CONSTANTS)))
-        tensors = first < self.first_constants
-        return [
-            max(bank * words + (self.used.get((half, bank), 0) if tensors else 0), min(held, (bank + 1) * words))
-            for bank in range(banks)
-        ]
+        return held
+
+    def keep_clear(self, tensors: Iterable[Placed]) -> None:
+        """Where the tensors are that this chip has: weights lie beside them."""
+        for half in (0, 1):
+            spans = sorted((each.base, each.base + each.words) for each in tensors if each.half == half)
+            joined: list[tuple[int, int]] = []
+            for low, high in spans:
+                if joined and low <= joined[-1][1]:
+                    joined[-1] = (joined[-1][0], max(high, joined[-1][1]))
+                else:
+                    joined.append((low, high))
+            self.held[half] = joined[::-1]
 
     def tensor_slices(self, tensor: Placed, copy: int, residues: np.ndarray) -> np.ndarray:
         """The slices of vectors in a copy; of wide integers, a copy holds a byte."""
@@ -177,7 +185,7 @@ class MemoryMap:
         words = self.machine.memory.bank_words
         free = {(half, bank): [(0, words)] for half in (0, 1) for bank in range(self.machine.memory.banks)}
         tag, placed = self.tensor_tag, list[Placed]()
-        used = self.used = dict.fromkeys(free, 0)
+        used = dict.fromkeys(free, 0)
         made, last = _lifetimes(self.model)
         sides, turned = _sides(self.model), dict[int, int]()
         near_of = {each.number: _kept_apart(each, self.model.layers) for each in self.model.tensors}
@@ -230,6 +238,7 @@ class MemoryMap:
             placed.append(tensor)
         for part in self.model.tensors:
             part.half, part.bank = part.root.half, part.root.bank
+        self.keep_clear(whole)
 
 
 def _room(parts: list[tuple[int, int]], words: int, fresh_from: int | None) -> int | None:
