@@ -238,6 +238,11 @@ class Planner:
             else self.strided.get(r, contiguous(tensor_of(r.type)))
             for r in op.results
         ]
+        # Torch's strides of a tensor without elements may be 0, which elsewhere says that many places are one.
+        targets = [
+            contiguous(tensor) if 0 in (tensor := tensor_of(r.type)).shape else target
+            for r, target in zip(op.results, targets, strict=True)
+        ]
         lowered, label = self.kernels.lower(op, layouts, targets)
         if isinstance(lowered, Refusal):
             self._cut(op, outputs, lowered)

@@ -127,7 +127,7 @@ class _Problem:
 
     def is_product(self) -> bool:
         count = product(self.windows.shape)
-        if self.result.dtype.is_integer or 0 in self.windows.shape:
+        if "dtype" in self.convolution.params or self.result.dtype.is_integer or 0 in self.windows.shape:
             return False
         mixing = isinstance(self.outputs_per_group, int) and self.outputs_per_group >= _LEAST_OUTPUTS
         return mixing and (not isinstance(count, int) or count * self.windows.dtype.bytes <= _MOST_BYTES)
