@@ -254,6 +254,7 @@ def test_a_scan_without_turns_stacks_along_its_axis() -> None:
 
 def test_functions_for_values_that_do_not_come_again_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("weft.frontends.onnx.stages._KEPT", 2)
+    monkeypatch.setattr("weft.frontends.onnx.stage_functions._KEPT", 2)
     nodes = [helper.make_node("Reshape", ["x", "n"], ["r"]), helper.make_node("Exp", ["r"], ["y"])]
     function = weft.onnx.load(model(nodes, [info("x", F32, [12]), info("n", I64, [2])], [info("y")]))
     for _ in range(2):

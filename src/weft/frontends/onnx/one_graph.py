@@ -34,9 +34,9 @@ class GraphTexts(StagedProgram):
         super().__post_init__()
         self.texts: list[tuple[str, Mapping[str, np.ndarray]]] = []
 
-    def _function(self, text: str, constants: Mapping[str, np.ndarray], function: FuncOp) -> Any:
+    def _function(self, text: str, constants: Mapping[str, np.ndarray], function: FuncOp) -> tuple[Any, str]:
         self.texts.append((text, constants))
-        return text
+        return text, text
 
 
 def read_one_graph(path: Path, sizes: Mapping[str, int]) -> tuple[str, dict[str, np.ndarray]]:
