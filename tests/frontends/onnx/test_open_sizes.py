@@ -110,3 +110,23 @@ def test_convolutions_share_a_program_for_any_number_of_images(sizes: list[tuple
     for images, width in sizes:
         agrees(function, model, x=rng.normal(0, 1, (images, 3, 8, width)).astype("f"))
     assert compiled(function) == count
+
+
+def test_positions_are_counted_at_each_size() -> None:
+    """A range as long as the input is a constant of each import: it becomes an op that counts."""
+    node = helper.make_node
+    nodes = [
+        node("Shape", ["x"], ["shape"]),
+        node("Gather", ["shape", "one"], ["length"], axis=0),
+        node("Range", ["zero", "length", "one"], ["places"]),
+        node("Cast", ["places"], ["wide"], to=T.FLOAT),
+        node("Div", ["x", "scale"], ["small"]),
+        node("Add", ["small", "wide"], ["y"]),
+    ]
+    arrays = {"zero": np.array(0), "one": np.array(1), "scale": np.float32(3)}
+    model = model_of(nodes, {"x": (T.FLOAT, ["n", "length"])}, ["y"], arrays)
+    function = weft.onnx.load(model, config=CONFIG, threads=1)
+    rng = np.random.default_rng(0)
+    for shape in ((2, 5), (3, 9), (4, 40), (6, 7), (2, 3)):
+        agrees(function, model, x=rng.normal(0, 1, shape).astype("f"))
+    assert compiled(function) == 2

@@ -20,6 +20,7 @@ import numpy as np
 from xdsl.ir import SSAValue
 
 from weft.errors import WeftError
+from weft.ir.attributes import from_attribute, to_attribute
 from weft.ir.expr import Expr, Size, evaluate, symbol, symbols_of
 from weft.ir.types import Tensor, tensor_of
 from weft.ops.base import GraphOp
@@ -29,6 +30,8 @@ from weft.ops.graph import FuncOp, ReturnOp
 from weft.ops.shape import Reshape
 from weft.ops.windows.convolution import Convolution
 
+_EXACT = 1 << 20
+"""Numbers up to this one are exact in every type that counts."""
 _LARGE = 1 << 14
 """Elements of a constant that are compared; larger ones are the same array or not the same."""
 
@@ -48,20 +51,34 @@ class _Entry:
 class Outline:
     """What a function of one block says, apart from places in a program."""
 
+    names: tuple[str, ...]
     arguments: tuple[Tensor, ...]
     entries: tuple[_Entry, ...]
     returned: tuple[int, ...]
 
     @classmethod
-    def of(cls, function: FuncOp) -> Outline | None:
-        """None where control flow has blocks of its own."""
-        numbers: dict[SSAValue, int] = {value: number for number, value in enumerate(function.block.args)}
-        arguments = tuple(tensor_of(value.type) for value in function.block.args)
+    def of(cls, function: FuncOp, constants: Mapping[str, np.ndarray]) -> Outline | None:
+        """None where control flow has blocks of its own. Constants that count, as places do, are no arguments."""
+        names = cast(tuple[str, ...], from_attribute(function.attributes["arg_names"]))
         entries: list[_Entry] = []
+        numbers: dict[SSAValue, int] = {}
+        kept: list[str] = []
+        counted: list[tuple[SSAValue, _Entry]] = []
+        for name, value in zip(names, function.block.args, strict=True):
+            entry = _counted(constants[name], tensor_of(value.type)) if name in constants else None
+            if entry is None:
+                numbers[value] = len(kept)
+                kept.append(name)
+            else:
+                counted.append((value, entry))
+        arguments = tuple(tensor_of(value.type) for value in numbers)
+        for value, entry in counted:
+            numbers[value] = len(numbers)
+            entries.append(entry)
         for op in function.block.ops:
             operands = tuple(numbers[operand] for operand in op.operands)
             if isinstance(op, ReturnOp):
-                return cls(arguments, tuple(entries), operands)
+                return cls(tuple(kept), arguments, tuple(entries), operands)
             if not isinstance(op, GraphOp) or isinstance(op, ControlOp) or op.regions:
                 return None
             results = tuple(tensor_of(result.type) for result in op.results)
@@ -69,11 +86,10 @@ class Outline:
             numbers.update({result: len(numbers) + n for n, result in enumerate(op.results)})
         return None
 
-    def built(self, like: FuncOp) -> FuncOp:
-        """The function again; its attributes are those of another."""
-        names = [f"a{number}" for number in range(len(self.arguments))]
-        function = FuncOp.make(like.sym_name.data, dict(zip(names, self.arguments, strict=True)))
-        function.attributes.update({key: value for key, value in like.attributes.items() if key == "arg_names"})
+    def built(self) -> FuncOp:
+        """The function again."""
+        function = FuncOp.make("stage", dict(zip(self.names, self.arguments, strict=True)))
+        function.attributes["arg_names"] = to_attribute(self.names)
         values: list[SSAValue] = list(function.block.args)
         for entry in self.entries:
             params = dict(entry.params)
@@ -92,6 +108,8 @@ class Outline:
     def says(self, other: Outline) -> bool:
         """Whether this is the other at the sizes of its arguments."""
         sizes: dict[str, int] = {}
+        if self.names != other.names:
+            return False
         for own, given in zip(self.arguments, other.arguments, strict=True):
             for size, number in zip(own.shape, given.shape, strict=False):
                 if isinstance(size, Expr) and isinstance(number, int):
@@ -103,11 +121,26 @@ class Outline:
         return self.returned == other.returned and _equal(*values, sizes)
 
 
+def _counted(array: np.ndarray, tensor: Tensor) -> _Entry | None:
+    """The op that counts as a constant does: 0, 1, 2 … along its only dimension, or other steps."""
+    if array.dtype.kind not in "iuf" or not 2 <= array.size == max(array.shape) <= _LARGE:
+        return None
+    line = array.reshape(-1).astype(np.float64)
+    start, step = float(line[0]), float(line[1] - line[0])
+    if not start.is_integer() or not step.is_integer() or not np.array_equal(line, start + step * np.arange(line.size)):
+        return None
+    if max(abs(line[0]), abs(line[-1])) > _EXACT:
+        return None
+    dim = array.shape.index(array.size)
+    params = {"shape": array.shape, "dim": dim, "dtype": tensor.dtype, "start": int(start), "step": int(step)}
+    return _Entry(Iota, params, (), (tensor,))
+
+
 def joined(first: Outline, second: Outline) -> Outline | None:
     """The function of symbolic sizes that both are; None where there is none, or none was found."""
     if first.returned != second.returned or len(first.entries) != len(second.entries):
         return None
-    if len(first.arguments) != len(second.arguments):
+    if first.names != second.names:
         return None
     try:
         made = _Joining().join(first, second)
@@ -153,7 +186,7 @@ class _Joining:
             values += results
             for one, other, result in zip(a.results, b.results, results, strict=True):
                 self._note(one, other, result)
-        return Outline(arguments, tuple(entries), first.returned)
+        return Outline(first.names, arguments, tuple(entries), first.returned)
 
     def _argument(self, a: Tensor, b: Tensor) -> Tensor:
         if a.dtype != b.dtype or a.rank != b.rank:
@@ -247,6 +280,7 @@ def _same(own: _Entry, other: _Entry, sizes: Mapping[str, int]) -> bool:
 
 
 def same_constants(own: Mapping[str, np.ndarray], other: Mapping[str, np.ndarray]) -> bool:
+    """Whether two sets of constants are one."""
     return own.keys() == other.keys() and all(_same_array(array, other[name]) for name, array in own.items())
 
 
@@ -270,7 +304,7 @@ class Family:
     def program_of(self, outline: Outline) -> tuple[Any, str] | None:
         """The compiled function that a stage is one size of."""
         for known, made, text in self.programs:
-            if len(known.arguments) == len(outline.arguments) and known.says(outline):
+            if known.says(outline):
                 return made, text
         return None
 

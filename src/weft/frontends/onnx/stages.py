@@ -28,7 +28,7 @@ from weft.frontends.onnx.call import HostFunction
 from weft.frontends.onnx.checks import Verdict, combined
 from weft.frontends.onnx.import_nodes import Importer, NeedsElements, RunsOnHost, StageFull, Target, call_host
 from weft.frontends.onnx.model import Model, Node, ValueType, free_names
-from weft.frontends.onnx.stage_functions import StageFunctions
+from weft.frontends.onnx.stage_functions import StageFunction, StageFunctions
 from weft.frontends.onnx.stored_steps import Imported, StoredStep, StoredSteps
 from weft.frontends.onnx.values import Absent, Items, Known, Slot, Traced, Value
 from weft.ops.graph import FuncOp, GraphBuilder, ReturnOp
@@ -255,11 +255,12 @@ class StagedProgram:
         names = [f"c{n}" if isinstance(each, np.ndarray) else f"x{n}" for n, each in enumerate(arguments)]
         function.attributes["arg_names"] = ArrayAttr(StringAttr(name) for name in names)
         text = print_program(function)
-        made, text = self._function(text, constants, function)
-        return Imported(made, tuple(each for each in arguments if isinstance(each, int)), text, constants)
+        made = self._function(text, constants, function)
+        slots = tuple(each for each in arguments if isinstance(each, int))
+        return Imported(made.call, slots, made.text, made.constants)
 
-    def _function(self, text: str, constants: Mapping[str, np.ndarray], function: FuncOp) -> tuple[Any, str]:
-        """The compiled function of a stage, and its text."""
+    def _function(self, text: str, constants: Mapping[str, np.ndarray], function: FuncOp) -> StageFunction:
+        """The compiled function of a stage."""
         return self._functions.of(text, constants, function)
 
 
