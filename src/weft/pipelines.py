@@ -416,6 +416,14 @@ def compile_cpu(
     return Compiled(planned.plan, code, report, planned.prepare, argument_names(function))
 
 
+def plan_cpu(function: FuncOp, config: Config, target: CpuTarget, *, framework: bool = False) -> Plan:
+    """The plan that `compile_cpu` would make of a function without measuring, and no code: what memory it takes."""
+    report = CompilationRecord(function.sym_name.data)  # of no compilation: nobody sees it
+    passes = cpu_passes_for(config, target, framework=framework)
+    run_passes(module_of(function), passes, report, verify=config.verify)
+    return build_plan(function, partial(panel_form, target), cpu_machine(target)).plan
+
+
 def compile_nvidia(
     function: FuncOp,
     config: Config,
