@@ -346,3 +346,9 @@ def test_weights_beside_a_model_may_be_larger_than_a_message(tmp_path: Path) -> 
     (y,) = weft.onnx.load(tmp_path / "m.onnx")(x)
     assert rows * columns * 4 > 1 << 31
     assert list(y[0, :8]) == [0, 2, 4, 6, 8, 10, 12, 14] and y[0, -1] == 3
+
+
+def test_arrays_of_another_byte_order_are_told_so() -> None:
+    proto = model([helper.make_node("Relu", ["x"], ["y"])], [info("x", F32, [3])], [info("y")])
+    with pytest.raises(GuardError, match="byte order of other machines, expected float32"):
+        weft.onnx.load(proto)(np.ones(3, ">f4"))
