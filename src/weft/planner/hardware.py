@@ -10,6 +10,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from weft.planner.errors import HardwareError
 
 
@@ -76,23 +78,24 @@ def catalogue() -> Mapping[str, Gpu]:
 
 
 def find_gpu(name: str, *, above: tuple[Path, ...] = ()) -> Gpu:
-    """A GPU of the catalogue, or of a JSON file with the same fields; `base` takes the rest from another.
+    """A GPU of the catalogue, or of a JSON or YAML file with the same fields; `base` takes the rest from another.
 
     `above` are the files whose `base` this one is."""
     path = Path(name)
-    if path.suffix == ".json":
+    if path.suffix in (".json", ".yaml", ".yml"):
         if path.resolve() in above:
             raise HardwareError("field 'base' leads back to the file itself", location=str(path))
         try:
-            given = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, json.JSONDecodeError, UnicodeDecodeError) as error:
+            text = path.read_text(encoding="utf-8")
+            given = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
+        except (OSError, json.JSONDecodeError, UnicodeDecodeError, yaml.YAMLError) as error:
             raise HardwareError(f"the hardware file cannot be read: {error}", location=str(path)) from error
         return gpu_of(path.stem, given, str(path), (*above, path.resolve()))
     known = catalogue()
     if name.lower() not in known:
         raise HardwareError(
             f"there is no GPU {name!r} in the catalogue",
-            hint=f"there are {', '.join(sorted(known))}; a JSON file describes another",
+            hint=f"there are {', '.join(sorted(known))}; a JSON or YAML file describes another",
         )
     return known[name.lower()]
 

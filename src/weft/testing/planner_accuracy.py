@@ -41,6 +41,7 @@ _REQUESTS = {
 """Requests of a published run by its lengths, all queued at once (NVIDIA/TensorRT-LLM, perf-overview.md)."""
 _SHAPES = 40
 """Shapes of a table of attention that sites are left out of, evenly chosen: the tables have hundreds."""
+LOST = "throughput lost by the"
 LIMITS = (0.010, 0.020, 0.030, 0.050, float("inf"))
 """TPOT limits under which mappings are ranked, in seconds."""
 
@@ -56,6 +57,11 @@ class Errors:
     def add(self, family: str, error: float) -> None:
         if np.isfinite(error):
             self.found.setdefault(family, []).append(float(error))
+
+    def within(self, part: float) -> float:
+        """The share of all errors that are no larger than a part."""
+        every = [abs(each) for errors in self.found.values() for each in errors]
+        return float(np.mean(np.array(every) <= part)) if every else 0.0
 
     def rows(self) -> list[tuple[str, int, float, float, float, float]]:
         """Family, rows, median, mean and 90th percentile of the error's size, and the mean error; all rows last."""
@@ -255,10 +261,10 @@ def _rows(path: Path) -> list[dict[str, str]]:
 def services(folder: Path) -> Iterator[Errors]:
     """TPOT in closed form, TTFT simulated, and how well mappings are ranked."""
     pricer = Pricer(folder)
-    tpot, ttft, ranked = (
-        Errors("TPOT, closed form"),
-        Errors("TTFT of unsaturated rows, simulated"),
-        Errors("throughput lost by the mapping that is chosen"),
+    tpot, ttft = Errors("TPOT, closed form"), Errors("TTFT of unsaturated rows, simulated")
+    mapped, ranked = (
+        Errors(f"{LOST} mapping that is chosen"),
+        Errors(f"{LOST} mapping and concurrency that are chosen"),
     )
     groups: dict[Any, list[tuple[Case, float]]] = {}
     for row in _rows(folder / "serving_measurements.csv"):
@@ -281,8 +287,8 @@ def services(folder: Path) -> Iterator[Errors]:
             (case, measured)
         )
     for key, cases in groups.items():
-        _rank(ranked, f"{key[0]} {key[1].rsplit('/', 1)[-1]} {key[2]}", cases)
-    yield from (tpot, ttft, ranked)
+        _rank(mapped, ranked, f"{key[0]} {key[1].rsplit('/', 1)[-1]} {key[2]}", cases)
+    yield from (tpot, ttft, mapped, ranked)
 
 
 def _known(name: str) -> bool:
@@ -301,8 +307,9 @@ def _ttft(case: Case) -> float:
     return float(seen.ttft[order].mean())
 
 
-def _rank(errors: Errors, family: str, cases: list[tuple[Case, float]]) -> None:
-    """Under each limit: what the mapping and concurrency that look best really give, against the best measured."""
+def _rank(mapped: Errors, ranked: Errors, family: str, cases: list[tuple[Case, float]]) -> None:
+    """Under each limit: what the mapping that looks best really gives, against the best measured: at the concurrency at
+    which it keeps the limit, which a running service can be set to, and at the concurrency that looks best."""
     if len({case.parallel for case, _ in cases}) < 2:
         return
     for limit in LIMITS:
@@ -314,7 +321,9 @@ def _rank(errors: Errors, family: str, cases: list[tuple[Case, float]]) -> None:
         chosen = max(likely, key=lambda each: _given(each[0], each[0].tpot)) if likely else None
         best = max(_given(case, measured) for case, measured in allowed)
         kept = chosen is not None and chosen[1] <= limit
-        errors.add(family, 1 - _given(*chosen) / best if kept and chosen is not None else 1.0)
+        ranked.add(family, 1 - _given(*chosen) / best if kept and chosen is not None else 1.0)
+        same = [_given(*each) for each in allowed if chosen is not None and each[0].parallel == chosen[0].parallel]
+        mapped.add(family, 1 - max(same, default=0.0) / best)
 
 
 def _given(case: Case, seconds: float) -> float:
@@ -324,7 +333,7 @@ def _given(case: Case, seconds: float) -> float:
 
 def throughput(folder: Path) -> Errors:
     """All requests at once, as vendors publish it: output tokens a second of rows whose GPU has tables."""
-    errors = Errors("throughput at the highest load, closed form")
+    errors = Errors("throughput at the highest load, simulated")
     pricer = Pricer(folder)
     systems = {each.device.split()[1]: each.tables for each in catalogue().values() if each.measured}
     for row in _rows(folder / "published_throughput.csv"):

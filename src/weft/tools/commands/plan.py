@@ -16,7 +16,7 @@ def plan(
         str | None, typer.Argument(help="A folder with config.json, the file, or a known model's name.")
     ] = None,
     gpu: Annotated[
-        str, typer.Option(help="a100, h100, h200, b200, gb200, or a JSON file that describes one.")
+        str, typer.Option(help="a100, h100, h200, b200, gb200, or a JSON or YAML file that describes one.")
     ] = "h200",
     traffic: Annotated[
         str, typer.Option(help="`isl=1024,osl=512,rate=20`; also prefix, spread, burst; or a trace, CSV or JSON.")
