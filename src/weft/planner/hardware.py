@@ -87,7 +87,7 @@ def find_gpu(name: str, *, above: tuple[Path, ...] = ()) -> Gpu:
             raise HardwareError("field 'base' leads back to the file itself", location=str(path))
         try:
             text = path.read_text(encoding="utf-8")
-            given = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
+            given = json.loads(text) if path.suffix == ".json" else _numbers(yaml.safe_load(text))
         except (OSError, json.JSONDecodeError, UnicodeDecodeError, yaml.YAMLError) as error:
             raise HardwareError(f"the hardware file cannot be read: {error}", location=str(path)) from error
         return gpu_of(path.stem, given, str(path), (*above, path.resolve()))
@@ -98,6 +98,22 @@ def find_gpu(name: str, *, above: tuple[Path, ...] = ()) -> Gpu:
             hint=f"there are {', '.join(sorted(known))}; a JSON or YAML file describes another",
         )
     return known[name.lower()]
+
+
+def _numbers(found: Any) -> Any:
+    """A YAML object's fields, with numbers that YAML has as text (`4.8e12`, which it wants written `4.8e+12`)."""
+    if not isinstance(found, dict):
+        return found
+    given: dict[str, Any] = dict(found)  # pyright: ignore[reportUnknownArgumentType]
+    for field, value in given.items():
+        if field in RANGES and isinstance(value, str):
+            try:
+                given[field] = float(value)
+            except ValueError:
+                continue
+            if given[field] == int(given[field]):
+                given[field] = int(given[field])
+    return given
 
 
 def gpu_of(name: str, given: Any, location: str, above: tuple[Path, ...] = ()) -> Gpu:
