@@ -7,8 +7,9 @@ from pathlib import Path
 from rich.table import Table
 
 from weft.planner.tables import KernelTables
-from weft.testing.planner_accuracy import LOST, Errors, left_out_operations, services, throughput
+from weft.testing.planner_accuracy import LOST, Errors, left_out_operations, services
 from weft.testing.planner_speed import planner_speed
+from weft.testing.planner_throughput import throughput
 from weft.tools.terminal import Terminal, UsageError
 
 _NEAR = 0.05
