@@ -261,10 +261,14 @@ def simulate_point(
     return simulate(timer, limits, requests, arrivals)
 
 
-def sustained(
-    point: Point, traffic: Traffic, settings: Settings, targets: Targets, count: int = 400
-) -> tuple[float, Outcome]:
+_REQUESTS, _FEWEST, _STEPS = 400, 50, 100_000
+"""Requests of a simulation; fewer, but not below the second, where their prompts alone would take more steps than that."""
+
+
+def sustained(point: Point, traffic: Traffic, settings: Settings, targets: Targets) -> tuple[float, Outcome]:
     """The highest rate at which a simulated replica keeps its targets at p90, and what users see there."""
+    chunks = traffic.isl / (settings.chunk * point.candidate.mapping.dp)
+    count = int(min(_REQUESTS, max(_FEWEST, _STEPS / max(chunks, 1.0))))
     high = point.figure("rate") / traffic.osl
     low = 0.0
     best: tuple[float, Outcome] | None = None
