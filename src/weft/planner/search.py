@@ -262,7 +262,7 @@ def simulate_point(
 
 
 _REQUESTS, _FEWEST, _STEPS = 400, 50, 100_000
-"""Requests of a simulation; fewer, but not below the second, where their prompts alone would take more steps than that."""
+"""Requests of a simulation; fewer, not below the second, where their prompts alone would take more steps than that."""
 
 
 def sustained(point: Point, traffic: Traffic, settings: Settings, targets: Targets) -> tuple[float, Outcome]:
