@@ -50,7 +50,9 @@ class Peak:
 
 _WORTH, _WORTH_SHARE = 32 << 20, 0.02
 _MOST_TOGETHER = 8
-"""Kernels that one tape launches where phases are worth their while."""
+"""Kernels that one tape launches where phases are worth their while,"""
+_TOGETHER_WITHIN_A_BUDGET = (8, 4, 2, 1)
+"""and where there is a budget of memory, as many of these as it allows."""
 
 
 def lifetimes(plan: Plan, steps: Iterable[Step] | None = None) -> dict[int, tuple[int, int]]:
@@ -70,9 +72,9 @@ def bytes_of(plan: Plan, buffer: int, sizes: Mapping[str, int]) -> int:
     return evaluate(product(tensor.shape), sizes) * tensor.dtype.bytes
 
 
-def cut_finely(parts: Sequence[tuple[Step, ...]]) -> list[tuple[Step, ...]]:
+def cut_finely(parts: Sequence[tuple[Step, ...]], most: int = _MOST_TOGETHER) -> list[tuple[Step, ...]]:
     """Runs of steps cut into shorter ones, between which memory can be given back."""
-    return [part[k : k + _MOST_TOGETHER] for part in parts for k in range(0, len(part), _MOST_TOGETHER)]
+    return [part[k : k + most] for part in parts for k in range(0, len(part), most)]
 
 
 def plan_phases(plan: Plan, sizes: Mapping[str, int], parts: Sequence[Sequence[Step]]) -> tuple[Phase, ...]:
@@ -119,12 +121,16 @@ def choose_phases(
 def least_phases(
     plan: Plan, sizes: Mapping[str, int], parts: list[tuple[Step, ...]]
 ) -> tuple[list[tuple[Step, ...]], tuple[Phase, ...]]:
-    """The steps of each segment and their phases, or none, whichever take the least memory."""
-    cuts = (parts, cut_finely(parts))
-    ways = [(cut, plan_phases(plan, sizes, cut)) for cut in cuts]
-    best = min(ways, key=lambda way: peak_of(plan, sizes, *way).phased)
-    peak = peak_of(plan, sizes, *best)
-    return best if peak.phased < peak.whole else (parts, ())
+    """The steps of each segment and their phases, or none, whichever take the least memory: shorter segments only where
+    they save some of it."""
+    best: tuple[list[tuple[Step, ...]], tuple[Phase, ...]] = (parts, ())
+    least = peak_of(plan, sizes, *best).whole
+    for cut in (parts, *(cut_finely(parts, most) for most in _TOGETHER_WITHIN_A_BUDGET)):
+        phases = plan_phases(plan, sizes, cut)
+        peak = peak_of(plan, sizes, cut, phases).phased
+        if peak < least * (1 - _WORTH_SHARE):
+            best, least = (cut, phases), peak
+    return best
 
 
 def peak_of(

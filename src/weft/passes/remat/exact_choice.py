@@ -13,6 +13,7 @@ It asks for a solver, HiGHS in SciPy, and says how far the answer is from what n
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -41,19 +42,28 @@ class ExactChoice:
         return f"{kept} bytes kept, {work} of work again, at least {self.bound:.0f} (gap {self.gap:.2%})"
 
 
+def exact_choices(problem: RecomputeProblem, known: Sequence[Choice], *, seconds: float = SECONDS) -> list[ExactChoice]:
+    """The answers of least work that keep no more than each of those that are known."""
+    found = [exact_choice(problem, choice.bytes, seconds=seconds / max(len(known), 1)) for choice in known]
+    return [each for each in found if each is not None]
+
+
 def exact_choice(problem: RecomputeProblem, limit: int, *, seconds: float = SECONDS) -> ExactChoice | None:
     """The answer of least work within a limit, as good as it is found in this time; None where there is none."""
     try:
         from scipy.optimize import Bounds, LinearConstraint, milp
         from scipy.sparse import coo_array
     except ImportError:
-        raise UnsupportedError("the exact choice of what to keep needs SciPy", hint="pip install weft[solver]") from None
+        raise UnsupportedError(
+            "the exact choice of what to keep needs SciPy", hint="pip install weft[solver]"
+        ) from None
     values, count = problem.values, len(problem.values)
     rows: list[tuple[dict[int, float], float, float]] = []
     for number, value in enumerate(values):
         if value.is_read:
-            rows.append(({number: 1, count + number: 1}, 1, np.inf))
-        rows += [({operand: 1, count + operand: 1, count + number: -1}, 0, np.inf) for operand in set(value.operands)]
+            rows.append(({number: 1.0, count + number: 1.0}, 1.0, np.inf))
+        for operand in set(value.operands):
+            rows.append(({operand: 1.0, count + operand: 1.0, count + number: -1.0}, 0.0, np.inf))
     scale = max(limit, 1)
     rows.append(({number: value.bytes / scale for number, value in enumerate(values)}, -np.inf, limit / scale))
     places = [(row, column, factor) for row, (factors, _, _) in enumerate(rows) for column, factor in factors.items()]

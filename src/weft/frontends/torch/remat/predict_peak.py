@@ -41,9 +41,8 @@ def predict_peak(forward: fx.GraphModule, backward: fx.GraphModule, results: int
     if first is None or then is None:
         return None
     given = set(_names(forward))
-    mine = [number for number, name in first.inputs(forward)]
     held = [number for number, name in then.inputs(backward) if name in given]
-    return max(first.peak(mine), first.bytes_of(first.results(results)) + then.peak(held))
+    return max(first.peak(first.plan.inputs), first.bytes_of(first.results(results)) + then.peak(held))
 
 
 @dataclass(frozen=True)
