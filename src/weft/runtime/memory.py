@@ -6,7 +6,7 @@ needs is made before it, and what nobody reads any more is given back after it, 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from weft.ir.expr import evaluate, product
@@ -139,23 +139,33 @@ def peak_of(
     parts: Sequence[Sequence[Step]],
     phases: Sequence[Phase],
     kept: Iterable[int] = (),
+    together: Sequence[Collection[int]] = (),
 ) -> Peak:
-    """What a program works on at most at once; the inputs `kept` are its caller's and stay."""
+    """What a program works on at most at once; the inputs `kept` are its caller's and stay.
+
+    Inputs that lie `together` are one block of memory, as large as the largest of them.
+    """
     roles = [buffer.role for buffer in plan.buffers]
     there = [number for number, role in enumerate(roles) if role in ("input", "output", "external")]
     whole = sum(bytes_of(plan, b, sizes) for b in there) + plan_arena(plan, sizes).size
-    if not phases:
-        return Peak(whole, whole)
     stays, known = set(kept), set[int]()
-    peak = live = sum(bytes_of(plan, b, sizes) for b in plan.inputs)
+    blocks = [(set(block), max(bytes_of(plan, b, sizes) for b in block)) for block in together]
+    shared = sum(bytes_of(plan, b, sizes) for block, _ in blocks for b in block) - sum(size for _, size in blocks)
+    if not phases:
+        return Peak(whole - shared, whole - shared)
+    block_of = {number: each for each in blocks for number in each[0]}
+    peak = live = sum(bytes_of(plan, b, sizes) for b in plan.inputs) - shared
     for steps, phase in zip(parts, phases, strict=True):
         called = {b for step in steps for b in buffers_of(step) if roles[b] == "external"} - known
         live += sum(bytes_of(plan, b, sizes) for b in phase.makes)
         live += sum(bytes_of(plan, b, sizes) for b in called)
         known |= called
         peak = max(peak, live + phase.arena.size)
-        live -= sum(bytes_of(plan, b, sizes) for b in phase.drops if b not in stays)
-    return Peak(peak, whole)
+        for number in (number for number in phase.drops if number not in stays):
+            block, size = block_of.get(number, ({number}, bytes_of(plan, number, sizes)))
+            block.discard(number)
+            live -= 0 if block else size
+    return Peak(peak, whole - shared)
 
 
 def plan_arena(plan: Plan, sizes: Mapping[str, int]) -> Arena:

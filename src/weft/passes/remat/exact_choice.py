@@ -35,7 +35,7 @@ class ExactChoice:
     @property
     def gap(self) -> float:
         """By what share the answer may be worse than the best."""
-        return (self.choice.work - self.bound) / self.choice.work if self.choice.work else 0.0
+        return max(0.0, 1 - self.bound / self.choice.work) if self.choice.work else 0.0
 
     def __str__(self) -> str:
         kept, work = self.choice.bytes, self.choice.work
