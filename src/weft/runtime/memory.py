@@ -139,17 +139,17 @@ def peak_of(
     parts: Sequence[Sequence[Step]],
     phases: Sequence[Phase],
     kept: Iterable[int] = (),
-    together: Sequence[Collection[int]] = (),
+    together: Sequence[tuple[Collection[int], int]] = (),
 ) -> Peak:
     """What a program works on at most at once; the inputs `kept` are its caller's and stay.
 
-    Inputs that lie `together` are one block of memory, as large as the largest of them.
+    Inputs that lie `together` are one block of memory of so many bytes.
     """
     roles = [buffer.role for buffer in plan.buffers]
     there = [number for number, role in enumerate(roles) if role in ("input", "output", "external")]
     whole = sum(bytes_of(plan, b, sizes) for b in there) + plan_arena(plan, sizes).size
     stays, known = set(kept), set[int]()
-    blocks = [(set(block), max(bytes_of(plan, b, sizes) for b in block)) for block in together]
+    blocks = [(set(block), size) for block, size in together]
     shared = sum(bytes_of(plan, b, sizes) for block, _ in blocks for b in block) - sum(size for _, size in blocks)
     if not phases:
         return Peak(whole - shared, whole - shared)

@@ -67,8 +67,8 @@ def test_peaks_are_monotone_and_what_was_predicted(name: str) -> None:
         compiled: Any = torch.compile(model, backend="weft", options={"memory_budget": budget})
         with recording() as records:
             found = gradients(compiled)
-        for one, other in zip(found, exact, strict=True):
-            torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)
+        away = torch.cat([(one - other).flatten() for one, other in zip(found, exact, strict=True)]).norm()
+        assert away <= 1e-3 * torch.cat([each.flatten() for each in exact]).norm()
         (predicted,) = (record.peak for record in records if record.peak is not None)
         model.zero_grad()
         peaks[budget] = allocated_peak(lambda call=compiled: logits_loss(call(**given)).backward())

@@ -49,7 +49,7 @@ def predict_peak(forward: fx.GraphModule, backward: fx.GraphModule, results: int
             held.append(number)
         elif source is not None:
             blocks.setdefault(source, []).append(number)
-    peak = then.peak(held, [*blocks.values()])
+    peak = then.peak(held, [(block, first.bytes_of([buffer])) for buffer, block in blocks.items()])
     return max(first.peak(first.plan.inputs), first.bytes_of(first.results(results)) + peak)
 
 
@@ -83,7 +83,7 @@ class _Planned:
                 found.setdefault(node.name, base if isinstance(base, Passed) else self.plan.outputs[base.result])
         return found
 
-    def peak(self, held: Collection[int], together: Sequence[Collection[int]] = ()) -> int:
+    def peak(self, held: Collection[int], together: Sequence[tuple[Collection[int], int]] = ()) -> int:
         """What it takes at most beyond arguments that are its caller's."""
         parts, phases = frugal_parts(self.plan, {})
         return peak_of(self.plan, {}, parts, phases, held, together).phased - self.bytes_of(held)
