@@ -98,6 +98,7 @@ from weft.passes.hoist_constants import HoistConstants
 from weft.passes.outline_regions import OutlineRegions
 from weft.passes.place_launches import PlaceLaunches
 from weft.passes.quantize.fuse_dequantization import FuseDequantization
+from weft.passes.quantize.inline_dequantization import InlineDequantization
 from weft.passes.quantize.multiply_codes import MultiplyCodes
 from weft.passes.quantize.quantize_weight_only import QuantizeWeightOnly
 from weft.passes.quantize.quantize_weights import QuantizeWeights
@@ -146,6 +147,7 @@ def cpu_passes(
         EliminateDead(),
         ClaimLibraries(enabled=not config.strict, blas=blas, matrix_tiles=matrix_tiles),
         SinkCasts(),
+        InlineDequantization(),
         GroupIntoKernels(),
         ChooseLayouts(),
         UpdateInPlace(),
