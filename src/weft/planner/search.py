@@ -7,16 +7,17 @@ there was, is kept with it.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from weft.planner.capacity import Memory, memory, resident
-from weft.planner.closed_form import Draft, Service, serve
-from weft.planner.errors import CapacityError
+from weft.planner.calibration import Calibration, Run, scaled
+from weft.planner.capacity import CACHE_RULES, Memory, memory, resident
+from weft.planner.closed_form import Batching, Draft, Service, serve
+from weft.planner.errors import CalibrationError, CapacityError
 from weft.planner.hardware import Gpu, catalogue
 from weft.planner.mapping import Mapping, fits_heads, rank_program
 from weft.planner.model import Model
@@ -52,6 +53,8 @@ class Settings:
     """GPUs of one replica, at most."""
     spare: int = 1
     """Replicas beyond what the load needs, so that the service stands when one fails."""
+    calibration: Calibration | None = None
+    """Factors from runs of the user's own."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +103,8 @@ def open_costs(gpu: Gpu, tables: Path | None, engine: str) -> OpCosts:
 def mappings(model: Model, gpu: Gpu, most: int) -> Iterator[Mapping]:
     """Every way to divide a replica: tensor, pipeline, and of experts expert and data-parallel attention."""
     powers = [2**each for each in range(11) if 2**each <= most]
-    for tp in powers:
+    sizes = whole_nodes(gpu, most)
+    for tp in sizes:
         if tp > gpu.nvlink_domain:
             continue
         for pp in powers:
@@ -109,11 +113,21 @@ def mappings(model: Model, gpu: Gpu, most: int) -> Iterator[Mapping]:
             if not model.has_experts:
                 yield Mapping(tp, pp)
                 continue
-            for ep in [each for each in powers if each <= tp]:
+            for ep in [each for each in sizes if tp % each == 0]:
                 yield Mapping(tp, pp, 1, tp // ep, ep)
     if model.has_experts:
-        for dp in powers[1:]:
+        for dp in sizes[1:]:
             yield Mapping(1, 1, dp, 1, dp)
+
+
+def whole_nodes(gpu: Gpu, most: int) -> list[int]:
+    """Numbers of ranks that fill nodes without a rest: what divides a node; nodes by powers of two, or that a domain
+    divides into."""
+    node, domain = gpu.gpus_per_node, max(gpu.nvlink_domain, gpu.gpus_per_node)
+    inside = [each for each in range(1, min(node, most) + 1) if node % each == 0]
+    beyond = [node * 2**each for each in range(1, 11)]
+    beyond += [each for each in range(2 * node, domain + 1, node) if domain % each == 0]
+    return sorted({*inside, *(each for each in beyond if each <= most)})
 
 
 def candidates(
@@ -128,23 +142,65 @@ def candidates(
         if not fits_heads(model, mapping):
             continue
         program = rank_program(model, mapping, kv_bytes)
-        room = memory(model, program, mapping, gpu, settings.chunk, settings.fraction)
-        growing = program.kv_bytes_per_token - sum(size for _, size in program.window_tokens)
-        count = resident(room, mapping, growing, length)
+        rule = CACHE_RULES.get(settings.engine)
+        room = memory(model, program, mapping, gpu, settings.chunk, settings.fraction, rule)
+        count = resident(room, program, mapping, length, rule)
         if room.cache <= 0 or count < 1:
             failing.append((mapping, room))
             continue
-        priced = step_costs(program, costs, settings.kv)
-        service = serve(
-            priced, traffic.isl, traffic.osl, CONCURRENCIES, count, prefix=traffic.prefix, draft=settings.draft
-        )
+        priced = priced_steps(program, costs, settings)
+        service = served(priced, mapping, traffic, settings, count)
         fitting.append(Candidate(mapping, program, room, priced, count, service))
     return fitting, failing
 
 
+def priced_steps(program: RankProgram, costs: OpCosts, settings: Settings) -> StepCosts:
+    """A mapping's times of steps, calibrated where there is something to calibrate with."""
+    found = step_costs(program, costs, settings.kv)
+    return found if settings.calibration is None else settings.calibration.apply(found)
+
+
+def predictor(model: Model, gpu: Gpu, costs: OpCosts, settings: Settings) -> Callable[[Run, float, float], Any]:
+    """TPOT and TTFT of measured runs in closed form, with factors on the times of steps; mappings are priced once."""
+    kept: dict[Mapping, tuple[RankProgram, StepCosts, Memory]] = {}
+    rule = CACHE_RULES.get(settings.engine)
+
+    def predict(run: Run, few: float, many: float) -> tuple[float, float]:
+        if run.mapping not in kept:
+            if not fits_heads(model, run.mapping):
+                raise CalibrationError(f"a run's mapping, {run.mapping}, does not divide {model.name}")
+            program = rank_program(model, run.mapping, 1.0 if settings.kv == "fp8" else 2.0)
+            room = memory(model, program, run.mapping, gpu, settings.chunk, settings.fraction, rule)
+            kept[run.mapping] = program, step_costs(program, costs, settings.kv), room
+        program, priced, room = kept[run.mapping]
+        fits = resident(room, program, run.mapping, run.isl + run.osl, rule)
+        if fits < 1:
+            raise CalibrationError(
+                f"a run's mapping, {run.mapping}, has no room for one request of {model.name} on {gpu.device}",
+                hint="the runs have to be of the model, precision and GPU that are planned",
+            )
+        mixed = bool(ENGINES[settings.engine].get("mixed", True))
+        batching = Batching(float(settings.chunk * run.mapping.dp), mixed)
+        told = serve(scaled(priced, few, many), run.isl, run.osl, run.concurrency, fits, batching=batching)
+        return float(told.tpot), float(told.ttft)
+
+    return predict
+
+
+def served(
+    costs: StepCosts, mapping: Mapping, traffic: Traffic, settings: Settings, fits: int, *, isl: float | None = None
+) -> Service:
+    """A mapping over all concurrencies, under what a plan is made under; `isl` in place of the traffic's."""
+    batching = Batching(float(settings.chunk * mapping.dp), bool(ENGINES[settings.engine].get("mixed", True)))
+    return serve(
+        costs, traffic.isl if isl is None else isl, traffic.osl, CONCURRENCIES, fits,
+        prefix=traffic.prefix if isl is None else 0.0, draft=settings.draft, batching=batching,
+    )  # fmt: skip
+
+
 def refuse(model: Model, gpu: Gpu, failing: Sequence[tuple[Mapping, Memory]], settings: Settings) -> CapacityError:
     """Nothing fits: by how much, and what would."""
-    mapping, room = max(failing, key=lambda each: each[1].cache)
+    mapping, room = max(failing, key=lambda each: (each[1].cache_tokens if each[1].cache > 0 else 0, each[1].cache))
     lacking = -room.cache / 1e9
     total = room.weights * mapping.gpus
     larger = [
@@ -153,7 +209,10 @@ def refuse(model: Model, gpu: Gpu, failing: Sequence[tuple[Mapping, Memory]], se
     advice = [f"more GPUs for a replica (now at most {settings.max_gpus})"]
     advice += [f"a GPU with more memory ({', '.join(larger)})"] if larger else []
     advice += ["weights of fewer bits (--precision fp8)"] if model.weights == "bf16" else []
-    what = f"lacks {lacking:.1f} GB on each GPU" if lacking > 0 else "leaves no room for the cache of one request"
+    what = f"lacks {lacking:.1f} GB on each GPU"
+    if lacking <= 0:
+        what = f"leaves room for {room.cache_tokens:,} tokens of cache, which one request is longer than"
+        advice = ["shorter requests (isl, osl)", *advice[:1], "a cache of fewer bits (--kv fp8)"]
     return CapacityError(
         f"{model.name} does not fit on {gpu.device}: the roomiest mapping, {mapping}, {what}", hint="; or ".join(advice)
     )
@@ -193,19 +252,23 @@ def simulate_point(
 ) -> Outcome:
     """One replica at a rate of requests a second, step by step."""
     candidate = point.candidate
-    growing = candidate.program.kv_bytes_per_token - sum(size for _, size in candidate.program.window_tokens)
-    share = candidate.fits * (traffic.isl + traffic.osl) if growing > 0 else 1 << 40
+    share = candidate.fits * (traffic.isl + traffic.osl)
     behaviour: dict[str, Any] = dict(ENGINES.get(settings.engine, ENGINES["weft"]))
-    limits = Limits(tokens=settings.chunk, cache=int(share), per_tick=settings.draft.per_step, **behaviour)
+    budget = settings.chunk * candidate.mapping.dp
+    limits = Limits(tokens=budget, cache=int(share), per_tick=settings.draft.per_step, **behaviour)
     requests, arrivals = traffic.requests(rate, count, seed)
-    timer = StepTimer(candidate.costs, max(settings.chunk, 16384), drafted=settings.draft.tokens)
+    timer = StepTimer(candidate.costs, max(budget, 16384), drafted=settings.draft.tokens)
     return simulate(timer, limits, requests, arrivals)
 
 
-def sustained(
-    point: Point, traffic: Traffic, settings: Settings, targets: Targets, count: int = 400
-) -> tuple[float, Outcome]:
+_REQUESTS, _FEWEST, _STEPS = 400, 50, 100_000
+"""Requests of a simulation; fewer, not below the second, where their prompts alone would take more steps than that."""
+
+
+def sustained(point: Point, traffic: Traffic, settings: Settings, targets: Targets) -> tuple[float, Outcome]:
     """The highest rate at which a simulated replica keeps its targets at p90, and what users see there."""
+    chunks = traffic.isl / (settings.chunk * point.candidate.mapping.dp)
+    count = int(min(_REQUESTS, max(_FEWEST, _STEPS / max(chunks, 1.0))))
     high = point.figure("rate") / traffic.osl
     low = 0.0
     best: tuple[float, Outcome] | None = None
@@ -248,9 +311,7 @@ def disaggregate(
     """The best pair of worker kinds, by integer matching of their rates."""
     best: Disaggregated | None = None
     by_prompt = sorted(found, key=lambda each: each.service.prompt * each.mapping.gpus)[:6]
-    alone = {
-        id(each): serve(each.costs, 1.0, traffic.osl, CONCURRENCIES, each.fits, draft=settings.draft) for each in found
-    }
+    alone = {id(each): served(each.costs, each.mapping, traffic, settings, each.fits, isl=1.0) for each in found}
     for first in by_prompt:
         whole = first.program.kv_bytes_per_token * traffic.isl * (1.0 - traffic.prefix)
         transfer = gpu.network_latency + whole / gpu.network if gpu.network else math.inf

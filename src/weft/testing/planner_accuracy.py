@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from weft.planner.attention_costs import AttentionCosts, site_grids
-from weft.planner.capacity import FRACTION, memory, resident
-from weft.planner.closed_form import serve
+from weft.planner.capacity import CACHE_RULES, FRACTION, memory, resident
+from weft.planner.closed_form import Batching, serve
 from weft.planner.errors import TableError
 from weft.planner.hardware import Gpu, catalogue
 from weft.planner.mapping import Mapping as Parallel
@@ -30,10 +30,9 @@ from weft.planner.simulate import StepTimer, lengths, simulate
 from weft.planner.step_costs import StepCosts, step_costs
 from weft.planner.tables import KernelTables
 
-_BATCH = 2048
-"""Sequences of a step, at most, where an engine is given all requests at once."""
 _SHAPES = 40
 """Shapes of a table of attention that sites are left out of, evenly chosen: the tables have hundreds."""
+LOST = "throughput lost by the"
 LIMITS = (0.010, 0.020, 0.030, 0.050, float("inf"))
 """TPOT limits under which mappings are ranked, in seconds."""
 
@@ -49,6 +48,11 @@ class Errors:
     def add(self, family: str, error: float) -> None:
         if np.isfinite(error):
             self.found.setdefault(family, []).append(float(error))
+
+    def within(self, part: float) -> float:
+        """The share of all errors that are no larger than a part."""
+        every = [abs(each) for errors in self.found.values() for each in errors]
+        return float(np.mean(np.array(every) <= part)) if every else 0.0
 
     def rows(self) -> list[tuple[str, int, float, float, float, float]]:
         """Family, rows, median, mean and 90th percentile of the error's size, and the mean error; all rows last."""
@@ -76,7 +80,7 @@ def left_out_operations(tables: Path) -> Iterator[Errors]:
     gemm, attention = Errors("matmuls, a site (n, k) left out"), Errors("attention, a site (batch, length) left out")
     collectives, dispatch = Errors("collectives, a size left out"), Errors("DeepEP low latency, a size left out")
     for system in KernelTables.systems(tables):
-        gpu = _gpu(system)
+        gpu = measured_gpu(system)
         for backend in _backends(tables, system):
             own = KernelTables(tables, system, backend)
             _gemm_errors(gemm, own, gpu, f"{system} {backend}")
@@ -150,7 +154,8 @@ def _curve_errors(
                 errors.add(family, guess / times[index] - 1)
 
 
-def _gpu(system: str) -> Gpu:
+def measured_gpu(system: str) -> Gpu:
+    """The GPU whose kernel tables are those of a system."""
     found = [each for each in catalogue().values() if each.measured and each.tables == system]
     if not found:
         raise TableError(f"the catalogue has no GPU whose tables are those of {system}")
@@ -186,13 +191,14 @@ class Pricer:
         self.priced: Callable[[str, str, Model, Parallel, str], Any] = cache(self._priced)
 
     def _costs(self, system: str, backend: str) -> OpCosts:
-        gpu = _gpu(system)
+        gpu = measured_gpu(system)
         return OpCosts(gpu, KernelTables(self.tables, system, backend), gpu)
 
     def _priced(self, system: str, backend: str, model: Model, parallel: Parallel, kv: str) -> Any:
         program = rank_program(model, parallel, 1.0 if kv == "fp8" else 2.0)
         costs = self.costs(system, backend)
-        return program, step_costs(program, costs, kv), memory(model, program, parallel, costs.gpu, 8192, FRACTION)
+        room = memory(model, program, parallel, costs.gpu, 8192, FRACTION, CACHE_RULES.get(backend))
+        return program, step_costs(program, costs, kv), room
 
     def case(self, row: Mapping[str, str]) -> Case:
         """A measured row; lengths of `inferencex` campaigns are 0.9 of the nominal ones on average."""
@@ -205,12 +211,12 @@ class Pricer:
         program, costs, room = self.priced(row["system"], row["backend"], model, parallel, kv)
         mean = 0.9 if row.get("campaign", "").startswith("inferencex") else 1.0
         isl, osl, clients = float(row["isl"]) * mean, float(row["osl"]) * mean, _whole(row["concurrency"])
-        growing = program.kv_bytes_per_token - sum(size for _, size in program.window_tokens)
-        fits = max(1, resident(room, parallel, growing, isl + osl))
-        service = serve(costs, isl, osl, clients, fits)
+        fits = max(1, resident(room, program, parallel, isl + osl, CACHE_RULES.get(row["backend"])))
+        mixed = bool(ENGINES.get(row["backend"], ENGINES["vllm"]).get("mixed", True))
+        service = serve(costs, isl, osl, clients, fits, batching=Batching(8192.0 * parallel.dp, mixed))
         return Case(
             row,
-            _gpu(row["system"]),
+            measured_gpu(row["system"]),
             parallel,
             costs,
             int(fits * (isl + osl)),
@@ -237,7 +243,8 @@ def _whole(text: str) -> int:
     return int(float(text)) if text else 1
 
 
-def _rows(path: Path) -> list[dict[str, str]]:
+def measured_rows(path: Path) -> list[dict[str, str]]:
+    """The rows of a CSV file, none where there is no file."""
     if not path.is_file():
         return []
     with path.open(newline="", encoding="utf-8") as file:
@@ -247,17 +254,17 @@ def _rows(path: Path) -> list[dict[str, str]]:
 def services(folder: Path) -> Iterator[Errors]:
     """TPOT in closed form, TTFT simulated, and how well mappings are ranked."""
     pricer = Pricer(folder)
-    tpot, ttft, ranked = (
-        Errors("TPOT, closed form"),
-        Errors("TTFT of unsaturated rows, simulated"),
-        Errors("throughput lost by the mapping that is chosen"),
+    tpot, ttft = Errors("TPOT, closed form"), Errors("TTFT of unsaturated rows, simulated")
+    mapped, ranked = (
+        Errors(f"{LOST} mapping that is chosen"),
+        Errors(f"{LOST} mapping and concurrency that are chosen"),
     )
     groups: dict[Any, list[tuple[Case, float]]] = {}
-    for row in _rows(folder / "serving_measurements.csv"):
+    for row in measured_rows(folder / "serving_measurements.csv"):
         if row["mode"] != "agg":
             tpot.left_out["disaggregated"] = tpot.left_out.get("disaggregated", 0) + 1
             continue
-        if not _known(row["model"]):
+        if not is_known(row["model"]):
             tpot.left_out[f"no configuration of {row['model']}"] = (
                 tpot.left_out.get(f"no configuration of {row['model']}", 0) + 1
             )
@@ -273,11 +280,12 @@ def services(folder: Path) -> Iterator[Errors]:
             (case, measured)
         )
     for key, cases in groups.items():
-        _rank(ranked, f"{key[0]} {key[1].rsplit('/', 1)[-1]} {key[2]}", cases)
-    yield from (tpot, ttft, ranked)
+        _rank(mapped, ranked, f"{key[0]} {key[1].rsplit('/', 1)[-1]} {key[2]}", cases)
+    yield from (tpot, ttft, mapped, ranked)
 
 
-def _known(name: str) -> bool:
+def is_known(name: str) -> bool:
+    """Whether there is a configuration of a model."""
     return name.lower() in known_models() or name.lower().rsplit("/", 1)[-1] in known_models() or Path(name).exists()
 
 
@@ -293,8 +301,9 @@ def _ttft(case: Case) -> float:
     return float(seen.ttft[order].mean())
 
 
-def _rank(errors: Errors, family: str, cases: list[tuple[Case, float]]) -> None:
-    """Under each limit: what the mapping and concurrency that look best really give, against the best measured."""
+def _rank(mapped: Errors, ranked: Errors, family: str, cases: list[tuple[Case, float]]) -> None:
+    """Under each limit: what the mapping that looks best really gives, against the best measured: at the concurrency at
+    which it keeps the limit, which a running service can be set to, and at the concurrency that looks best."""
     if len({case.parallel for case, _ in cases}) < 2:
         return
     for limit in LIMITS:
@@ -306,44 +315,11 @@ def _rank(errors: Errors, family: str, cases: list[tuple[Case, float]]) -> None:
         chosen = max(likely, key=lambda each: _given(each[0], each[0].tpot)) if likely else None
         best = max(_given(case, measured) for case, measured in allowed)
         kept = chosen is not None and chosen[1] <= limit
-        errors.add(family, 1 - _given(*chosen) / best if kept and chosen is not None else 1.0)
+        ranked.add(family, 1 - _given(*chosen) / best if kept and chosen is not None else 1.0)
+        same = [_given(*each) for each in allowed if chosen is not None and each[0].parallel == chosen[0].parallel]
+        mapped.add(family, 1 - max(same, default=0.0) / best)
 
 
 def _given(case: Case, seconds: float) -> float:
     """Output tokens a second of a GPU with such a TPOT."""
     return case.clients / seconds / case.parallel.gpus
-
-
-def throughput(folder: Path) -> Errors:
-    """All requests at once, as vendors publish it: output tokens a second of rows whose GPU has tables."""
-    errors = Errors("throughput at the highest load, closed form")
-    pricer = Pricer(folder)
-    systems = {each.device.split()[1]: each.tables for each in catalogue().values() if each.measured}
-    for row in _rows(folder / "published_throughput.csv"):
-        system = systems.get(row["hw"].split("-")[0])
-        engine = (
-            "trtllm" if row["engine"].startswith("TensorRT-LLM") else "vllm" if row["engine"].startswith("vLLM") else ""
-        )
-        wanted = row["metric"] in ("total_output_throughput", "output_throughput_per_gpu") and row["load"] == "max"
-        parallel = _parallel(row["mapping"])
-        if not (wanted and system and engine and parallel and _known(row["model"])):
-            continue
-        model, kv = checkpoint(row["model"], row["precision"], "")
-        parallel = parallel if model.has_experts else Parallel(parallel.tp)
-        program, costs, room = pricer.priced(system, engine, model, parallel, kv)
-        isl, osl = float(row["isl"]), float(row["osl"])
-        growing = program.kv_bytes_per_token - sum(size for _, size in program.window_tokens)
-        fits = min(resident(room, parallel, growing, isl + osl), _BATCH)
-        if fits < 1:
-            errors.left_out["does not fit"] = errors.left_out.get("does not fit", 0) + 1
-            continue
-        rate = float(serve(costs, isl, osl, fits, fits).rate)
-        rate /= parallel.gpus if row["metric"].endswith("per_gpu") else 1
-        errors.add(f"{row['hw']} {row['model']} {row['engine']}", rate / float(row["value"]) - 1)
-    return errors
-
-
-def _parallel(text: str) -> Parallel | None:
-    if text.startswith("DEP") and text[3:].isdigit():
-        return Parallel(1, 1, int(text[3:]), 1, int(text[3:]))
-    return Parallel(int(text[2:]), 1, 1, int(text[2:]), 1) if text.startswith("TP") and text[2:].isdigit() else None

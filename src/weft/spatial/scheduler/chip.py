@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import ceil
 
 import numpy as np
 
@@ -12,10 +13,13 @@ from weft.spatial.machine import StreamingMachine
 from weft.spatial.mapping.layers import Layer, Model
 from weft.spatial.program import INSTRUCTION, Port, Program, port_of
 from weft.spatial.scheduler.emit import groups_of, texts_of
+from weft.spatial.scheduler.gemv import GemvPipeline, is_gemv
 from weft.spatial.scheduler.initial import image_of
 from weft.spatial.scheduler.memory_map import MemoryMap
 from weft.spatial.scheduler.pipeline import CrowdedError, LayerPipeline
 
+CROSSING = (24, 30, 31)
+"""Streams on which vectors may be read in one half for the edge of the other: to links, and to the planes."""
 _PACES = (1, 2, 4)
 """Cycles from a row to the next, the fastest first."""
 
@@ -67,8 +71,9 @@ class Reservations:
             kept = byte < width
             keys.append((2 << 20) + (stream[kept] + byte) * 2 + outward[kept])
             times.append(points[kept])
-        # What comes from another chip goes on beyond the middle.
-        through = op[driven] == Opcode.RECEIVE
+        # What comes from another chip goes on beyond the middle, and so does what is read for the other edge.
+        crossing = (op[driven] == Opcode.READ) & ~outward & np.isin(stream % machine.streams.per_direction, CROSSING)
+        through = (op[driven] == Opcode.RECEIVE) | crossing
         keys.append((2 << 20) + stream[through] * 2 + 1)
         times.append(points[through])
         every, at = np.concatenate(keys), np.concatenate(times)
@@ -90,8 +95,11 @@ class ChipSchedule:
         self.reservations = Reservations(machine, positions)
         self.done: dict[int, int] = {}
         """The cycle from which each tensor is in memory."""
+        self.not_before: int | None = None
+        """The first cycle of the next layers, where they wait for another chip."""
         self.groups: list[np.ndarray] = []
-        self.multiplied = self.computed = self.loads = 0
+        self.multiplied = self.computed = 0
+        self.loads = 0.0
 
     def add_layer(self, layer: Layer) -> None:
         """A layer, as early as what it uses allows."""
@@ -99,6 +107,8 @@ class ChipSchedule:
         columns = pipeline.emitter.columns()
         spans = self.reservations.spans(columns)
         ready = [self.done[tensor] - first for tensor, first in pipeline.reads.items() if tensor in self.done]
+        if self.not_before is not None:
+            ready.append(self.not_before - int(columns["cycle"].min()))
         start = max([self.reservations.earliest(spans), *ready])
         self.add(columns, spans, start)
         self.written(layer.output.root.number, start + pipeline.written)
@@ -107,7 +117,11 @@ class ChipSchedule:
         self.loads += pipeline.loaded
 
     def _pipeline(self, layer: Layer) -> LayerPipeline:
-        """A layer as fast as its windows can be read."""
+        """A layer as fast as its windows can be read, or as its weights can be loaded."""
+        if is_gemv(self.machine, self.memory, layer):
+            gemv = GemvPipeline(self.machine, self.memory, layer)
+            gemv.run()
+            return gemv
         for pace in _PACES:
             pipeline = LayerPipeline(self.machine, self.memory, layer, pace)
             try:
@@ -138,7 +152,7 @@ class ChipSchedule:
         return {
             "MXM": -(-self.multiplied // planes),
             "VXM": -(-self.computed // machine.alus),
-            "weights": -(-self.loads * machine.load_cycles // planes),
+            "weights": ceil(self.loads * machine.load_cycles / planes),
         }
 
     def program(self, first: int, inputs: list[Port], outputs: list[Port], bounds: Mapping[str, int]) -> Program:

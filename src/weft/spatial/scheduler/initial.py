@@ -22,6 +22,12 @@ def image_of(memory: MemoryMap) -> Image:
         addresses.append(address + rows // width)
         tags.append(memory.tile_tag + tile * machine.matrix.rows + rows)
         data.append(memory.model.tiles[tile].view(np.uint8))
+    for (half, lane, tile), (address, held) in memory.wide_at.items():
+        own = rows[:held]
+        slices.append(memory.wide_slice(half, lane, 0) + own % width)
+        addresses.append(address + own // width)
+        tags.append(memory.tile_tag + tile * machine.matrix.rows + own)
+        data.append(memory.model.tiles[tile][:held].view(np.uint8))
     for number, ((values, half, place), address) in enumerate(memory.constants.items()):
         slices.append(np.array([memory.constant_slice(half, place, byte) for byte in range(4)]))
         addresses.append(np.full(4, address))
@@ -61,7 +67,7 @@ def port_of(memory: MemoryMap, tensor: Placed, *, every: bool) -> Port:
     cells: list[np.ndarray] = []
     for block in range(tensor.blocks):
         channel = block * lanes + np.arange(lanes)
-        index.append(_index(tensor, pixels, channel))
+        index.append(lane_index(tensor, pixels, channel))
         for copy in copies:
             byte = copy if wide > 1 else 0
             cells.append(
@@ -80,7 +86,7 @@ def port_of(memory: MemoryMap, tensor: Placed, *, every: bool) -> Port:
     return Port(tensor.name, tensor.shape, tensor.dtype, full, tensor.fill, slices, addresses, vectors, bytes_, tags)
 
 
-def _index(tensor: Placed, vectors: np.ndarray, channel: np.ndarray) -> np.ndarray:
+def lane_index(tensor: Placed, vectors: np.ndarray, channel: np.ndarray) -> np.ndarray:
     """The element of the flat array that each lane of vectors holds; -1 beyond the channels and the image."""
     line, column = np.divmod(vectors, tensor.width)
     if tensor.packing.slots > 1:
