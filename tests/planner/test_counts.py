@@ -64,6 +64,50 @@ def test_whole_models_by_hand(name: str, parameters: int, kv: int) -> None:
     assert found.kv_bytes_per_token == kv
 
 
+def grouped(hidden: int, heads: int, shared: int, size: int) -> int:
+    """Multiplications of a token in the projections of attention whose heads share keys and values."""
+    return hidden * (heads + 2 * shared) * size + heads * size * hidden
+
+
+LATENT = 7168 * 1536 + 1536 * 128 * (128 + 64) + 7168 * (512 + 64) + 512 * 128 * (128 + 128) + 128 * 128 * 7168
+
+
+@pytest.mark.parametrize(
+    ("name", "layers", "scores", "head"),
+    [
+        ("Llama-3.1-8B", 32 * (grouped(4096, 32, 8, 128) + 3 * 4096 * 14336), 32 * 32 * 2 * 128, 4096 * 128256),
+        ("Llama-3.1-70B", 80 * (grouped(8192, 64, 8, 128) + 3 * 8192 * 28672), 80 * 64 * 2 * 128, 8192 * 128256),
+        (
+            "Mixtral-8x7B",
+            32 * (grouped(4096, 32, 8, 128) + 4096 * 8 + 2 * 3 * 4096 * 14336),
+            32 * 32 * 2 * 128,
+            4096 * 32000,
+        ),
+        (
+            "Qwen3-30B-A3B",
+            48 * (grouped(2048, 32, 4, 128) + 2048 * 128 + 8 * 3 * 2048 * 768),
+            48 * 32 * 2 * 128,
+            2048 * 151936,
+        ),
+        (
+            "DeepSeek-V3",
+            61 * LATENT + 3 * 3 * 7168 * 18432 + 58 * (7168 * 256 + (8 + 1) * 3 * 7168 * 2048),
+            61 * 128 * (128 + 64 + 128),
+            7168 * 129280,
+        ),
+        (
+            "gpt-oss-120b",
+            36 * (grouped(2880, 64, 8, 64) + 2880 * 128 + 4 * 3 * 2880 * 2880),
+            36 * 64 * 2 * 64,
+            2880 * 201088,
+        ),
+    ],
+)
+def test_operations_of_whole_models_by_hand(name: str, layers: int, scores: int, head: int) -> None:
+    found = counts(find_model(name).with_precision("bf16"), Mapping(), TOKENS, all_logits=True)
+    assert found.flops == 2 * TOKENS * (layers + TOKENS * scores + head)
+
+
 def test_ranks_of_tensor_parallelism_hold_all_weights_once() -> None:
     model = find_model("Llama-3.1-8B")
     whole, part = (rank_program(model, Mapping(tp=tp)).weight_bytes for tp in (1, 8))

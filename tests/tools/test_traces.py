@@ -15,7 +15,7 @@ from weft.tools.traces import figures_of, merged, read_traces
 
 def write(folder: Path, rank: str | None, start: int, name: str = "") -> Path:
     step = {"ph": "X", "pid": 7, "tid": 1}
-    flight = {"pid": 7, "tid": 1, "id": 0, "name": "all_reduce", "cat": "in flight"}
+    flight = {"pid": 7, "tid": 1, "id2": {"local": "0x0"}, "name": "all_reduce", "cat": "in flight"}
     events: list[dict[str, Any]] = [
         {"ph": "M", "name": "process_name", "pid": 7, "tid": 0, "args": {"name": "weft"}},
         {**step, "name": "dot", "cat": "library", "ts": 0.0, "dur": 3000.0},
@@ -39,7 +39,21 @@ def test_ranks_are_processes_on_one_clock(tmp_path: Path) -> None:
     assert names == ["rank 0 on here", "rank 1 on here"]
     starts = {event["pid"]: event["ts"] for event in events if event["name"] == "dot"}
     assert starts == {0: 0.0, 1: 3000.0}  # three milliseconds later
-    assert len({event["id"] for event in events if "id" in event}) == 2
+    flights = [(event["pid"], event["id2"]["local"]) for event in events if event["ph"] == "b"]
+    assert flights == [(0, "0x0"), (1, "0x0")]
+    assert not any("id" in event for event in events)  # which would be one track of all processes
+
+
+def test_numbers_without_a_process_get_one(tmp_path: Path) -> None:
+    path = write(tmp_path, "0", 0)
+    content = json.loads(path.read_text())
+    for event in content["traceEvents"]:
+        if event.pop("id2", None):
+            event["id"] = 0
+    path.write_text(json.dumps(content))
+    (trace,) = read_traces([path])
+    assert figures_of(trace).collectives == 1
+    assert {event["id2"]["local"] for event in merged([trace])["traceEvents"] if event["ph"] in "be"} == {"0"}
 
 
 def test_what_is_hidden_is_what_nobody_waits_for(tmp_path: Path) -> None:

@@ -192,7 +192,9 @@ class Profile:
             function = {"kernel": event.step.function} if isinstance(event.step, KernelStep | LaunchStep) else {}
             add(event.name, _category(event.step), event.thread, event.start, event.end, {**function, **event.work()})
         for number, (begun, ended) in enumerate(self.collectives()):
-            shared = {"name": begun.name, "cat": "in flight", "pid": process, "tid": begun.thread, "id": number}
+            # Of this process: a plain id is of all, and viewers show it beside processes, not below one.
+            own = {"pid": process, "tid": begun.thread, "id2": {"local": hex(number)}}
+            shared = {"name": begun.name, "cat": "in flight", **own}
             times = ((begun.start - self.started) / 1e3, (ended.end - self.started) / 1e3)
             events.append({"ph": "b", **shared, "ts": times[0], "args": begun.work()})
             events.append({"ph": "e", **shared, "ts": times[1]})

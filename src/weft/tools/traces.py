@@ -112,15 +112,15 @@ def merged(traces: Sequence[RankTrace]) -> dict[str, Any]:
             moved = {**event, "pid": trace.rank}
             if "ts" in event:
                 moved["ts"] = event["ts"] + shift
-            if "id" in event:  # of one process, until now
-                moved["id"] = f"{trace.rank}.{event['id']}"
+            if "id" in event:  # of one process, and of one it stays
+                moved["id2"] = {"local": str(moved.pop("id"))}
             events.append(moved)
     return {"traceEvents": events, "displayTimeUnit": "ns", "otherData": {"ranks": len(traces)}}
 
 
 def figures_of(trace: RankTrace) -> RankFigures:
-    begun = {event["id"]: event["ts"] for event in trace.events if event.get("ph") == "b"}
-    ended = {event["id"]: event["ts"] for event in trace.events if event.get("ph") == "e"}
+    begun = {_number(event): event["ts"] for event in trace.events if event.get("ph") == "b"}
+    ended = {_number(event): event["ts"] for event in trace.events if event.get("ph") == "e"}
     steps = [event for event in trace.events if event.get("ph") == "X"]
     own = [event["dur"] for event in steps if event.get("cat") not in ("call", "compile", "collective", "wait")]
     return RankFigures(
@@ -131,3 +131,8 @@ def figures_of(trace: RankTrace) -> RankFigures:
         sum(ended[key] - start for key, start in begun.items() if key in ended) / 1e3,
         sum(event["dur"] for event in steps if event.get("cat") == "wait") / 1e3,
     )
+
+
+def _number(event: dict[str, Any]) -> str:
+    """Which of a process's spans an event begins or ends."""
+    return str(event["id"] if "id" in event else event["id2"]["local"])

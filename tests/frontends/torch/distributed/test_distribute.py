@@ -147,6 +147,34 @@ def test_every_way_to_split_trains_the_same(family: str, kind: str, mesh: dict[s
     check(on_ranks(count, same_as_one_rank, family, kind, mesh, seconds=300))
 
 
+def _trains_odd_heads(rank: int, kind: str) -> dict[str, float]:
+    """Tied embeddings, three heads on two ranks, one row of seven tokens, and two steps of AdamW."""
+    settings = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 3}
+    rest = {"num_key_value_heads": 3, "head_dim": 8, "vocab_size": 64, "use_cache": False, "tie_word_embeddings": True}
+    model = seeded(lambda: configured("Qwen3", "ForCausalLM", {**settings, **rest}))
+    whole, ids = copy.deepcopy(model), torch.arange(7).reshape(1, 7) * 9 % 64
+    plan = plan_of_transformers(model) if kind == "tp" else Plan(fsdp="tp")
+    spread = weft.distribute(model, {"tp": 2}, plan)
+    losses: list[list[float]] = []
+    for each in (whole, spread):
+        optimizer, found = torch.optim.AdamW(each.parameters(), lr=1e-2), list[float]()
+        for _ in range(3):
+            loss = each(input_ids=ids).logits.square().mean()
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(each.parameters(), 0.1)
+            optimizer.step()
+            optimizer.zero_grad()
+            found.append(loss.item())
+        losses.append(found)
+    return {f"step {n}": abs(a - b) / abs(a) for n, (a, b) in enumerate(zip(*losses, strict=True))}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["tp", "fsdp"])
+def test_heads_rows_and_tokens_that_do_not_divide(kind: str) -> None:
+    check(on_ranks(2, _trains_odd_heads, kind))
+
+
 def _splits_against_the_mesh(rank: int) -> dict[str, float]:
     torch.manual_seed(0)
     model, x = nn.Linear(8, 8), torch.randn(8, 8)
@@ -400,6 +428,7 @@ def test_the_timeout_is_that_of_the_process_group() -> None:
 
 
 def _waits_for_one_that_hangs(rank: int, port: int) -> Any:
+    failures._ANSWER = timedelta(seconds=3)
     dist.destroy_process_group()
     os.environ["MASTER_PORT"] = str(port)
     wait = timedelta(seconds=6)
@@ -407,7 +436,7 @@ def _waits_for_one_that_hangs(rank: int, port: int) -> Any:
     with torch.no_grad():
         spread(torch.ones(2, 8))
         if rank == 1:
-            time.sleep(17)
+            time.sleep(12)
             return "slept"
         start = time.monotonic()
         try:
@@ -427,6 +456,7 @@ def test_a_rank_that_hangs_is_named() -> None:
 
 
 def _ends(rank: int, where: str) -> Any:
+    failures._ANSWER = timedelta(seconds=3)
     if where == "place" and rank == 1:
         os._exit(3)
     start = time.monotonic()

@@ -157,6 +157,8 @@ def trains_tied(rank: int, size: int, chunks: int, micro_batches: int, layers: i
         expected.backward()
         loss = spread.step(_mean_square, x, targets=y)
         errors |= {f"{name} {step}": value for name, value in errors_of(spread, whole, loss, expected).items()}
+        norm = torch.nn.utils.clip_grad_norm_(whole.parameters(), 0.01)
+        errors[f"norm {step}"] = float((spread.clip_grad_norm_(0.01) - norm).abs() / norm)
         for optimizer in optimizers:
             optimizer.step()
     with torch.no_grad():

@@ -25,6 +25,7 @@ from weft.frontends.torch.distributed.trace_collectives import trace_collectives
 from weft.ops.base import View
 from weft.ops.collectives import AllGather, AllReduce, Collective, ReduceScatter, Wait
 from weft.ops.graph import FuncOp
+from weft.passes.sharding.schedule_collectives import ScheduleCollectives
 from weft.runtime.record import CompilationRecord, recording
 from weft.testing.models import SMALL
 from weft.tile.text import functions_of, parse_program
@@ -90,6 +91,9 @@ def trains_as_eager(rank: int, kind: str, layers: int, steps: int) -> tuple[list
     with recording(programs=True) as records:
         call = torch.compile(model, backend="weft", fullgraph=True, options={"cache": False})
         found = losses(model, call, inputs, steps)
+    for record in records:
+        if "collectives" in record.programs:
+            check_is_early_and_late(scheduled(record))
     counts = {
         f"{record.name} {op.name}": sum(isinstance(each, op) for each in scheduled(record))
         for record in records
@@ -185,6 +189,15 @@ def test_collectives_of_ddp_start_early_and_end_late() -> None:
     assert len(reductions) == 8
     first_wait = next(place for place, op in enumerate(ops) if isinstance(op, Wait))
     assert first_wait > max(ops.index(op) for op in reductions)  # nobody reads a gradient before the end
+
+
+@pytest.mark.usefixtures("fake_ranks")
+def test_collectives_that_are_not_scheduled_are_not_early_and_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the others check is not so by itself."""
+    monkeypatch.setattr(ScheduleCollectives, "apply", lambda *_: None)
+    graphs = trained(trace_collectives(DistributedDataParallel(Perceptron())), cache=False)
+    with pytest.raises(AssertionError):
+        check_is_early_and_late(graphs["backward"])
 
 
 @pytest.mark.usefixtures("fake_ranks")

@@ -21,6 +21,7 @@ import torch.utils._pytree as pytree
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
 
 from weft.config import Config
 from weft.errors import UnsupportedError
@@ -161,6 +162,24 @@ class PipelinedModel(nn.Module):
             dist.broadcast(total, self.line.last, group=self.line.group)
         stages.add_gradients(self, gradients)
         return total[0]
+
+    def clip_grad_norm_(self, max_norm: float) -> torch.Tensor:
+        """Scale gradients so that the 2-norm of all stages' together is at most this; the norm before is given back.
+
+        torch.nn.utils.clip_grad_norm_ would see the parameters of this rank's stages alone.
+        """
+        held = [(name, p.grad) for name, p in self.model.named_parameters() if p.grad is not None]
+        own = [grad for name, grad in held if self.stages[name][0] % self.line.size == self.line.place]
+        norm = torch.nn.utils.get_total_norm(own)
+        norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
+        total = norm.to(self.device, torch.float32).square().reshape(1)
+        with naming_dead_ranks(self.line.everyone):
+            dist.all_reduce(total, group=self.line.group)
+        norm = total[0].sqrt()
+        scale = min(1.0, max_norm / (norm.item() + 1e-6))
+        for _, grad in held:
+            grad.mul_(scale)
+        return norm
 
     def _seed(self, seed: int | None, stage: int, micro_batch: int) -> int | None:
         """The seed of a stage's numbers for a micro-batch: all ranks that share the stage draw the same."""
