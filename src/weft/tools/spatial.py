@@ -22,8 +22,9 @@ from weft.spatial.machine import StreamingMachine, SystolicMachine, load_machine
 from weft.spatial.mesh_machine import MeshMachine
 from weft.spatial.program import Program
 from weft.spatial.schedule_dialect import load_program, save_program
-from weft.spatial.scheduler.compile import compile_graph, map_streams, schedule_streams
+from weft.spatial.scheduler.compile import compile_graph, map_streams, optimize_streams, schedule_streams
 from weft.spatial.scheduler.distribute import distribute_graph
+from weft.spatial.scheduler.optimum import Optimum
 from weft.spatial.simulator.run import simulate
 from weft.spatial.simulator.system import simulate_system
 from weft.spatial.stream_program import StreamProgram, load_streams, save_streams
@@ -101,6 +102,7 @@ def compile_file(
     seed: int,
     emit: str,
     output: Path | None,
+    seconds: float | None = None,
 ) -> None:
     """Compile a graph, or a program of streams, verify its schedule and write it."""
     if emit not in LEVELS:
@@ -120,12 +122,16 @@ def compile_file(
         terminal.finish({"ok": True, "ops": dict(counts)})
         return
     with terminal.working(f"scheduling {file}"):
-        program = schedule_streams(streams(machine), machine)
+        best: Optimum | None = None
+        if seconds is None:
+            program = schedule_streams(streams(machine), machine)
+        else:
+            program, best = optimize_streams(streams(machine), machine, seconds)
         verify(program)
         scaled = [machine.scaled(factor) for factor in (0.5, 2)]
         band = [schedule_streams(streams(each), each).cycles for each in scaled]
         save_program(program, output)
-    _report(terminal, program, band, f"written to {output}")
+    _report(terminal, program, band, f"written to {output}", best)
 
 
 def _streams(
@@ -140,7 +146,7 @@ def _streams(
     return lambda each: map_streams(function, each, known)
 
 
-def _report(terminal: Terminal, program: Program, band: list[int], ending: str) -> None:
+def _report(terminal: Terminal, program: Program, band: list[int], ending: str, best: Optimum | None) -> None:
     machine = program.machine
     binding = max(program.bounds, key=lambda name: program.bounds[name], default="")
     bound = program.bounds.get(binding, 0)
@@ -155,10 +161,16 @@ def _report(terminal: Terminal, program: Program, band: list[int], ending: str) 
         "instructions", f"{int(program.instructions['count'].sum()):,} in {len(program.instructions):,} groups"
     )
     table.add_row("rests on", f"{assumed} assumed latencies; {_NOTE}")
+    if best is not None:
+        said = "no starts of these layers are better" if best.proved else f"no starts end before {best.bound:,}"
+        table.add_row(
+            "solver", f"{best.given:,} cycles as scheduled, {best.found:,} with the best starts found; {said}"
+        )
     terminal.show(table, ending)
     terminal.finish(
         {
             "ok": True,
+            "optimum": None if best is None else {"given": best.given, "bound": best.bound, "proved": best.proved},
             "machine": f"{machine.name}@{machine.digest}",
             "cycles": program.cycles,
             "band": band,

@@ -49,6 +49,9 @@ def compile_command(
     emit: Annotated[
         str, typer.Option(help="What to write: `schedule`, or `stream`, what is there before anything has its cycle.")
     ] = "schedule",
+    optimum: Annotated[
+        float | None, typer.Option(help="Seconds of a solver's search for better starts of layers (OR-Tools).", min=0.1)
+    ] = None,
     machine: Machine = "tsp1",
     set_: Set = None,
     constants: Constants = None,
@@ -60,7 +63,7 @@ def compile_command(
 
     terminal = Terminal(json=json)
     with terminal.reporting_errors():
-        compile_file(terminal, file, machine, overrides_of(set_ or []), constants, seed, emit, output)
+        compile_file(terminal, file, machine, overrides_of(set_ or []), constants, seed, emit, output, optimum)
 
 
 @spatial.command("verify")
