@@ -5,15 +5,25 @@ What it appends are ordinary graph ops, so running the graph on NumPy says what 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import numpy as np
-from xdsl.dialects.builtin import ArrayAttr, StringAttr
-from xdsl.ir import SSAValue
+from xdsl.dialects.builtin import ArrayAttr, DenseArrayBase, StringAttr
+from xdsl.dialects.builtin import i64 as index_type
+from xdsl.ir import Operation, SSAValue
 
 from weft.ir.types import DType, Tensor, f32, i8, i32, tensor_type
 from weft.ops.graph import FuncOp, GraphBuilder, ReturnOp
+
+_CHIPS = "spatial.chips"
+
+
+def chips_of(op: Operation) -> tuple[int, ...]:
+    """The chips that compute an op, where the graph says so."""
+    found = op.attributes.get(_CHIPS)
+    return tuple(int(chip) for chip in found.get_values()) if isinstance(found, DenseArrayBase) else ()
 
 
 @dataclass
@@ -27,6 +37,14 @@ class Int8Builder:
     def __post_init__(self) -> None:
         self.function = FuncOp.make(self.name, self.arguments)
         self.builder = GraphBuilder(self.function.block)
+
+    @contextmanager
+    def on(self, *chips: int) -> Generator[None]:
+        """What is appended meanwhile is computed by these chips, each all of it."""
+        before = len(list(self.function.block.ops))
+        yield
+        for op in list(self.function.block.ops)[before:]:
+            op.attributes[_CHIPS] = DenseArrayBase.from_list(index_type, chips)
 
     def argument(self, name: str) -> SSAValue:
         return self.function.block.args[list(self.arguments).index(name)]

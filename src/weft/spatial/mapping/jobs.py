@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import cast
 
 import numpy as np
 
@@ -156,7 +157,15 @@ def convolution_jobs(model: Model, source: Placed, output: Placed, weights: np.n
                             tile[top : top + those.shape[0], side : side + those.shape[1]] = those
                         passes.append(Pass(model.tile(tile), part, places))
             jobs.append(Job(block, output.position(lines, column), lines * output.width + column, tuple(passes)))
-    return jobs
+    return _without_zeros(model, jobs)
+
+
+def _without_zeros(model: Model, jobs: list[Job]) -> list[Job]:
+    """Jobs without the passes whose weights are all zero, where this leaves each job as many."""
+    kept = [tuple(each for each in job.passes if model.tiles[cast(int, each.tile)].any()) for job in jobs]
+    if not kept or len({len(each) for each in kept}) != 1 or not kept[0] or len(kept[0]) == len(jobs[0].passes):
+        return jobs
+    return [replace(job, passes=passes) for job, passes in zip(jobs, kept, strict=True)]
 
 
 def aligned_lines(operand: Stream, output: Placed) -> list[int] | None:

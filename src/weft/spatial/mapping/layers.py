@@ -8,6 +8,7 @@ all lists of jobs.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -44,8 +45,9 @@ class Placed:
     order: np.ndarray | None = field(default=None, compare=False)
     """The channel that each lane holds, -1 for none, over all blocks; without it channels follow each other."""
     within: Placed | None = field(default=None, compare=False)
-    """A tensor that this one is a part of: its vectors from `shift` on."""
+    """A tensor that this one is a part of: its vectors from `shift` on, of its blocks from `first_block` on."""
     shift: int = 0
+    first_block: int = 0
     data: np.ndarray | None = field(default=None, compare=False)
     """What it holds from the start, where it is a constant: an element for each pixel and channel."""
     packing: Packing = field(init=False)
@@ -111,14 +113,15 @@ class Placed:
         return tuple(s for s in range(self.packing.slots) if not 0 <= self.packing.row(line, s) < self.height)
 
     def residue(self, block: int, positions: np.ndarray) -> np.ndarray:
-        return (positions + self.shift + 2 * block) % RESIDUES
+        return (positions + self.shift + 2 * (block + self.first_block)) % RESIDUES
 
     def address(self, block: int, positions: np.ndarray) -> np.ndarray:
         root = self.root
-        return root.base + block * -(-root.pixels // RESIDUES) + (positions + self.shift) // RESIDUES
+        first = root.base + (block + self.first_block) * -(-root.pixels // RESIDUES)
+        return first + (positions + self.shift) // RESIDUES
 
     def tags(self, block: int, positions: np.ndarray) -> np.ndarray:
-        return self.root.tag + block * self.root.pixels + positions + self.shift
+        return self.root.tag + (block + self.first_block) * self.root.pixels + positions + self.shift
 
 
 @dataclass(frozen=True)
@@ -231,6 +234,8 @@ class Layer:
     """What the mapping makes jobs of; the scheduler sees the jobs."""
     jobs: tuple[Job, ...] = ()
     loaded: tuple[Placed, ...] = ()
+    chips: tuple[int, ...] = ()
+    """The chips that compute it, each all of it, where the graph says so."""
 
     @property
     def tile_tensors(self) -> list[Placed]:
@@ -265,7 +270,7 @@ class Model:
         """The number of a tile [K, N], padded with zeros to the plane."""
         padded = np.zeros((self.lanes, self.lanes), np.int8)
         padded[: weights.shape[0], : weights.shape[1]] = weights
-        key = padded.tobytes()
+        key = blake2b(padded.data, digest_size=16).digest()
         if key not in self._known:
             self._known[key] = len(self.tiles)
             self.tiles.append(padded)

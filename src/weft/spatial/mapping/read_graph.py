@@ -25,6 +25,7 @@ from weft.ir.locations import line_of
 from weft.ir.types import f32, i8, i32, tensor_of
 from weft.ops.base import GraphOp
 from weft.ops.graph import FuncOp, ReturnOp
+from weft.spatial.int8_builder import chips_of
 from weft.spatial.isa import Function
 from weft.spatial.mapping.layers import (
     BlockProduct,
@@ -208,6 +209,9 @@ class GraphReader(HeadReader):
             whole = x.product if not isinstance(x.product.work, RowSum) else y.product
             x, y = (self._materialized(op, each, whole, shape) for each in (x, y))
         product, tensor = x.product or y.product, x.tensor or y.tensor
+        if _repeated_sum(product, tensor, shape):
+            x, y = (self._row_value(op, each) if each.product else each for each in (x, y))
+            return Expression(Node(function, (x.node, y.node)), None, tensor, shape)
         if product is not None and tensor is not None:
             product = self._resolved(product, tensor, shape)
         return Expression(Node(function, (x.node, y.node)), product, tensor, shape)
@@ -290,7 +294,7 @@ class GraphReader(HeadReader):
         work = product.work if product else None
         assert not isinstance(work, RowSum), "it was refused above"
         loaded = tuple(work.tensors) if isinstance(work, BlockProduct) else ()
-        self.model.layers.append(Layer(origin, source, output, node, work, loaded=loaded))
+        self.model.layers.append(Layer(origin, source, output, node, work, loaded=loaded, chips=chips_of(op)))
         return output
 
     def _return(self, op: ReturnOp) -> None:
@@ -332,6 +336,17 @@ def _computed(op: Operation, operands: Sequence[np.ndarray]) -> np.ndarray:
     block.block.add_op(clone)
     block.block.add_op(ReturnOp.make(clone.results))
     return run(block, list(operands))[0]
+
+
+_FEW_ROWS = 16
+"""Of so many rows at most a sum is written, not computed anew for each block that is combined with it."""
+
+
+def _repeated_sum(product: Product | None, tensor: Placed | None, shape: tuple[int, ...]) -> bool:
+    """Whether a sum over few rows is combined with many blocks."""
+    if product is None or tensor is None or not isinstance(product.work, RowSum) or len(shape) != 2:
+        return False
+    return tensor.blocks > 2 and tensor.width <= _FEW_ROWS
 
 
 def _unary(function: Function, x: Any) -> Expression | None:

@@ -61,16 +61,41 @@ class HeadReader:
         return replace(x, axes="grsd", heads=shape[0] * shape[1], repeats=shape[1])
 
     def _concat(self, op: GraphOp, *parts: Any) -> Placed | None:
-        """Rows of tensors one after another, such as what a cache holds and what is new: they lie so from the start."""
-        if op.params["dim"] != 0 or not all(isinstance(x, Placed) and len(x.shape) == 2 for x in parts):
+        """Rows of tensors one after another, such as what a cache holds and what is new, or their channels, such as
+        what different chips compute: they lie so from the start."""
+        if not all(isinstance(x, Placed) and len(x.shape) == 2 for x in parts):
             return None
-        if any(x.within is not None or x.border or x.order is not None for x in parts) or len(set(map(id, parts))) < 2:
+        if any(x.within is not None or x.border for x in parts) or len(set(map(id, parts))) < 2:
+            return None
+        if op.params["dim"] == 1:
+            return self._joined_channels(op, parts)
+        if op.params["dim"] != 0 or any(x.order is not None for x in parts):
             return None
         rows, channels = shape_of(op)
         name = f"t{len(self.model.tensors)}"
         whole = self.model.tensor(name, (rows, channels), parts[0].dtype, (1, rows, channels))
         for number, part in enumerate(parts):
             part.within, part.shift = whole, sum(each.width for each in parts[:number])
+        return whole
+
+    def _joined_channels(self, op: GraphOp, parts: tuple[Placed, ...]) -> Placed | None:
+        """A tensor whose blocks are those of its parts, one after another."""
+        if any(each.dtype != parts[0].dtype for each in parts):
+            return None
+        rows, channels = shape_of(op)
+        whole = self.model.tensor(f"t{len(self.model.tensors)}", (rows, channels), parts[0].dtype, (1, rows, channels))
+        orders: list[np.ndarray] = []
+        first = 0
+        for part in parts:
+            part.within, part.first_block = whole, sum(len(each) for each in orders) // self.model.lanes
+            order = np.full(part.blocks * self.model.lanes, -1)
+            own = np.arange(part.channels) if part.order is None else part.order
+            order[: len(own)] = np.where(own >= 0, own + first, -1)
+            orders.append(order)
+            first += part.channels
+        order = np.concatenate(orders)
+        if not np.array_equal(order[:channels], np.arange(channels)):
+            whole.order = order
         return whole
 
     def _product_of_tensors(self, op: GraphOp, x: Any, y: Any) -> Product | None:
@@ -120,10 +145,37 @@ class HeadReader:
             work = row_sums(product.source, -(-held // self.model.lanes))
         return Product(product.source, (1, product.source.width, channels), shape, work, order)
 
+    def _row_value(self, op: Operation, x: Expression) -> Expression:
+        """What is computed of a sum over rows, written once: every block of what it is combined with reads it."""
+        assert x.product is not None and isinstance(x.node, Node), "it is computed of a sum"
+        source, lanes = x.product.source, self.model.lanes
+        image = (1, source.width, lanes)
+        product = Product(source, image, (source.width, lanes), row_sums(source, 1))
+        made = self._layer(op, x.node, product, product.shape, image, np.dtype(np.float32))
+        return Expression(Stream(made), None, made, (source.width, 1))
+
+    def _layer(
+        self,
+        op: Operation,
+        node: Node,
+        product: Product | None,
+        shape: tuple[int, ...],
+        image: tuple[int, int, int],
+        dtype: np.dtype[np.generic],
+    ) -> Placed:
+        """A layer that computes an expression; its output."""
+        raise NotImplementedError
+
     def _arrange(self, op: Operation, tensor: Placed, order: np.ndarray | None) -> None:
         """Lay the channels of a tensor out in another order, and those of the tensors that are added to it."""
         if order is None and tensor.order is None:
             return
+        if tensor.within is not None:
+            raise UnsupportedError(
+                f"{tensor.name} is a part of another tensor, and used by heads that share keys",
+                location=line_of(op.location),
+                hint="convert it in a layer of its own",
+            )
         tensor.order = order
         for layer in self.model.layers:
             if layer.output is tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import ceil
 
 import numpy as np
 
@@ -12,11 +13,14 @@ from weft.spatial.machine import StreamingMachine
 from weft.spatial.mapping.layers import Layer, Model
 from weft.spatial.program import INSTRUCTION, Port, Program, port_of
 from weft.spatial.scheduler.emit import groups_of, texts_of
+from weft.spatial.scheduler.gemv import GemvPipeline, is_gemv
 from weft.spatial.scheduler.initial import image_of
 from weft.spatial.scheduler.memory_map import MemoryMap
 from weft.spatial.scheduler.optimum import Movable
 from weft.spatial.scheduler.pipeline import CrowdedError, LayerPipeline
 
+CROSSING = (24, 30, 31)
+"""Streams on which vectors may be read in one half for the edge of the other: to links, and to the planes."""
 _PACES = (1, 2, 4)
 """Cycles from a row to the next, the fastest first."""
 
@@ -68,8 +72,9 @@ class Reservations:
             kept = byte < width
             keys.append((2 << 20) + (stream[kept] + byte) * 2 + outward[kept])
             times.append(points[kept])
-        # What comes from another chip goes on beyond the middle.
-        through = op[driven] == Opcode.RECEIVE
+        # What comes from another chip goes on beyond the middle, and so does what is read for the other edge.
+        crossing = (op[driven] == Opcode.READ) & ~outward & np.isin(stream % machine.streams.per_direction, CROSSING)
+        through = (op[driven] == Opcode.RECEIVE) | crossing
         keys.append((2 << 20) + stream[through] * 2 + 1)
         times.append(points[through])
         every, at = np.concatenate(keys), np.concatenate(times)
@@ -93,8 +98,11 @@ class ChipSchedule:
         """The cycle from which each tensor is in memory."""
         self.movable: list[Movable] | None = [] if movable else None
         """What the search for better starts knows of the layers, where it is asked for."""
+        self.not_before: int | None = None
+        """The first cycle of the next layers, where they wait for another chip."""
         self.groups: list[np.ndarray] = []
-        self.multiplied = self.computed = self.loads = 0
+        self.multiplied = self.computed = 0
+        self.loads = 0.0
 
     def add_layer(self, layer: Layer, start: int | None = None) -> int:
         """A layer, as early as what it uses allows, or from a given start; its start."""
@@ -103,6 +111,8 @@ class ChipSchedule:
         spans = self.reservations.spans(columns)
         if start is None:
             ready = [self.done[tensor] - first for tensor, first in pipeline.reads.items() if tensor in self.done]
+            if self.not_before is not None:
+                ready.append(self.not_before - int(columns["cycle"].min()))
             start = max([self.reservations.earliest(spans), *ready])
         if self.movable is not None:
             self.movable.append(self._movable(layer, pipeline, columns, spans))
@@ -137,7 +147,11 @@ class ChipSchedule:
         )
 
     def _pipeline(self, layer: Layer) -> LayerPipeline:
-        """A layer as fast as its windows can be read."""
+        """A layer as fast as its windows can be read, or as its weights can be loaded."""
+        if is_gemv(self.machine, self.memory, layer):
+            gemv = GemvPipeline(self.machine, self.memory, layer)
+            gemv.run()
+            return gemv
         for pace in _PACES:
             pipeline = LayerPipeline(self.machine, self.memory, layer, pace)
             try:
@@ -168,7 +182,7 @@ class ChipSchedule:
         return {
             "MXM": -(-self.multiplied // planes),
             "VXM": -(-self.computed // machine.alus),
-            "weights": -(-self.loads * machine.load_cycles // planes),
+            "weights": ceil(self.loads * machine.load_cycles / planes),
         }
 
     def program(self, first: int, inputs: list[Port], outputs: list[Port], bounds: Mapping[str, int]) -> Program:

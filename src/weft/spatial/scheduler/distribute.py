@@ -42,15 +42,29 @@ class Part:
     pixels: np.ndarray
 
 
+@dataclass(frozen=True)
+class Round:
+    """Transfers that start together: the first read, the last write, and the vectors of the longest."""
+
+    begin: int
+    end: int
+    vectors: int
+
+
 @dataclass
-class _Distribution:
+class Distribution:
+    """Chips whose schedules grow together, and what each has computed."""
+
     machine: StreamingMachine
     model: Model
     chips: list[ChipSchedule]
     tensor: int
     parts: dict[int, dict[int, list[Part]]] = field(default_factory=dict[int, dict[int, list[Part]]])
     """For each tensor the vectors that each chip has computed."""
+    copies: dict[int, set[int]] = field(default_factory=dict[int, set[int]])
+    """For each tensor that several chips have computed as a whole, these chips."""
     sent: int = 0
+    rounds: list[Round] = field(default_factory=list["Round"])
 
     def run(self, stages: list[list[Layer]]) -> None:
         readers = self._readers(stages)
@@ -64,7 +78,7 @@ class _Distribution:
                         shift = layer.output.shift
                         own = [Part(job.block, job.positions + shift, job.pixels) for job in jobs]
                         self.parts.setdefault(layer.output.number, {})[chip] = own
-                self._deliver(layer.output, readers.get(layer.output.root.number, set()))
+                self.deliver(layer.output, readers.get(layer.output.root.number, set()))
 
     def _readers(self, stages: list[list[Layer]]) -> dict[int, set[int]]:
         """The chips that read each tensor."""
@@ -76,10 +90,10 @@ class _Distribution:
                     found.setdefault(tensor.number, set()).update(group)
         return found
 
-    def _deliver(self, tensor: Placed, to: set[int]) -> None:
+    def deliver(self, tensor: Placed, to: set[int]) -> None:
         """Send what each chip has of a tensor to all others that read it, in rounds of one hop."""
         per_node = self.machine.network.chips_per_node
-        holders = {owner: {owner} for owner in self.parts[tensor.number]}
+        holders = {owner: {owner, *self.copies.get(tensor.number, ())} for owner in self.parts[tensor.number]}
         while True:
             hops: dict[tuple[int, int], set[int]] = {}
             for owner, at in holders.items():
@@ -99,15 +113,20 @@ class _Distribution:
         emitters: dict[int, Emitter] = {}
         reads: dict[int, int] = {}
         writes: dict[int, int] = {}
-        origin = next(layer.origin for layer in self.model.layers if layer.output is tensor)
+        longest = 0
+        origin = next(layer.origin for layer in self.model.layers if layer.output.root is tensor.root)
         for (chip, other), owners in sorted(hops.items()):
             parts = [part for owner in sorted(owners) for part in self.parts[tensor.number][owner]]
             links = link_between(self.machine, chip, other)
             assert links is not None, "a hop follows a wire"
             root = tensor.root
-            columns = [(root.residue(p.block, p.positions), root.address(p.block, p.positions)) for p in parts]
+            blocks = [part.block + tensor.first_block for part in parts]
+            columns = [
+                (root.residue(block, part.positions), root.address(block, part.positions))
+                for block, part in zip(blocks, parts, strict=True)
+            ]
             residues, addresses = (np.concatenate(each) for each in zip(*columns, strict=True))
-            tags = np.concatenate([root.tags(part.block, part.positions) for part in parts])
+            tags = np.concatenate([root.tags(block, part.positions) for block, part in zip(blocks, parts, strict=True)])
             # A vector of 32 bits is four, a byte each.
             wide = tensor.dtype.itemsize
             residues, addresses, tags = (np.repeat(each, wide) for each in (residues, addresses, tags))
@@ -120,10 +139,12 @@ class _Distribution:
             last = self._receive(emit, tensor, links[1], times + self._wait, residues, addresses, tags, bytes_, origin)
             writes[other] = max(last, writes.get(other, last))
             self.sent += len(tags)
+            longest = max(longest, len(tags))
         columns_of = {chip: emitter.columns() for chip, emitter in emitters.items()}
         spans = {chip: self.chips[chip].reservations.spans(columns) for chip, columns in columns_of.items()}
         base = max(self.chips[chip].reservations.earliest(own) for chip, own in spans.items())
         base = max([base, *(self.chips[chip].done[tensor.root.number] - first for chip, first in reads.items())])
+        self.rounds.append(Round(base + min(reads.values()), base + max(writes.values()), longest))
         for chip, columns in columns_of.items():
             self.chips[chip].add(columns, spans[chip], base)
             if chip in writes:
@@ -213,19 +234,28 @@ def distribute_graph(
         )
     model = map_graph(function, machine, constants)
     stages = split_stages(model.layers, chips // tensor)
-    made = _Distribution(machine, model, [ChipSchedule(machine, model) for _ in range(chips)], tensor)
+    made = Distribution(machine, model, [ChipSchedule(machine, model) for _ in range(chips)], tensor)
     made.run(stages)
+    readers = [
+        {each.number for layer in stages[chip // tensor] for each in tensors_read(layer)} for chip in range(chips)
+    ]
+    return system_of(made, readers)
+
+
+def system_of(made: Distribution, read: Sequence[set[int]]) -> System:
+    """The programs of all chips, given the tensors that each reads."""
+    machine, model = made.machine, made.model
     spans = [span_of(machine, rows) for chip in made.chips if len(rows := chip.instructions())]
     first, last = min((begin for begin, _ in spans), default=0), max((end for _, end in spans), default=0)
     programs = [
-        chip.program(first, _inputs(model, chip, stages, tensor, number), _outputs(made, chip, number), chip.bounds())
+        chip.program(first, _inputs(model, chip, read[number]), _outputs(made, chip, number), chip.bounds())
         for number, chip in enumerate(made.chips)
     ]
     bounds = {name: max(chip.bounds()[name] for chip in made.chips) for name in made.chips[0].bounds()}
     return System(
         machine,
         programs,
-        wires_of(machine, chips),
+        wires_of(machine, len(made.chips)),
         [each.name for each in model.inputs],
         [each.name for each in model.outputs],
         last - first,
@@ -275,12 +305,11 @@ def _share(jobs: Sequence[Job], count: int, place: int) -> tuple[Job, ...]:
     return tuple(shares)
 
 
-def _inputs(model: Model, chip: ChipSchedule, stages: list[list[Layer]], tensor: int, number: int) -> list[Port]:
-    read = {each.number for layer in stages[number // tensor] for each in tensors_read(layer)}
+def _inputs(model: Model, chip: ChipSchedule, read: set[int]) -> list[Port]:
     return [port_of(chip.memory, each, every=True) for each in model.inputs if each.root.number in read]
 
 
-def _outputs(made: _Distribution, chip: ChipSchedule, number: int) -> list[Port]:
+def _outputs(made: Distribution, chip: ChipSchedule, number: int) -> list[Port]:
     """The parts of results that a chip has computed."""
     ports: list[Port] = []
     for tensor in made.model.outputs:

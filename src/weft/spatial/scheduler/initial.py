@@ -22,6 +22,12 @@ def image_of(memory: MemoryMap) -> Image:
         addresses.append(address + rows // width)
         tags.append(memory.tile_tag + tile * machine.matrix.rows + rows)
         data.append(memory.model.tiles[tile].view(np.uint8))
+    for (half, lane, tile), (address, held) in memory.wide_at.items():
+        own = rows[:held]
+        slices.append(memory.wide_slice(half, lane, 0) + own % width)
+        addresses.append(address + own // width)
+        tags.append(memory.tile_tag + tile * machine.matrix.rows + own)
+        data.append(memory.model.tiles[tile][:held].view(np.uint8))
     for number, ((values, half, place), address) in enumerate(memory.constants.items()):
         slices.append(np.array([memory.constant_slice(half, place, byte) for byte in range(4)]))
         addresses.append(np.full(4, address))

@@ -9,6 +9,7 @@ time lies in different banks or halves.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -18,9 +19,12 @@ from weft.spatial.isa import Units
 from weft.spatial.machine import StreamingMachine
 from weft.spatial.mapping.layers import RESIDUES, Layer, Model, Placed
 from weft.spatial.scheduler.expression import in_one_half, streams_of
+from weft.spatial.scheduler.regions import Region, assign_regions
 
 CONSTANTS = 3
 """Constants that an expression may have, each in four slices: its bytes."""
+_SPARE = 64
+"""Words that are kept free for constants which later layers bring."""
 
 
 class CapacityError(UnsupportedError):
@@ -36,16 +40,26 @@ class MemoryMap:
     tile_at: dict[tuple[int, int], int] = field(default_factory=dict[tuple[int, int], int])
     """The first address of a tile in a half."""
     tile_end: list[int] = field(default_factory=lambda: [0, 0])
+    wide_at: dict[tuple[int, int, int], tuple[int, int]] = field(
+        default_factory=dict[tuple[int, int, int], tuple[int, int]]
+    )
+    """Tiles that both planes of a half load at once: by half, lane and tile, the first address and the rows."""
+    wide_from: dict[tuple[int, int], int] = field(default_factory=dict[tuple[int, int], int])
+    """The lowest address that such tiles have in a half and lane: they are put from the last address down."""
     constants: dict[tuple[bytes, int, int], int] = field(default_factory=dict[tuple[bytes, int, int], int])
     """The address of a constant vector, by its bytes, half and place in an expression."""
     constant_order: dict[tuple[bytes, int, int], int] = field(default_factory=dict[tuple[bytes, int, int], int])
     constant_end: dict[tuple[int, int], int] = field(default_factory=dict[tuple[int, int], int])
+
+    held: dict[int, list[tuple[int, int]]] = field(default_factory=dict[int, list[tuple[int, int]]])
+    """For each half the addresses of tensors, from the last down."""
 
     def __post_init__(self) -> None:
         self.units = Units(self.machine)
         self.copies = self.machine.matrix.planes
         slices = self.machine.memory.slices_per_half
         self.first_weights = slices - self.machine.matrix.load_streams
+        self.first_wide = slices - self.copies // 2 * self.machine.matrix.load_streams
         self.first_constants = self.copies * RESIDUES
         needed = 4 * CONSTANTS
         if self.first_weights - self.first_constants < needed:
@@ -62,6 +76,59 @@ class MemoryMap:
     def weight_slice(self, half: int, stream: int) -> int:
         return self.units.memory(half, self.first_weights + stream)
 
+    def wide_slice(self, half: int, lane: int, stream: int) -> int:
+        """Where the plane of a half with this number loads from, when all its planes load at once."""
+        return self.units.memory(half, self.first_wide + lane * self.machine.matrix.load_streams + stream)
+
+    def wide_tile(self, half: int, lane: int, tile: int, rows: int) -> int:
+        """The address of a tile that one plane of a half loads; it is put there if it is not there yet."""
+        key, words = (half, lane, tile), rows // self.machine.matrix.load_streams
+        if key not in self.wide_at:
+            start = self.wide_from.get((half, lane), self.machine.slice_words) - words
+            for low, high in self._tensors_in(half, lane):
+                if low < start + words and start < high:
+                    start = low - words
+            if start < self._floor(half, lane):
+                taken = sum(rows for _, rows in self.wide_at.values()) * self.machine.width
+                raise CapacityError(
+                    f"the weights need more than is left beside tensors and constants: {taken:,} bytes of them are in "
+                    f"memory, of {len(self.model.tiles) * self.machine.tile_bytes:,} on all chips",
+                    hint="weights are resident: raise memory.bank_words, or split the model over more chips",
+                )
+            self.wide_at[key], self.wide_from[half, lane] = (start, rows), start
+        return self.wide_at[key][0]
+
+    def wide_room(self, half: int, lane: int) -> int:
+        """Words that are left in the slices of a plane."""
+        top, floor = self.wide_from.get((half, lane), self.machine.slice_words), self._floor(half, lane)
+        return top - floor - sum(max(0, min(high, top) - max(low, floor)) for low, high in self._tensors_in(half, lane))
+
+    def _tensors_in(self, half: int, lane: int) -> list[tuple[int, int]]:
+        """Where tensors are in the slices of a plane, from the last address down; what lies in one place is one."""
+        if self.first_wide + lane * self.machine.matrix.load_streams >= self.first_constants:
+            return []
+        return self.held.get(half, [])
+
+    def _floor(self, half: int, lane: int) -> int:
+        """The first address in the slices of a plane that neither other weights nor constants have."""
+        first, size = self.first_wide + lane * self.machine.matrix.load_streams, self.machine.matrix.load_streams
+        held = self.tile_end[half] if first + size > self.first_weights else 0
+        if first < self.first_weights and first + size > self.first_constants:
+            held = max(held, *(self.constant_end.get((half, place), 0) + _SPARE for place in range(CONSTANTS)))
+        return held
+
+    def keep_clear(self, tensors: Iterable[Placed]) -> None:
+        """Where the tensors are that this chip has: weights lie beside them."""
+        for half in (0, 1):
+            spans = sorted((each.base, each.base + each.words) for each in tensors if each.half == half)
+            joined: list[tuple[int, int]] = []
+            for low, high in spans:
+                if joined and low <= joined[-1][1]:
+                    joined[-1] = (joined[-1][0], max(high, joined[-1][1]))
+                else:
+                    joined.append((low, high))
+            self.held[half] = joined[::-1]
+
     def tensor_slices(self, tensor: Placed, copy: int, residues: np.ndarray) -> np.ndarray:
         """The slices of vectors in a copy; of wide integers, a copy holds a byte."""
         first = self.units.memory(tensor.half, 0)
@@ -75,7 +142,10 @@ class MemoryMap:
         if (half, tile) not in self.tile_at:
             self.tile_at[half, tile] = self.tile_end[half]
             self.tile_end[half] += self.machine.load_cycles
-            if self.tile_end[half] > self.machine.slice_words:
+            if self.tile_end[half] > min(
+                (self.wide_from.get((half, lane), self.machine.slice_words) for lane in range(1, self.copies // 2)),
+                default=self.machine.slice_words,
+            ):
                 raise CapacityError(
                     f"the weights need more than {self.machine.slice_words} words of each of "
                     f"{self.machine.matrix.load_streams} slices: tile {len(self.tile_at)} of {len(self.model.tiles)}",
@@ -90,7 +160,7 @@ class MemoryMap:
             end = self.constant_end.get((half, place), 0)
             self.constants[key] = end
             self.constant_end[half, place] = end + 1
-            if end >= self.machine.slice_words:
+            if end >= self.wide_from.get((half, 0), self.machine.slice_words):
                 raise CapacityError(f"more than {self.machine.slice_words} constants", hint="raise memory.bank_words")
             self.constant_order[key] = len(self.constant_order)
         return self.constants[key], self.constant_tag + self.constant_order[key]
@@ -99,6 +169,12 @@ class MemoryMap:
         """Tensors that an expression without a product reads beside this one."""
         alone = [_read_by(layer) for layer in self.model.layers if layer.source is None]
         return [other for read in alone if tensor in read for other in read if other is not tensor]
+
+    def _regions(self, near_of: Mapping[int, Sequence[tuple[Placed, bool]]]) -> dict[int, Region] | None:
+        """Where layers are on chips of their own, a region for each tensor, chosen for all of them together."""
+        roots = [each for each in self.model.tensors if each.within is None]
+        apart = {each.number: [(other.number, wholly) for other, wholly in near_of[each.number]] for each in roots}
+        return assign_regions(apart, {each.number: each.words for each in roots}, self.machine.memory.banks)
 
     def _place_tensors(self) -> None:
         """A bank and an address for each tensor, in the order in which they are made.
@@ -112,6 +188,8 @@ class MemoryMap:
         used = dict.fromkeys(free, 0)
         made, last = _lifetimes(self.model)
         sides, turned = _sides(self.model), dict[int, int]()
+        near_of = {each.number: _kept_apart(each, self.model.layers) for each in self.model.tensors}
+        regions = self._regions(near_of) if any(layer.chips for layer in self.model.layers) else None
         whole = [each for each in self.model.tensors if each.within is None]
         for tensor in sorted(whole, key=lambda each: made[each.number]):
             tensor.tag = tag
@@ -122,7 +200,7 @@ class MemoryMap:
                     region = free[other.half, other.bank]
                     region.append((other.base - other.bank * words, other.words))
                     free[other.half, other.bank] = _merged(region)
-            apart = _kept_apart(tensor, self.model.layers)
+            apart = near_of[tensor.number]
             held = {each.number for each in placed}
             allowed = [
                 region
@@ -138,6 +216,8 @@ class MemoryMap:
             near = [other for other in self._read_with(tensor) if other.number in held]
             shared = [each for each in roomy if each in {(other.half, other.bank) for other in near}]
             region = max(shared or roomy, key=lambda each: sum(size for _, size in free[each]), default=None)
+            if regions is not None:
+                region = regions[tensor.number] if regions[tensor.number] in roomy else None
             if region is None:
                 most = max((size for each in allowed for _, size in free[each]), default=0)
                 demand = sum(each.words for each in (*placed, tensor))
@@ -158,6 +238,7 @@ class MemoryMap:
             placed.append(tensor)
         for part in self.model.tensors:
             part.half, part.bank = part.root.half, part.root.bank
+        self.keep_clear(whole)
 
 
 def _room(parts: list[tuple[int, int]], words: int, fresh_from: int | None) -> int | None:

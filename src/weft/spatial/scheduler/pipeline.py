@@ -58,7 +58,8 @@ class LayerPipeline:
     written: int = 0
     """The cycle in which the output is all in memory."""
     multiplied: int = 0
-    loaded: int = 0
+    loaded: float = 0
+    """Tiles that were loaded; one of which only some rows are is a part of one."""
 
     def __post_init__(self) -> None:
         self.chains: Chains = chains_of(self.machine, self.layer)
@@ -164,7 +165,7 @@ class LayerPipeline:
             raise UnsupportedError(
                 f"{width} vectors of a tensor are loaded in a cycle", hint="lower matrix.load_streams"
             )
-        stream = self._stream(_outward(half), _WEIGHTS)
+        stream = self._stream(outward(half), _WEIGHTS)
         edge = machine.edge * (2 * half - 1)
         for number in range(min(width, tile.count)):
             places = np.arange(tile.first + number, tile.first + tile.count, width)
@@ -193,7 +194,7 @@ class LayerPipeline:
         machine, memory, load = self.machine, self.memory, np.arange(self.machine.load_cycles)
         width, per_half = machine.matrix.load_streams, machine.matrix.planes // 2
         address, tag = memory.tile(half, tile), memory.tile_tag + tile * machine.matrix.rows
-        stream = self._stream(_outward(half), _WEIGHTS)
+        stream = self._stream(outward(half), _WEIGHTS)
         numbers = np.arange(width)[:, None]
         slices = memory.weight_slice(half, 0) + numbers
         way = machine.edge - np.abs(self._positions(slices))
@@ -220,7 +221,7 @@ class LayerPipeline:
         source, step, job = self.layer.source, worker.job.passes[number], worker.job
         assert source is not None, "a layer with passes has one"
         places, lane = step.positions[rows], worker.number % (machine.matrix.planes // 2)
-        stream, edge = self._stream(_outward(worker.half), _ACTIVATIONS + lane), machine.edge * (2 * worker.half - 1)
+        stream, edge = self._stream(outward(worker.half), _ACTIVATIONS + lane), machine.edge * (2 * worker.half - 1)
         tags = source.tags(step.block, places)
         self._read_tensor(source, worker.place, step.block, places, times, edge, stream)
         if self.twice:
@@ -240,7 +241,7 @@ class LayerPipeline:
             Opcode.ACCUMULATE,
             memory.units.plane(worker.number, 2),
             times + latency.multiply,
-            result=self._stream(_inward(worker.half), _SUMS + 4 * lane) if last else NONE,
+            result=self._stream(inward(worker.half), _SUMS + 4 * lane) if last else NONE,
             address=steps % machine.matrix.accumulator_rows,
             detail=(ADDS if number else 0) | (EMITS if last else 0),
             want0=tags,
@@ -260,7 +261,7 @@ class LayerPipeline:
         """The expression and its result; `ends` are the cycles in which results leave the vector unit."""
         copy, latency, output = worker.place % len(self.chains.copies), self.machine.latency, self.layer.output
         made = output.tags(worker.job.block, worker.job.positions[rows])
-        stream = self._stream(_outward(output.half), _OUTPUTS + copy * output.dtype.itemsize)
+        stream = self._stream(outward(output.half), _OUTPUTS + copy * output.dtype.itemsize)
         for stage in self.chains.copies[copy]:
             times = ends - stage.depth * latency.alu
             sources, wants = self._operands(worker, rows, stage, times, made)
@@ -304,12 +305,12 @@ class LayerPipeline:
                 kinds = self._kinds(worker, rows)
                 self.taken.setdefault((worker.half, place), []).append(np.stack([times, kinds]))
                 tags = {kind: self._constant(worker.half, place, kind)[1] for kind in np.unique(kinds).tolist()}
-                sources[at] = self._stream(_inward(worker.half), _CONSTANTS[place])
+                sources[at] = self._stream(inward(worker.half), _CONSTANTS[place])
                 wants[at] = np.array([tags[kind] for kind in kinds.tolist()])
             elif isinstance(operand, Stream):
                 sources[at], wants[at] = self._read_stream(worker, rows, operand, times)
             else:
-                sources[at], wants[at] = self._stream(_inward(worker.half), _SUMS + 4 * lane), made
+                sources[at], wants[at] = self._stream(inward(worker.half), _SUMS + 4 * lane), made
         return sources, wants
 
     def _read_stream(
@@ -324,7 +325,7 @@ class LayerPipeline:
         numbers = self._tensor_streams()
         if len(tensors) * len(self.chains.copies) > len(numbers):
             raise UnsupportedError(f"a window of {len(tensors)} pixels is too large", hint="pool in two steps")
-        stream = self._stream(_inward(tensor.half), numbers[number * len(self.chains.copies) + copy])
+        stream = self._stream(inward(tensor.half), numbers[number * len(self.chains.copies) + copy])
         line, column = np.divmod(worker.job.pixels[rows], output.width)
         aligned = aligned_lines(operand, output)
         assert aligned is not None, "packings are chosen so that operands are aligned"
@@ -341,9 +342,10 @@ class LayerPipeline:
         tensor = operand.tensor
         taken = {_CONSTANTS[place] for place in range(len(self.constants))}
         free = [first for first in (0, 4, *_CONSTANTS) if first not in taken]
-        stream = self._stream(_inward(tensor.half), free[number])
+        stream = self._stream(inward(tensor.half), free[number])
         places = tensor.position(np.zeros(1, np.int64), worker.job.pixels[rows])
-        block, residues = worker.job.block, tensor.residue(worker.job.block, places)
+        block = worker.job.block % tensor.blocks
+        residues = tensor.residue(block, places)
         tags = tensor.tags(block, places)
         for byte in range(4):
             slices = self.memory.tensor_slices(tensor, byte, residues)
@@ -400,7 +402,7 @@ class LayerPipeline:
             pairs = {kind: self._constant(half, place, kind) for kind in np.unique(kinds).tolist()}
             columns = (np.array([pairs[kind][part] for kind in kinds.tolist()]) for part in (0, 1))
             times, addresses, tags = np.unique(np.stack([times, *columns]), axis=1)
-            stream = self._stream(_inward(half), _CONSTANTS[place])
+            stream = self._stream(inward(half), _CONSTANTS[place])
             for byte in range(4):
                 slice_ = self.memory.constant_slice(half, place, byte)
                 way = abs(self.memory.units.position(slice_))
@@ -444,9 +446,11 @@ class LayerPipeline:
         self.emitter.emit(opcode, queue, cycle, origin=self.layer.origin, **columns)
 
 
-def _outward(half: int) -> int:
+def outward(half: int) -> int:
+    """The direction from the middle to the edge of a half."""
     return EAST if half else WEST
 
 
-def _inward(half: int) -> int:
+def inward(half: int) -> int:
+    """The direction from the edge of a half to the middle."""
     return WEST if half else EAST

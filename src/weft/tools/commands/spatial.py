@@ -127,6 +127,34 @@ def distribute_command(
         distribute_file(terminal, file, machine, overrides_of(set_ or []), constants, seed, chips, tensor)
 
 
+@spatial.command("racks")
+def racks_command(
+    model: Annotated[str, typer.Argument(help="A decoder: a folder with config.json, or a name that Weft knows.")],
+    chips: Annotated[int, typer.Option(help="How many chips.", min=1)] = 576,
+    tensor: Annotated[
+        list[int] | None, typer.Option(help="How many chips share a layer; 1: one after another. Default: 1 and 8.")
+    ] = None,
+    context: Annotated[int, typer.Option(help="Tokens in the cache.", min=1)] = 511,
+    batch: Annotated[int, typer.Option(help="Tokens of different positions that are computed together.", min=1)] = 1,
+    gpu: Annotated[str | None, typer.Option(help="A GPU to compare with, alone and for attention.")] = None,
+    run: Annotated[bool, typer.Option("--run", help="Run a small copy with all its bits instead.")] = False,
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="Draw memory and time on a page.")] = None,
+    machine: Machine = "tsp1",
+    set_: Set = None,
+    json: Json = False,
+) -> None:
+    """Plan a decoder over racks of chips: memory of every chip, tokens a second, and what the time is spent on."""
+    from weft.tools.spatial import overrides_of
+    from weft.tools.spatial_racks import plan_file, run_small
+
+    terminal = Terminal(json=json)
+    with terminal.reporting_errors():
+        known = overrides_of(set_ or [])
+        if run:
+            run_small(terminal, model, machine, known, min(chips, 16), (tensor or [4])[0], batch)
+        plan_file(terminal, model, machine, known, chips, tensor or [1, 8], context, batch, gpu, output)
+
+
 @spatial.command("explore")
 def explore_command(
     file: Annotated[str, typer.Argument(help="A graph of 8-bit integers, or .pt2 or .onnx in floats.")],
