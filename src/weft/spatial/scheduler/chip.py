@@ -15,9 +15,10 @@ from weft.spatial.program import INSTRUCTION, Port, Program, port_of
 from weft.spatial.scheduler.emit import groups_of, texts_of
 from weft.spatial.scheduler.gemv import GemvPipeline, is_gemv
 from weft.spatial.scheduler.initial import image_of
+from weft.spatial.scheduler.layer_reads import CrowdedError
 from weft.spatial.scheduler.memory_map import MemoryMap
 from weft.spatial.scheduler.optimum import Movable
-from weft.spatial.scheduler.pipeline import CrowdedError, LayerPipeline
+from weft.spatial.scheduler.pipeline import LayerPipeline
 
 CROSSING = (24, 30, 31)
 """Streams on which vectors may be read in one half for the edge of the other: to links, and to the planes."""

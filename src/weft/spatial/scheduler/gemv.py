@@ -24,8 +24,9 @@ from weft.spatial.isa import ADDS, EMITS, NONE, LoadDetail, Opcode
 from weft.spatial.machine import StreamingMachine
 from weft.spatial.mapping.layers import Job, Layer, Placed
 from weft.spatial.scheduler.expression import streams_of
+from weft.spatial.scheduler.layer_reads import inward, outward
 from weft.spatial.scheduler.memory_map import MemoryMap
-from weft.spatial.scheduler.pipeline import LayerPipeline, inward, outward
+from weft.spatial.scheduler.pipeline import LayerPipeline
 from weft.spatial.scheduler.turns import Worker
 
 MOST_ROWS = 16
