@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from math import prod
+from math import inf, prod
 from pathlib import Path
 from typing import Any
 
@@ -346,14 +347,20 @@ def distribute_file(
     terminal.finish({"ok": not fault, **figures, "bounds": dict(system.bounds)}, code=int(bool(fault)))
 
 
-def check_programs(terminal: Terminal, count: int, mutants: int, seed: int, machine_name: str) -> None:
+def check_programs(
+    terminal: Terminal, count: int, mutants: int, seed: int, machine_name: str, seconds: float = inf
+) -> None:
     """Random programs, exact in bits and cycles, and what the verifier lets through of tampered ones."""
     machine = streaming_machine(machine_name)
     tally = MutantCount()
     wrong: list[str] = []
-    alarms = linked = 0
+    alarms = linked = done = 0
+    end = time.monotonic() + seconds
     with terminal.working("checking"):
         for number in range(seed, seed + count):
+            if done and time.monotonic() > end:
+                break
+            done += 1
             given = random_program(number)
             expected = run_graph(given.function, given.arrays)
             program = compile_graph(given.function, machine, given.constants)
@@ -379,7 +386,7 @@ def check_programs(terminal: Terminal, count: int, mutants: int, seed: int, mach
         "caught",
         "missed",
         "harmless",
-        title=f"{count} programs, each on one chip and on up to 16, {alarms} false alarms",
+        title=f"{done} programs, each on one chip and on up to 16, {alarms} false alarms",
     )
     for kind in sorted({*tally.caught, *tally.missed, *tally.benign}):
         table.add_row(kind, *(str(each[kind]) for each in (tally.caught, tally.missed, tally.benign)))
@@ -387,7 +394,7 @@ def check_programs(terminal: Terminal, count: int, mutants: int, seed: int, mach
     terminal.show(table)
     ok = not wrong and not alarms and not tally.missed.total()
     figures = {
-        "programs": 2 * count,
+        "programs": 2 * done,
         "linked": linked,
         "wrong": wrong,
         "false_alarms": alarms,

@@ -47,7 +47,9 @@ def exact_choice(problem: RecomputeProblem, limit: int, *, seconds: float = SECO
         from scipy.optimize import Bounds, LinearConstraint, milp
         from scipy.sparse import coo_array
     except ImportError:
-        raise UnsupportedError("the exact choice of what to keep needs SciPy", hint="pip install weft[solver]") from None
+        raise UnsupportedError(
+            "the exact choice of what to keep needs SciPy", hint="pip install weft[solver]"
+        ) from None
     values, count = problem.values, len(problem.values)
     rows: list[tuple[dict[int, float], float, float]] = []
     for number, value in enumerate(values):

@@ -216,6 +216,9 @@ def check_command(
     count: Annotated[int, typer.Option(help="How many random programs.", min=1)] = 20,
     mutants: Annotated[int, typer.Option(help="How many tampered schedules of them.", min=0)] = 200,
     seed: Seed = 0,
+    seconds: Annotated[float, typer.Option(help="Stop after so many seconds, with what was done.", min=1)] = float(
+        "inf"
+    ),
     machine: Machine = "tsp1",
     json: Json = False,
 ) -> None:
@@ -224,4 +227,4 @@ def check_command(
 
     terminal = Terminal(json=json)
     with terminal.reporting_errors():
-        check_programs(terminal, count, mutants, seed, machine)
+        check_programs(terminal, count, mutants, seed, machine, seconds)
