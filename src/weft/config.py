@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Self
@@ -24,6 +25,7 @@ OTHER_VARIABLES = ("CACHE_DIR", "CONFIG_DIR", "INTERPRET", "COMMIT")
 CODES = ("int4", "int4_64", "int4_32", "int8", "fp8", "mxfp4", "nvfp4")
 """How a GPU's weights can be held."""
 QUANTIZATIONS = ("", "int8_weights", "int8_dynamic", *CODES)
+_BUDGET = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*(([KMGT]?)(i?)B)?", re.IGNORECASE)
 DEVICE_CHECKS = ("auto", "on", "wait", "off")
 
 
@@ -49,6 +51,9 @@ class Config:
     """Keep compiled programs on disk."""
     verify: bool = False
     """Verify the IR before and after each pass."""
+    memory_budget: str = ""
+    """The memory that a training step may take beyond parameters and arguments: a share of what it takes without a
+    budget (`0.5`), or bytes (`2GiB`). Values are computed again in the backward where it is exceeded."""
     tune: bool = False
     """Measure schedules of the kernels that take most of the time, and keep the fastest on disk."""
     cuda_graphs: bool = True
@@ -66,6 +71,8 @@ class Config:
     an instruction comes from. The instructions are the same without."""
 
     def __post_init__(self) -> None:
+        if isinstance(self.memory_budget, int | float) and not isinstance(self.memory_budget, bool):
+            object.__setattr__(self, "memory_budget", str(self.memory_budget))
         for field in fields(self):
             value, wanted = getattr(self, field.name), bool if field.type == "bool" else str
             if not isinstance(value, wanted):
@@ -74,6 +81,8 @@ class Config:
         _check_choice("quantize", self.quantize, QUANTIZATIONS)
         _check_choice("fallback", self.fallback, FALLBACKS)
         _check_choice("device_checks", self.device_checks, DEVICE_CHECKS)
+        if self.memory_budget:
+            MemoryBudget.read(self.memory_budget)
         if not is_target(self.target):
             raise unknown_target(self.target)
         if self.quantize and not self.freeze:
@@ -115,6 +124,32 @@ class Config:
     def key(self) -> str:
         """The part of the configuration that changes the code, as text."""
         return repr(sorted((k, v) for k, v in asdict(self).items() if k not in ("cache", "verify", "fallback")))
+
+
+@dataclass(frozen=True)
+class MemoryBudget:
+    """How much memory a training step may take: a share of what it takes without a budget, or bytes."""
+
+    share: float | None = None
+    bytes: int | None = None
+
+    @classmethod
+    def read(cls, text: str) -> Self:
+        """A budget from text: `0.5`, `800MB`, `2GiB`."""
+        found = _BUDGET.fullmatch(text.strip())
+        if found is None or (not found[2] and not 0 <= float(found[1]) <= 1):
+            raise WeftError(
+                f"the option memory_budget is {text!r}",
+                hint="it takes a share from 0 to 1 of what a step takes without it (0.5), or bytes (800MB, 2GiB)",
+            )
+        if not found[2]:
+            return cls(share=float(found[1]))
+        power = " KMGT".index(found[3].upper() or " ")
+        return cls(bytes=round(float(found[1]) * (1024 if found[4] else 1000) ** power))
+
+    def limit(self, without: int) -> int:
+        """The bytes of a budget, where a step takes so many without one."""
+        return round(self.share * without) if self.share is not None else self.bytes or 0
 
 
 def _check_choice(option: str, value: str, known: tuple[str, ...]) -> None:

@@ -98,6 +98,7 @@ from weft.passes.hoist_constants import HoistConstants
 from weft.passes.outline_regions import OutlineRegions
 from weft.passes.place_launches import PlaceLaunches
 from weft.passes.quantize.fuse_dequantization import FuseDequantization
+from weft.passes.quantize.inline_dequantization import InlineDequantization
 from weft.passes.quantize.multiply_codes import MultiplyCodes
 from weft.passes.quantize.quantize_weight_only import QuantizeWeightOnly
 from weft.passes.quantize.quantize_weights import QuantizeWeights
@@ -146,6 +147,7 @@ def cpu_passes(
         EliminateDead(),
         ClaimLibraries(enabled=not config.strict, blas=blas, matrix_tiles=matrix_tiles),
         SinkCasts(),
+        InlineDequantization(),
         GroupIntoKernels(),
         ChooseLayouts(),
         UpdateInPlace(),
@@ -412,6 +414,14 @@ def compile_cpu(
         report.program("llvm", text)
         report.measure("llvm", start)
     return Compiled(planned.plan, code, report, planned.prepare, argument_names(function))
+
+
+def plan_cpu(function: FuncOp, config: Config, target: CpuTarget, *, framework: bool = False) -> Plan:
+    """The plan that `compile_cpu` would make of a function without measuring, and no code: what memory it takes."""
+    report = CompilationRecord(function.sym_name.data)  # of no compilation: nobody sees it
+    passes = cpu_passes_for(config, target, framework=framework)
+    run_passes(module_of(function), passes, report, verify=config.verify)
+    return build_plan(function, partial(panel_form, target), cpu_machine(target)).plan
 
 
 def compile_nvidia(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 import tomllib
 from collections.abc import Iterator
@@ -127,17 +126,6 @@ def test_dynamic_sizes_need_no_capability_of_own_targets() -> None:
         target: Target = find_target(name).here(Config())
         require_capabilities(function, target)
         assert target.capabilities.dynamic_sizes and not target.capabilities.thread_blocks
-
-
-ASKED = r"is_gpu|has_wgmma|tensor_cores=|\bsm_\d|config\.target ==|target == [\"']"
-"""Ways to ask for a machine by its kind, its architecture or its name."""
-
-
-@pytest.mark.parametrize("folder", ["lower", "passes", "frontends/torch"])
-def test_nothing_asks_for_a_kind_of_machine(folder: str) -> None:
-    for path in (Path(discovery.__file__).parent / folder).rglob("*.py"):
-        found = [line for line in path.read_text().splitlines() if re.search(ASKED, line)]
-        assert not found, f"{path.name} is to ask `weft.capabilities`: {found}"
 
 
 def test_a_target_says_all_that_changes_its_code() -> None:

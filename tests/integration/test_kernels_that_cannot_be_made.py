@@ -4,6 +4,7 @@ kernels, the caller hears of it."""
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ import torch
 from weft.errors import LoweringError
 from weft.frontends.torch import backend
 from weft.lower.indexing import scan
+from weft.lower.refusal import Refusal
 from weft.runtime.record import CompilationRecord
 
 
@@ -25,14 +27,22 @@ def assert_right(found: torch.Tensor, x: torch.Tensor) -> None:
     torch.testing.assert_close(found.double(), function(x.double()), rtol=1e-4, atol=1e-4)
 
 
-def refuse(*arguments: Any) -> Any:
+def refuse(*arguments: Any) -> Refusal:
+    return Refusal("no scans today")
+
+
+def fail(*arguments: Any) -> Any:
     raise LoweringError("no scans today")
 
 
+@pytest.mark.parametrize("lowering", [refuse, fail])
 def test_torch_carries_out_one_op(
-    monkeypatch: pytest.MonkeyPatch, records: list[CompilationRecord], caplog: pytest.LogCaptureFixture
+    monkeypatch: pytest.MonkeyPatch,
+    records: list[CompilationRecord],
+    caplog: pytest.LogCaptureFixture,
+    lowering: Callable[..., Any],
 ) -> None:
-    monkeypatch.setattr(scan, "lower_scan", refuse)
+    monkeypatch.setattr(scan, "lower_scan", lowering)
     x = torch.randn(4, 9)
     with torch.no_grad(), caplog.at_level(logging.WARNING, logger="weft"):
         found = torch.compile(function, backend="weft")(x)

@@ -23,6 +23,7 @@ def test_the_clock_counts_forward_and_backward() -> None:
     assert clock.seconds == before, "the clock stopped with its block"
 
 
+@pytest.mark.slow
 def test_a_cold_and_a_warm_compilation_in_fresh_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
     said: list[str] = []

@@ -13,8 +13,18 @@ from xdsl.dialects.builtin import LocationAttr
 from weft.errors import LoweringError
 from weft.ir.locations import file_line, made_of
 from weft.lower.groups.kernels import prepare_group
-from weft.lower.lowered import Lowered, Lowering, anchor_of, concat_of, slice_written_by, sums_columns, whole
+from weft.lower.lowered import (
+    Lowered,
+    Lowering,
+    anchor_of,
+    clash_of_anchors,
+    concat_of,
+    slice_written_by,
+    sums_columns,
+    whole,
+)
 from weft.lower.machine import CPU, Machine
+from weft.lower.refusal import Refusal, accepted
 from weft.ops.base import GraphOp, Scan, Scatter, Structured
 from weft.ops.graph import GroupOp
 from weft.ops.layouts import StridedLayout
@@ -32,6 +42,15 @@ def lower(
     group: GroupOp, name: str, inputs: Sequence[StridedLayout], outputs: Sequence[StridedLayout], machine: Machine = CPU
 ) -> Lowered:
     """Lower a group whose operands and results have the given layouts. `name` prefixes its kernels' names."""
+    return accepted(try_lower(group, name, inputs, outputs, machine))
+
+
+def try_lower(
+    group: GroupOp, name: str, inputs: Sequence[StridedLayout], outputs: Sequence[StridedLayout], machine: Machine = CPU
+) -> Lowered | Refusal:
+    """As `lower`, or why the group has no kernels as a whole."""
+    if (clash := clash_of_anchors(group)) is not None:
+        return clash
     anchor = anchor_of(group)
     if anchor is not None:
         return _lowering_of(anchor)(group, name, inputs, outputs, machine)
@@ -45,6 +64,8 @@ def lower(
         return _lowering_named("update")(group, name, inputs, outputs, machine)
     in_place = in_place_of(group)
     prepared = prepare_group(group, name, inputs, outputs, in_place, machine)
+    if isinstance(prepared, Refusal):
+        return prepared
     if prepared.schedule.split is not None:
         from weft.lower.groups.split_reduction import lower_split  # it uses the classes above
 

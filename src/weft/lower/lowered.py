@@ -8,11 +8,11 @@ from typing import TypeAlias
 
 from xdsl.ir import OpResult, SSAValue
 
-from weft.errors import LoweringError
 from weft.ir.expr import product
 from weft.ir.types import Tensor, tensor_of
 from weft.lower.emit.kernel import Kernel
 from weft.lower.machine import Machine
+from weft.lower.refusal import Refusal
 from weft.ops.base import GraphOp, Reduction, Scan, Scatter, Structured
 from weft.ops.graph import GroupOp
 from weft.ops.indexing.scatter import UpdateSlice
@@ -48,17 +48,27 @@ class Lowered:
     scratch: tuple[Tensor, ...] = ()
 
 
-Lowering: TypeAlias = Callable[[GroupOp, str, Sequence[StridedLayout], Sequence[StridedLayout], Machine], Lowered]
+Lowering: TypeAlias = Callable[
+    [GroupOp, str, Sequence[StridedLayout], Sequence[StridedLayout], Machine], Lowered | Refusal
+]
+
+
+def anchors_of(group: GroupOp) -> list[GraphOp]:
+    """The structured ops, scatters and scans of a group, each of which would shape its kernel."""
+    return [op for op in group.block.ops if isinstance(op, Structured | Scatter | Scan)]
 
 
 def anchor_of(group: GroupOp) -> GraphOp | None:
-    """The op that decides how a group is lowered: its one structured op, scatter or scan."""
-    anchors = [op for op in group.block.ops if isinstance(op, Structured | Scatter | Scan)]
-    if len(anchors) > 1 and {op.name for op in anchors} not in ({"graph.dot"}, {"graph.tiled_dot"}):
-        raise LoweringError(
-            f"a group holds {' and '.join(op.name for op in anchors)}: at most one can shape the kernel"
-        )
-    return anchors[0] if anchors else None
+    """The op that decides how a group is lowered: the first that would shape its kernel."""
+    return next(iter(anchors_of(group)), None)
+
+
+def clash_of_anchors(group: GroupOp) -> Refusal | None:
+    """Why the ops that would shape a group's kernel do not go together: only matmuls of one kind do."""
+    anchors = anchors_of(group)
+    if len(anchors) < 2 or {op.name for op in anchors} in ({"graph.dot"}, {"graph.tiled_dot"}):
+        return None
+    return Refusal(f"a group holds {' and '.join(op.name for op in anchors)}: at most one can shape the kernel")
 
 
 def concat_of(group: GroupOp) -> Concat | None:

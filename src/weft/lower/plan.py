@@ -1,32 +1,30 @@
 """A grouped function → a plan: buffers, and the steps that fill them in order.
 
 The plan is all that the runtime needs beside the machine code, and it is plain data: it is what the cache keeps. Equal
-groups (the layers of a model) share one kernel.
+groups share one kernel (`shared_kernels`). A group that its lowering refuses is cut into its ops.
 """
 
 from __future__ import annotations
 
-import hashlib
 import logging
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from xdsl.dialects.builtin import FileLineColLoc, LocationAttr, StringAttr
+from xdsl.dialects.builtin import LocationAttr, StringAttr
 from xdsl.ir import Block, BlockArgument, Region, SSAValue
 
 from weft.errors import LoweringError
-from weft.ir.attributes import identity_of
 from weft.ir.expr import product, symbols_of
-from weft.ir.locations import sourced
 from weft.ir.types import Tensor, tensor_of, tensor_type
 from weft.lower.constants import Constant, PanelForm, packing_of, preparing
-from weft.lower.dispatch import lower, origin_of
 from weft.lower.lowered import Lowered, slice_written_by
 from weft.lower.machine import CPU, Machine
 from weft.lower.packing import PackedLayout
 from weft.lower.plan_calls import plan_call, plan_dot, plan_launch
 from weft.lower.plan_control import plan_if, plan_loop
 from weft.lower.preparation import preparation_of
+from weft.lower.refusal import Refusal, accepted
+from weft.lower.shared_kernels import CUT, SharedKernels, lines_of
 from weft.lower.steps import (
     Buffer,
     KernelStep,
@@ -35,16 +33,13 @@ from weft.lower.steps import (
     Step,
     buffers_read,
 )
-from weft.lower.work import work_of
 from weft.ops.base import GraphOp, View
 from weft.ops.control import IfOp, LoopOp
 from weft.ops.graph import FuncOp, GraphBuilder, GroupOp, LaunchOp, OpaqueOp, ReturnOp, YieldOp
 from weft.ops.layouts import StridedLayout, contiguous, same_places, slice_layout, view_layout
 from weft.passes.check_first import verdict_of
 from weft.passes.grouping.build_groups import (
-    EPILOGUE,
     Target,
-    group_key,
     is_free,
     result_targets,
     split_group,
@@ -72,7 +67,7 @@ class Planned:
 
 def build_plan(function: FuncOp, panel_form: PanelForm | None = None, machine: Machine = CPU) -> Planned:
     """Lower every group of a function and lay out its memory. Without `panel_form` no weights are packed."""
-    return Planner(function, panel_form, machine).run()
+    return Planner(function, panel_form, SharedKernels(machine)).run()
 
 
 @dataclass
@@ -81,20 +76,15 @@ class Planner:
 
     function: FuncOp
     panel_form: PanelForm | None
-    machine: Machine
+    kernels: SharedKernels
     buffers: list[Buffer] = field(default_factory=list[Buffer])
     steps: list[Step] = field(default_factory=list[Step])
     places: dict[SSAValue, Place] = field(default_factory=dict[SSAValue, Place])
-    kernels: dict[str, tile.KernelOp] = field(default_factory=dict[str, tile.KernelOp])
-    schedules: dict[str, str] = field(default_factory=dict[str, str])
-    lowered: dict[Hashable, Lowered] = field(default_factory=dict[Hashable, Lowered])
     symbols: set[str] = field(default_factory=set[str])
-    work: dict[str, int] = field(default_factory=dict[str, int])
     strided: dict[SSAValue, StridedLayout] = field(default_factory=dict[SSAValue, StridedLayout])
     replacing: set[SSAValue] = field(default_factory=set[SSAValue])
     constants: dict[int, Constant] = field(default_factory=dict[int, Constant])
     packed: dict[Constant, int] = field(default_factory=dict[Constant, int])
-    sources: dict[str, set[LocationAttr]] = field(default_factory=dict[str, set[LocationAttr]])
     given: dict[SSAValue, int] | None = None
     """Of a region: the results that have a buffer already."""
 
@@ -122,7 +112,8 @@ class Planner:
             decided_after if self.replacing else 0,
             None if prepare is None else preparation_of(prepare),
         )
-        return Planned(plan, self.kernels, self.schedules, prepare, self.sources)
+        made = self.kernels
+        return Planned(plan, made.kernels, made.schedules, prepare, made.sources)
 
     def region(self, function: FuncOp, arguments: Sequence[Place], given: Sequence[int | None]) -> Planner:
         """Plan what an op of control flow runs, on places of this function's; results go to the buffers given for them.
@@ -247,22 +238,14 @@ class Planner:
             else self.strided.get(r, contiguous(tensor_of(r.type)))
             for r in op.results
         ]
-        try:
-            lowered, label = self._lower(op, layouts, targets)
-        except LoweringError as error:
-            if sum(not is_free(inner) for inner in op.block.ops) <= 2:
-                raise LoweringError(error.message, hint=error.hint, sources=_sources(op)) from error
-            # No choice of a way: grouping was wrong about this group. Its ops one by one are slow, but right.
-            log.warning("a kernel is cut into its ops: %s", error)
-            wanted = [(outputs.get(result), self.strided.get(result)) for result in op.results]
-            replaced, parts = split_group(op)
-            for new, (target, layout) in zip(replaced, wanted, strict=True):
-                if target is not None:
-                    outputs[new] = target
-                if layout is not None:
-                    self.strided[new] = layout
-            for part in parts:
-                self._group(part, outputs)
+        # Torch's strides of a tensor without elements may be 0, which elsewhere says that many places are one.
+        targets = [
+            contiguous(tensor) if 0 in (tensor := tensor_of(r.type)).shape else target
+            for r, target in zip(op.results, targets, strict=True)
+        ]
+        lowered, label = self.kernels.lower(op, layouts, targets)
+        if isinstance(lowered, Refusal):
+            self._cut(op, outputs, lowered)
             return
         results = [
             self._written_over(result, in_place[result.index], outputs)
@@ -271,6 +254,22 @@ class Planner:
             for result in op.results
         ]
         self._run(lowered, label, buffers, results)
+
+    def _cut(self, op: GroupOp, outputs: dict[SSAValue, Target], refusal: Refusal) -> None:
+        """Plan a group's ops one by one, which are slow, but right: what grouped them was wrong about the whole."""
+        if sum(not is_free(inner) and not isinstance(inner, YieldOp) for inner in op.block.ops) <= 1:
+            raise LoweringError(refusal.reason, sources=lines_of(op))
+        log.warning("a kernel is cut into its ops: %s", refusal.reason)
+        wanted = [(outputs.get(result), self.strided.get(result)) for result in op.results]
+        replaced, parts = split_group(op)
+        for new, (target, layout) in zip(replaced, wanted, strict=True):
+            if target is not None:
+                outputs[new] = target
+            if layout is not None:
+                self.strided[new] = layout
+        for part in parts:
+            part.attributes[CUT] = StringAttr(refusal.reason)
+            self._group(part, outputs)
 
     def _run(self, lowered: Lowered, label: str, buffers: Sequence[int], results: Sequence[int]) -> None:
         """Append the steps of a group's kernels."""
@@ -285,7 +284,7 @@ class Planner:
                     tuple(roles[argument.role][argument.number] for argument in call.arguments),
                     kernel.symbols,
                     product(kernel.op.grid.data),
-                    self.known_work(kernel.op),
+                    self.kernels.known_work(kernel.op),
                     kernel.op.serial is not None,
                     label,
                 )
@@ -326,41 +325,12 @@ class Planner:
         value = block.args[0] if sources else b.full(value=0, shape=target.tensor.shape, dtype=target.tensor.dtype)
         b.insert(YieldOp.create(operands=[value]))
         group = GroupOp.create(operands=given.args, result_types=[kind], regions=[Region(block)])
-        lowered, label = self._lower(group, [place.layout for place in sources], [target.layout])
-        self._run(lowered, label, [place.buffer for place in sources], [target.buffer])
+        lowered, label = self.kernels.lower(group, [place.layout for place in sources], [target.layout])
+        self._run(accepted(lowered), label, [place.buffer for place in sources], [target.buffer])
 
     def _scratch(self, tensor: Tensor) -> int:
         self.buffers.append(Buffer("temporary", tensor, contiguous(tensor)))
         return len(self.buffers) - 1
-
-    def _lower(
-        self, op: GroupOp, inputs: Sequence[StridedLayout], outputs: Sequence[StridedLayout]
-    ) -> tuple[Lowered, str]:
-        """Lower a group, or find that an equal one has been lowered before."""
-        in_place = tuple(in_place_of(op).items())
-        key = (group_key(op, identity_of), in_place, *inputs, *outputs)
-        label = "_".join(o.name.removeprefix("graph.") for o in op.block.ops if not getattr(o, "CHEAP", True))[:60]
-        if key not in self.lowered:
-            text = f"{group_key(op, str)} {in_place} {inputs} {outputs}"
-            digest = hashlib.sha256(text.encode()).hexdigest()[:12]
-            name = f"{label or 'copy'}_{digest}"
-            with sourced(origin_of(op)):
-                lowered = lower(op, name, inputs, outputs, self.machine)
-            for call in lowered.calls:
-                self.kernels[call.kernel.op.sym_name.data] = call.kernel.op
-                said = op.attributes.get(EPILOGUE)
-                note = f"; {said.data}" if isinstance(said, StringAttr) else ""
-                self.schedules[call.kernel.op.sym_name.data] = f"{call.kernel.schedule}{note}"
-            self.lowered[key] = lowered
-        for call in self.lowered[key].calls:
-            self.sources.setdefault(call.kernel.op.sym_name.data, set()).update(_sources(op))
-        return self.lowered[key], label
-
-    def known_work(self, kernel: tile.KernelOp) -> int:
-        name = kernel.sym_name.data
-        if name not in self.work:
-            self.work[name] = work_of(kernel)
-        return self.work[name]
 
 
 def _over(group: GroupOp, inputs: Sequence[Place], result: int, operand: int) -> Place:
@@ -383,8 +353,3 @@ def _is_there(group: GroupOp, inputs: Sequence[Place]) -> bool:
     part = part_written(update)
     there, wanted = layout_through(views, new.layout), slice_layout(old.layout, part.starts, part.steps)
     return new.buffer == old.buffer and there is not None and same_places(part.shape, there, wanted)
-
-
-def _sources(group: GroupOp) -> frozenset[LocationAttr]:
-    """The places in the user's program that the ops of a group come from."""
-    return frozenset(op.location for op in group.block.ops if isinstance(op.location, FileLineColLoc))

@@ -66,10 +66,10 @@ def plan_launch(planner: Planner, op: LaunchOp, outputs: dict[SSAValue, Target])
     kernel = op.kernel
     assert isinstance(kernel, tile.KernelOp), "verified"
     name = kernel.sym_name.data
-    planner.kernels.setdefault(name, kernel)
-    planner.schedules[name] = "written"
+    planner.kernels.add(kernel, "written")
     label = name.rpartition("_")[0]
-    planner.steps.append(LaunchStep(name, tuple(arguments), product(op.sides), planner.known_work(kernel), label))
+    work = planner.kernels.known_work(kernel)
+    planner.steps.append(LaunchStep(name, tuple(arguments), product(op.sides), work, label))
 
 
 def plan_dot(planner: Planner, op: Operation, outputs: dict[SSAValue, Target]) -> None:

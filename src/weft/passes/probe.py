@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +14,25 @@ from weft.ir.expr import Size, evaluate
 from weft.ir.types import DType, Tensor, dtype_of_numpy, tensor_of
 from weft.ops.base import Elementwise, GraphOp, Movement
 from weft.tile.functions import FUNCTIONS
+
+_MOVES = frozenset(f"graph.{name}" for name in ("broadcast", "concat", "full", "permute", "reshape"))
+"""Movements that read what their parameters say, whatever the data are."""
+
+
+def is_placewise(value: SSAValue, known: Container[SSAValue]) -> bool:
+    """Whether each element of a value is computed of some elements of known tensors, at places that no data decide."""
+    ahead, seen = [value], set[SSAValue]()
+    while ahead:
+        each = ahead.pop()
+        if each in known or each in seen:
+            continue
+        seen.add(each)
+        if not isinstance(each, OpResult) or not tensor_of(each.type).is_static:
+            return False
+        if not isinstance(each.op, Elementwise) and each.op.name not in _MOVES:
+            return False
+        ahead += each.op.operands
+    return True
 
 
 @dataclass(frozen=True)
@@ -35,7 +54,10 @@ class _Read:
 
 @dataclass
 class Probe:
-    """A `Body` of numbers. `known` has what leaves hold, wherever they are read; `places` notes where that was."""
+    """A `Body` of numbers. `known` has what leaves hold, wherever they are read; `places` notes where that was.
+
+    It evaluates what `is_placewise` of the leaves, and nothing else.
+    """
 
     known: Mapping[SSAValue, np.ndarray]
     places: dict[SSAValue, set[int]] = field(default_factory=dict[SSAValue, set[int]])

@@ -38,6 +38,7 @@ from weft.passes.hoist_constants import HoistConstants
 from weft.passes.outline_regions import OutlineRegions
 from weft.passes.place_launches import PlaceLaunches
 from weft.passes.quantize.fuse_dequantization import FuseDequantization
+from weft.passes.quantize.inline_dequantization import InlineDequantization
 from weft.passes.quantize.multiply_codes import MultiplyCodes
 from weft.passes.quantize.quantize_weight_only import QuantizeWeightOnly
 from weft.passes.quantize.quantize_weights import QuantizeWeights
@@ -97,6 +98,7 @@ PASSES: dict[str, type[ModulePass]] = {
         EliminateDead,
         ClaimLibraries,
         SinkCasts,
+        InlineDequantization,
         InlineSmall,
         GroupIntoKernels,
         ChooseLayouts,

@@ -14,6 +14,21 @@ FRACTION = 0.9
 
 
 @dataclass(frozen=True)
+class CacheRule:
+    """How an engine sizes its cache where it is told nothing else."""
+
+    of_free: bool = False
+    """Whether the fraction is of what weights and activations leave, not of all memory."""
+    whole_windows: bool = False
+    """Whether layers with a window keep all tokens all the same."""
+
+
+CACHE_RULES = {"trtllm": CacheRule(of_free=True, whole_windows=True)}
+"""Engines whose caches are not as `CacheRule()` says. TensorRT-LLM's `KvCacheConfig`: `free_gpu_memory_fraction` is a
+part of free memory, and without `max_attention_window` every layer keeps every token."""
+
+
+@dataclass(frozen=True)
 class Memory:
     """A rank's memory, in bytes, and the tokens of cache that a replica has."""
 
@@ -36,18 +51,27 @@ class Memory:
 
 
 def memory(
-    model: Model, program: RankProgram, mapping: Mapping, gpu: Gpu, tokens: int, fraction: float = FRACTION
+    model: Model,
+    program: RankProgram,
+    mapping: Mapping,
+    gpu: Gpu,
+    tokens: int,
+    fraction: float = FRACTION,
+    rule: CacheRule | None = None,
 ) -> Memory:
-    """A rank's memory with steps of so many tokens."""
+    """A rank's memory with steps of so many tokens on each rank of attention."""
+    rule = rule or CacheRule()
     total = gpu.memory * fraction
     widest = 4.0 * model.hidden + model.vocabulary / mapping.tp / 64
-    activations = tokens / mapping.dp * widest * 2.0
+    activations = tokens * widest * 2.0
     ranks = mapping.gpus
     communicators = 0.0 if ranks == 1 else 400e6
     cache = total - program.weight_bytes - activations - communicators
-    windowed = sum(size for _, size in program.window_tokens)
-    growing = program.kv_bytes_per_token - windowed
-    fixed = program.state_bytes_per_sequence + sum(window * size for window, size in program.window_tokens)
+    if rule.of_free:
+        cache = (gpu.memory - program.weight_bytes - activations - communicators) * fraction
+    windows = () if rule.whole_windows else program.window_tokens
+    growing = program.kv_bytes_per_token - sum(size for _, size in windows)
+    fixed = program.state_bytes_per_sequence + sum(window * size for window, size in windows)
     per_token = growing if growing > 0 else program.kv_bytes_per_token
     count = int(cache / per_token) * mapping.dp if cache > 0 and per_token > 0 else 0
     if cache > 0 and per_token <= 0:
@@ -55,7 +79,12 @@ def memory(
     return Memory(program.weight_bytes, activations, communicators, cache, total, count, fixed)
 
 
-def resident(found: Memory, mapping: Mapping, per_token: float, length: float) -> int:
+def resident(
+    found: Memory, program: RankProgram, mapping: Mapping, length: float, rule: CacheRule | None = None
+) -> int:
     """Sequences of so many tokens that a replica holds at a time, with what each takes whatever its length."""
-    each = per_token * length + found.per_sequence
+    windows = () if rule is not None and rule.whole_windows else program.window_tokens
+    growing = program.kv_bytes_per_token - sum(size for _, size in windows)
+    held = growing * length + sum(min(window, length) * size for window, size in windows)
+    each = held + program.state_bytes_per_sequence
     return int(found.cache / each) * mapping.dp if each > 0 else 0

@@ -1,9 +1,14 @@
-"""Serving in closed form: every other sequence's prompt falls into a sequence's life once. It ranks what is simulated.
+"""Serving in closed form: prompts ride along with decoding, as many as a step has room for. It ranks what is simulated.
 
-    TPOT = T_decode(c) + (c − 1)·T_prompt / OSL
-    E2E  = (clients / c)·(OSL·T_decode + c·T_prompt)
+With c sequences resident, d of them decoding, a tick brings p = d·ISL/OSL tokens of other sequences' prompts. Sequences
+end, and others begin, by chance: 1 − exp(−d/OSL) of the ticks hold prompts, n = p/(1 − exp(−d/OSL)) tokens of them
+each, as far as a step's budget has room:
 
-with c the sequences that fit. All over arrays of concurrencies at once.
+    TPOT = T(d) + p/n · (T(d + n) − T(d))      prompts along with decoding: weights are read once for both
+    TPOT = T(d) + p/n · T(n)                    prompts in steps of their own, which hold decoding up
+
+Where prompts bring more than the budget, fewer than c decode, and the rest waits: TTFT = E2E − OSL·TPOT by Little's
+law. All over arrays of concurrencies at once.
 """
 
 from __future__ import annotations
@@ -47,6 +52,18 @@ class Service:
     step: Array
 
 
+@dataclass(frozen=True)
+class Batching:
+    """How an engine makes steps: their budget of tokens (of all ranks of attention), and whether prompts go along."""
+
+    tokens: float = 8192.0
+    mixed: bool = True
+
+
+_ROUNDS = 3
+"""Times that the number of sequences which decode is found anew from how long they take."""
+
+
 def serve(
     costs: StepCosts,
     isl: float,
@@ -56,20 +73,38 @@ def serve(
     *,
     prefix: float = 0.0,
     draft: Draft | None = None,
+    batching: Batching | None = None,
 ) -> Service:
     """A replica with so many clients each, of which `fits` are resident at most."""
+    batching = batching or Batching()
     clients = np.asarray(concurrency, dtype=float)
     inside = np.clip(clients, 1.0, max(fits, 1))
-    step = decode_seconds(costs, inside, isl + osl / 2, draft)
+    context = isl + osl / 2
     cached = isl * prefix
-    prompt = float(costs.prompt(isl - cached, cached)) / costs.stages
-    per_token = step / (draft.per_step if draft else 1.0)
-    tpot = per_token + (inside - 1) * prompt / osl
-    e2e = (clients / inside) * (osl * per_token + inside * prompt)
-    filling = inside * prompt / (osl * per_token + inside * prompt)
-    waiting = np.maximum(clients - inside, 0.0) / inside * e2e * (inside / clients)
-    ttft = prompt * costs.stages + step + filling / np.maximum(2 * (1 - filling), 1e-3) * prompt + waiting
-    return Service(clients, inside, ttft, tpot, e2e, clients * osl / e2e, prompt, step)
+    new = max(isl - cached, 1.0)
+    ticks = max(osl / (draft.per_step if draft else 1.0), 1.0)
+    most = batching.tokens / (1.0 + new / ticks) if batching.mixed else np.inf
+    decoding = np.minimum(inside, most)
+    step = tick = decode_seconds(costs, decoding, context, draft)
+    first = tick
+    for _ in range(_ROUNDS):
+        step = decode_seconds(costs, decoding, context, draft)
+        width = np.maximum(batching.tokens - decoding, 1.0) if batching.mixed else batching.tokens
+        brought = np.minimum(np.maximum(decoding - 1.0, 0.0) * new / ticks, width)
+        ended = np.maximum(brought / new, 1e-9)
+        together = np.minimum(brought / -np.expm1(-ended), width) + (brought <= 0) * np.minimum(new, width)
+        alone = costs.prompts(together, new, cached)
+        longer = costs.prompts(together, new, cached, decoding) if batching.mixed else alone
+        tick = step + brought / together * longer / costs.stages
+        chunks = np.ceil(new / np.minimum(width, new))
+        first = tick / 2 + (np.maximum(step + longer, alone) if batching.mixed else alone) * chunks
+        decoding = np.minimum(inside * ticks * tick / (ticks * tick + first), most)
+        decoding = np.maximum(decoding, np.minimum(inside, 1.0))
+    e2e = np.maximum(first + ticks * tick, inside * ticks * tick / decoding)
+    e2e = e2e * clients / inside
+    prompt = float(costs.prompt(new, cached)) / costs.stages
+    ttft = np.maximum(e2e - ticks * tick, first)
+    return Service(clients, inside, ttft, tick / (osl / ticks), e2e, clients * osl / e2e, prompt, step)
 
 
 def decode_seconds(costs: StepCosts, batch: Any, context: Any, draft: Draft | None) -> Array:

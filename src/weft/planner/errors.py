@@ -25,5 +25,13 @@ class ModelError(PlanError):
     """A model's configuration that the planner cannot read; the message names the field."""
 
 
+class FleetError(PlanError):
+    """A description of a fleet that is not one; the message names the field."""
+
+
+class CalibrationError(PlanError):
+    """Measured runs that cannot be read, or that do not fit what is planned; the message names the field."""
+
+
 class CapacityError(PlanError):
     """A model that fits nowhere: by how much, and what would fit."""

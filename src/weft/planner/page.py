@@ -91,6 +91,8 @@ def page(plan: Plan) -> str:
         "<h2>Alternatives</h2>" + _table(rows, ("mapping", "concurrency", "tokens/s/GPU", "TPOT, ms", "TTFT, ms"))
     )
     parts.append("<h2>Start a replica</h2>" + "".join(f"<pre>{_safe(each)}</pre>" for each in found["launch"].values()))
+    if plan.settings.calibration is not None:
+        parts.append(f"<p>{_safe(plan.settings.calibration)}.</p>")
     price = f"{plan.gpu.price_per_hour:.2f} dollars a GPU and hour, an assumption"
     parts.append(f"<p>Hardware: {_safe(plan.gpu.source)}. Price: {price}.</p>")
     body = "\n".join(parts)

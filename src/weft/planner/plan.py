@@ -9,12 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from weft.planner.closed_form import serve
 from weft.planner.hardware import Gpu
+from weft.planner.mapping import Mapping
 from weft.planner.model import Model
 from weft.planner.op_costs import OpCosts
 from weft.planner.search import (
-    CONCURRENCIES,
     Candidate,
     Disaggregated,
     Point,
@@ -26,11 +25,12 @@ from weft.planner.search import (
     nearest,
     open_costs,
     points,
+    priced_steps,
     refuse,
+    served,
     sustained,
 )
 from weft.planner.simulate import Outcome
-from weft.planner.step_costs import step_costs
 from weft.planner.traffic import Targets, Traffic
 
 _SIMULATED = 3
@@ -98,11 +98,25 @@ class Plan:
         return self.chosen.candidate.costs.band(self.chosen.figure("resident"), self.traffic.isl + self.traffic.osl / 2)
 
 
-def plan(
-    model: Model, gpu: Gpu, traffic: Traffic, targets: Targets, settings: Settings, tables: Path | None = None
-) -> Plan:
-    """Search, simulate the best, and size the fleet."""
-    costs = open_costs(gpu, tables, settings.engine)
+@dataclass(frozen=True)
+class Choice:
+    """The mapping that is chosen, simulated, with what it was chosen from."""
+
+    chosen: Point
+    ranked: list[Point]
+    rate: float
+    outcome: Outcome
+    gives_way: list[str]
+    every: list[Point]
+    fitting: list[Candidate]
+
+    @property
+    def mapping(self) -> Mapping:
+        return self.chosen.candidate.mapping
+
+
+def choose(model: Model, gpu: Gpu, traffic: Traffic, targets: Targets, settings: Settings, costs: OpCosts) -> Choice:
+    """Search in closed form and simulate the best mappings."""
     found, failing = candidates(model, gpu, costs, traffic, settings)
     if not found:
         raise refuse(model, gpu, failing, settings)
@@ -120,6 +134,16 @@ def plan(
         rate, seen = sustained(point, traffic, settings, relaxed)
         tried.append((rate, point, seen))
     rate, chosen, outcome = max(tried, key=lambda each: each[0] / each[1].candidate.mapping.gpus)
+    return Choice(chosen, ranked, rate, outcome, gives_way, every, found)
+
+
+def plan(
+    model: Model, gpu: Gpu, traffic: Traffic, targets: Targets, settings: Settings, tables: Path | None = None
+) -> Plan:
+    """Search, simulate the best, and size the fleet."""
+    costs = open_costs(gpu, tables, settings.engine)
+    made = choose(model, gpu, traffic, targets, settings, costs)
+    chosen, rate = made.chosen, made.rate
     replicas = max(1, math.ceil(traffic.rate / rate - 1e-9)) if traffic.rate else 1
     return Plan(
         model=model,
@@ -128,16 +152,16 @@ def plan(
         targets=targets,
         settings=settings,
         chosen=chosen,
-        alternatives=[each for each in ranked if each is not chosen][:5],
-        front=front(every),
+        alternatives=[each for each in made.ranked if each is not chosen][:5],
+        front=front(made.every),
         rate=rate,
-        outcome=outcome,
+        outcome=made.outcome,
         replicas=replicas,
         spare=settings.spare,
-        gives_way=gives_way,
-        disaggregated=disaggregate(found, gpu, traffic, settings, targets),
+        gives_way=made.gives_way,
+        disaggregated=disaggregate(made.fitting, gpu, traffic, settings, targets),
         sensitivity=_sensitivity(chosen, costs, traffic, settings),
-        configurations=len(every),
+        configurations=len(made.every),
     )
 
 
@@ -183,18 +207,14 @@ def _sensitivity(chosen: Point, costs: OpCosts, traffic: Traffic, settings: Sett
         ("output length", replace(traffic, osl=traffic.osl * 1.1)),
     ):
         fits = max(1, int(candidate.fits * (traffic.isl + traffic.osl) / (other.isl + other.osl)))
-        service = serve(
-            candidate.costs, other.isl, other.osl, CONCURRENCIES, fits, prefix=traffic.prefix, draft=settings.draft
-        )
+        service = served(candidate.costs, candidate.mapping, other, settings, fits)
         found[name] = float(service.rate[chosen.index] / candidate.service.rate[chosen.index]) - 1
     return found
 
 
 def _again(candidate: Candidate, costs: OpCosts, traffic: Traffic, settings: Settings, index: int) -> float:
-    priced = step_costs(candidate.program, costs, settings.kv)
-    service = serve(
-        priced, traffic.isl, traffic.osl, CONCURRENCIES, candidate.fits, prefix=traffic.prefix, draft=settings.draft
-    )
+    priced = priced_steps(candidate.program, costs, settings)
+    service = served(priced, candidate.mapping, traffic, settings, candidate.fits)
     return float(service.rate[index])
 
 

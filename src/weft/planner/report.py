@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import asdict
 from typing import Any
 
 from weft.planner.op_costs import BANDS
@@ -54,6 +55,7 @@ def figures(plan: Plan) -> dict[str, Any]:
         },
         "gives_way": plan.gives_way,
         "assumptions": list(plan.model.assumptions),
+        "calibration": _calibration(plan),
         "chosen": point_figures(chosen),
         "replicas": plan.replicas,
         "spare_replicas": plan.spare,
@@ -111,6 +113,13 @@ def figures(plan: Plan) -> dict[str, Any]:
         "launch": launch(plan),
         "configurations": plan.configurations,
     }
+
+
+def _calibration(plan: Plan) -> dict[str, Any] | None:
+    found = plan.settings.calibration
+    if found is None:
+        return None
+    return {**asdict(found), "after": found.after if math.isfinite(found.after) else None}
 
 
 def launch(plan: Plan) -> dict[str, str]:

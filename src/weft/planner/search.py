@@ -7,16 +7,17 @@ there was, is kept with it.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from weft.planner.capacity import Memory, memory, resident
-from weft.planner.closed_form import Draft, Service, serve
-from weft.planner.errors import CapacityError
+from weft.planner.calibration import Calibration, Run, scaled
+from weft.planner.capacity import CACHE_RULES, Memory, memory, resident
+from weft.planner.closed_form import Batching, Draft, Service, serve
+from weft.planner.errors import CalibrationError, CapacityError
 from weft.planner.hardware import Gpu, catalogue
 from weft.planner.mapping import Mapping, fits_heads, rank_program
 from weft.planner.model import Model
@@ -52,6 +53,8 @@ class Settings:
     """GPUs of one replica, at most."""
     spare: int = 1
     """Replicas beyond what the load needs, so that the service stands when one fails."""
+    calibration: Calibration | None = None
+    """Factors from runs of the user's own."""
 
 
 @dataclass(frozen=True)
@@ -128,18 +131,60 @@ def candidates(
         if not fits_heads(model, mapping):
             continue
         program = rank_program(model, mapping, kv_bytes)
-        room = memory(model, program, mapping, gpu, settings.chunk, settings.fraction)
-        growing = program.kv_bytes_per_token - sum(size for _, size in program.window_tokens)
-        count = resident(room, mapping, growing, length)
+        rule = CACHE_RULES.get(settings.engine)
+        room = memory(model, program, mapping, gpu, settings.chunk, settings.fraction, rule)
+        count = resident(room, program, mapping, length, rule)
         if room.cache <= 0 or count < 1:
             failing.append((mapping, room))
             continue
-        priced = step_costs(program, costs, settings.kv)
-        service = serve(
-            priced, traffic.isl, traffic.osl, CONCURRENCIES, count, prefix=traffic.prefix, draft=settings.draft
-        )
+        priced = priced_steps(program, costs, settings)
+        service = served(priced, mapping, traffic, settings, count)
         fitting.append(Candidate(mapping, program, room, priced, count, service))
     return fitting, failing
+
+
+def priced_steps(program: RankProgram, costs: OpCosts, settings: Settings) -> StepCosts:
+    """A mapping's times of steps, calibrated where there is something to calibrate with."""
+    found = step_costs(program, costs, settings.kv)
+    return found if settings.calibration is None else settings.calibration.apply(found)
+
+
+def predictor(model: Model, gpu: Gpu, costs: OpCosts, settings: Settings) -> Callable[[Run, float, float], Any]:
+    """TPOT and TTFT of measured runs in closed form, with factors on the times of steps; mappings are priced once."""
+    kept: dict[Mapping, tuple[RankProgram, StepCosts, Memory]] = {}
+    rule = CACHE_RULES.get(settings.engine)
+
+    def predict(run: Run, few: float, many: float) -> tuple[float, float]:
+        if run.mapping not in kept:
+            if not fits_heads(model, run.mapping):
+                raise CalibrationError(f"a run's mapping, {run.mapping}, does not divide {model.name}")
+            program = rank_program(model, run.mapping, 1.0 if settings.kv == "fp8" else 2.0)
+            room = memory(model, program, run.mapping, gpu, settings.chunk, settings.fraction, rule)
+            kept[run.mapping] = program, step_costs(program, costs, settings.kv), room
+        program, priced, room = kept[run.mapping]
+        fits = resident(room, program, run.mapping, run.isl + run.osl, rule)
+        if fits < 1:
+            raise CalibrationError(
+                f"a run's mapping, {run.mapping}, has no room for one request of {model.name} on {gpu.device}",
+                hint="the runs have to be of the model, precision and GPU that are planned",
+            )
+        mixed = bool(ENGINES[settings.engine].get("mixed", True))
+        batching = Batching(float(settings.chunk * run.mapping.dp), mixed)
+        told = serve(scaled(priced, few, many), run.isl, run.osl, run.concurrency, fits, batching=batching)
+        return float(told.tpot), float(told.ttft)
+
+    return predict
+
+
+def served(
+    costs: StepCosts, mapping: Mapping, traffic: Traffic, settings: Settings, fits: int, *, isl: float | None = None
+) -> Service:
+    """A mapping over all concurrencies, under what a plan is made under; `isl` in place of the traffic's."""
+    batching = Batching(float(settings.chunk * mapping.dp), bool(ENGINES[settings.engine].get("mixed", True)))
+    return serve(
+        costs, traffic.isl if isl is None else isl, traffic.osl, CONCURRENCIES, fits,
+        prefix=traffic.prefix if isl is None else 0.0, draft=settings.draft, batching=batching,
+    )  # fmt: skip
 
 
 def refuse(model: Model, gpu: Gpu, failing: Sequence[tuple[Mapping, Memory]], settings: Settings) -> CapacityError:
@@ -193,12 +238,12 @@ def simulate_point(
 ) -> Outcome:
     """One replica at a rate of requests a second, step by step."""
     candidate = point.candidate
-    growing = candidate.program.kv_bytes_per_token - sum(size for _, size in candidate.program.window_tokens)
-    share = candidate.fits * (traffic.isl + traffic.osl) if growing > 0 else 1 << 40
+    share = candidate.fits * (traffic.isl + traffic.osl)
     behaviour: dict[str, Any] = dict(ENGINES.get(settings.engine, ENGINES["weft"]))
-    limits = Limits(tokens=settings.chunk, cache=int(share), per_tick=settings.draft.per_step, **behaviour)
+    budget = settings.chunk * candidate.mapping.dp
+    limits = Limits(tokens=budget, cache=int(share), per_tick=settings.draft.per_step, **behaviour)
     requests, arrivals = traffic.requests(rate, count, seed)
-    timer = StepTimer(candidate.costs, max(settings.chunk, 16384), drafted=settings.draft.tokens)
+    timer = StepTimer(candidate.costs, max(budget, 16384), drafted=settings.draft.tokens)
     return simulate(timer, limits, requests, arrivals)
 
 
@@ -248,9 +293,7 @@ def disaggregate(
     """The best pair of worker kinds, by integer matching of their rates."""
     best: Disaggregated | None = None
     by_prompt = sorted(found, key=lambda each: each.service.prompt * each.mapping.gpus)[:6]
-    alone = {
-        id(each): serve(each.costs, 1.0, traffic.osl, CONCURRENCIES, each.fits, draft=settings.draft) for each in found
-    }
+    alone = {id(each): served(each.costs, each.mapping, traffic, settings, each.fits, isl=1.0) for each in found}
     for first in by_prompt:
         whole = first.program.kv_bytes_per_token * traffic.isl * (1.0 - traffic.prefix)
         transfer = gpu.network_latency + whole / gpu.network if gpu.network else math.inf

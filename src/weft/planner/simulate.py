@@ -29,6 +29,10 @@ class StepTimer:
         per = np.maximum(rows / costs.stages, 1.0)
         local = np.maximum(per * costs.share, 1.0)
         self.rows: list[float] = (over_rows(local, costs.tokens) + over_rows(per, costs.experts)).tolist()
+        self.spread = costs.share < 1.0
+        """Whether a prompt is on one of several ranks of attention, which the others wait for."""
+        self.alone: list[float] = over_rows(per, costs.tokens).tolist() if self.spread else []
+        self.experts: list[float] = over_rows(per, costs.experts).tolist() if self.spread else []
         self.given: list[float] = over_rows(local, costs.sequences).tolist()
         self.decode: list[float] = over_rows(local, costs.decode).tolist()
         self.prefill: list[float] = over_rows(local, costs.prefill).tolist()
@@ -52,20 +56,27 @@ class StepTimer:
     def seconds(self, step: Step, ahead: float = 0.0) -> float:
         """A step's time; `ahead` moves its context on by so many tokens a sequence."""
         decoding = step.decoding
-        new = 0
-        total = 0.0
-        last = 0
+        new = most = last = 0
+        total = longest = 0.0
         for chunk in step.chunks:
             new += chunk.new
             last += chunk.last
+            most = max(most, chunk.new)
             spent = self._along(self.prompts, chunk.prefix + chunk.new)
             if chunk.prefix:
                 spent = max(spent - self._along(self.prompts, chunk.prefix), 0.0) + self.prompt_least
             total += spent - self.prompt_least
+            longest = max(longest, spent - self.prompt_least)
         if step.chunks:
-            total = total * self.share + self.prompt_least + self.prefill[min(new, self.limit)]
+            total = max(total * self.share, longest / self.stages)
+            total += self.prompt_least + self.prefill[min(new, self.limit)]
         rows = decoding * self.width
-        total += self.rows[min(new + rows, self.limit)] + self.given[min(rows + last, self.limit)]
+        if self.spread and step.chunks:
+            local = max(new * self.share * self.stages, most) + rows * self.share * self.stages
+            total += self.alone[min(int(local), self.limit)] + self.experts[min(new + rows, self.limit)]
+        else:
+            total += self.rows[min(new + rows, self.limit)]
+        total += self.given[min(rows + last, self.limit)]
         if decoding:
             context = step.context / decoding + ahead
             total += self.decode[min(rows, self.limit)] + self._along(self.attention[min(decoding, self.most)], context)

@@ -59,6 +59,24 @@ class StepCosts:
         once = over_rows(new, self.tokens + self.experts + self.prefill) + self.sequences[0]
         return once + self.attend(new, prefix)
 
+    def prompts(self, tokens: Any, length: float, prefix: float = 0.0, decoding: Any = 0.0) -> Any:
+        """What so many `tokens` of prompts of `length` new tokens each add to a step of `decoding` sequences.
+
+        On ranks whose attention is data parallel prompts are spread evenly, but one is on one rank."""
+        wanted, beside = np.asarray(tokens, dtype=float), np.asarray(decoding, dtype=float) / self.stages
+        local = np.maximum(wanted * self.share, np.minimum(wanted, length))
+        here = np.maximum(beside * self.share, 0.0)
+        count = wanted / length
+        once = over_rows(local + here, self.tokens) + over_rows(wanted + beside, self.experts)
+        once = once + over_rows(local, self.prefill) + over_rows(here + count * self.share, self.sequences)
+        running = over_rows(here, self.tokens) + over_rows(beside, self.experts) + over_rows(here, self.sequences)
+        once = once - np.where(beside > 0, running, 0.0)
+        least = float(self.prefill_attention[0])
+        attention = (float(self.attend(length, prefix)) - least) * np.maximum(
+            count * self.share, np.minimum(count, 1.0)
+        )
+        return once + attention + least
+
     def attend(self, new: Any, prefix: Any) -> Any:
         """Attention of new tokens after a prefix: that of both less the prefix's own."""
         after = np.asarray(prefix, dtype=float)

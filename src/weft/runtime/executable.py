@@ -15,12 +15,13 @@ from weft.backends.cpu.target import compile_object, host_target
 from weft.backends.cpu.thread_pool import RESET
 from weft.errors import CompilationError
 from weft.forks import compiled_once
-from weft.lower.steps import CallStep, DotStep, KernelStep, LaunchStep, Step, all_steps, inner_steps
+from weft.lower.steps import CallStep, DotStep, KernelStep, LaunchStep, Plan, Step, all_steps, inner_steps
 from weft.runtime.blas import blas_symbols
 from weft.runtime.linking import link, unload
+from weft.runtime.memory import Phase, least_phases
 from weft.runtime.openmp import uses_own_pool
 from weft.runtime.program import Program
-from weft.runtime.tape import Tape, write_tape
+from weft.runtime.tape import Tape, segments, write_tape
 
 Launch: TypeAlias = Callable[[int, int, int], None]
 """The launcher: tape, table, threads."""
@@ -44,12 +45,29 @@ class Executable(Program):
         self.launch = launcher()
 
     def is_apart(self, step: Step) -> bool:
-        """Calls, and products of types that BLAS has no routine for, which are the framework's, and what has such
-        inside."""
-        return isinstance(step, CallStep) or is_foreign(step) or any(map(self.is_apart, inner_steps(step)))
+        return is_apart(step)
 
     def write_tape(self, steps: Sequence[Step], sizes: Mapping[str, int]) -> Tape:
         return write_tape(self.plan, steps, sizes, self.addresses)
+
+
+@dataclass
+class FrugalExecutable(Executable):
+    """A program for which there is a budget: memory is had when it is needed and given back after that."""
+
+    def parts(self, sizes: Mapping[str, int]) -> tuple[list[tuple[Step, ...]], tuple[Phase, ...]]:
+        return frugal_parts(self.plan, sizes)
+
+
+def frugal_parts(plan: Plan, sizes: Mapping[str, int]) -> tuple[list[tuple[Step, ...]], tuple[Phase, ...]]:
+    """The segments of a program for which there is a budget, and its phases: known before there is code."""
+    return least_phases(plan, sizes, segments(plan, is_apart))
+
+
+def is_apart(step: Step) -> bool:
+    """Calls, and products of types that BLAS has no routine for, which are the framework's, and what has such
+    inside."""
+    return isinstance(step, CallStep) or is_foreign(step) or any(map(is_apart, inner_steps(step)))
 
 
 def is_foreign(step: Step) -> bool:

@@ -103,6 +103,30 @@ def plan_phases(plan: Plan, sizes: Mapping[str, int], parts: Sequence[Sequence[S
     return tuple(phases)
 
 
+def choose_phases(
+    plan: Plan, sizes: Mapping[str, int], parts: list[tuple[Step, ...]]
+) -> tuple[list[tuple[Step, ...]], tuple[Phase, ...]]:
+    """The steps of each segment, cut finely where that saves memory, and their phases, where those do."""
+    phases = plan_phases(plan, sizes, parts)
+    peak = peak_of(plan, sizes, parts, phases)
+    fine = cut_finely(parts)
+    finer = plan_phases(plan, sizes, fine)
+    if Peak(peak_of(plan, sizes, fine, finer).phased, peak.phased).is_worth_phases:
+        return fine, finer
+    return (parts, phases) if peak.is_worth_phases and len(parts) > 1 else (parts, ())
+
+
+def least_phases(
+    plan: Plan, sizes: Mapping[str, int], parts: list[tuple[Step, ...]]
+) -> tuple[list[tuple[Step, ...]], tuple[Phase, ...]]:
+    """The steps of each segment and their phases, or none, whichever take the least memory."""
+    cuts = (parts, cut_finely(parts))
+    ways = [(cut, plan_phases(plan, sizes, cut)) for cut in cuts]
+    best = min(ways, key=lambda way: peak_of(plan, sizes, *way).phased)
+    peak = peak_of(plan, sizes, *best)
+    return best if peak.phased < peak.whole else (parts, ())
+
+
 def peak_of(
     plan: Plan,
     sizes: Mapping[str, int],
@@ -114,6 +138,8 @@ def peak_of(
     roles = [buffer.role for buffer in plan.buffers]
     there = [number for number, role in enumerate(roles) if role in ("input", "output", "external")]
     whole = sum(bytes_of(plan, b, sizes) for b in there) + plan_arena(plan, sizes).size
+    if not phases:
+        return Peak(whole, whole)
     stays, known = set(kept), set[int]()
     peak = live = sum(bytes_of(plan, b, sizes) for b in plan.inputs)
     for steps, phase in zip(parts, phases, strict=True):
@@ -123,7 +149,7 @@ def peak_of(
         known |= called
         peak = max(peak, live + phase.arena.size)
         live -= sum(bytes_of(plan, b, sizes) for b in phase.drops if b not in stays)
-    return Peak(peak if phases else whole, whole)
+    return Peak(peak, whole)
 
 
 def plan_arena(plan: Plan, sizes: Mapping[str, int]) -> Arena:

@@ -203,6 +203,7 @@ class PlanExecutor(Generic[ProgramT, ArrayT]):
                 self._launch(step, frame)
             else:
                 self._carry_out(step, frame, held)
+            arena = None  # before the next phase asks for memory
             if step is binding.deciding:
                 self._decide(held)
             for number in phase.drops:

@@ -16,7 +16,7 @@ from weft.ir.expr import evaluate
 from weft.lower.steps import CallStep, ControlStep, DotStep, IfStep, LoopStep, Plan, Step
 from weft.ops.graph import FuncOp
 from weft.runtime.constants import prepared
-from weft.runtime.memory import Arena, Peak, Phase, cut_finely, peak_of, plan_arena, plan_phases
+from weft.runtime.memory import Arena, Phase, choose_phases, plan_arena
 from weft.runtime.record import note_arena
 from weft.runtime.tape import Tape, cut_at, numbers_of, scratch_words, segments, size_place, table_words
 
@@ -103,18 +103,10 @@ class Program:
                 return segment
         return None
 
-    def _parts(self, sizes: Mapping[str, int]) -> tuple[list[tuple[Step, ...]], tuple[Phase, ...]]:
+    def parts(self, sizes: Mapping[str, int]) -> tuple[list[tuple[Step, ...]], tuple[Phase, ...]]:
         """The steps that each segment runs, and what phases do, where they save memory."""
         parts = segments(self.plan, self.is_apart)
-        if not self.by_phases:
-            return parts, ()
-        phases = plan_phases(self.plan, sizes, parts)
-        peak = peak_of(self.plan, sizes, parts, phases)
-        fine = cut_finely(parts)
-        finer = plan_phases(self.plan, sizes, fine)
-        if Peak(peak_of(self.plan, sizes, fine, finer).phased, peak.phased).is_worth_phases:
-            return fine, finer
-        return (parts, phases) if peak.is_worth_phases and len(parts) > 1 else (parts, ())
+        return choose_phases(self.plan, sizes, parts) if self.by_phases else (parts, ())
 
     def bind(self, sizes: Mapping[str, int]) -> Binding:
         """The layout of memory for these sizes, planned once for each set of them."""
@@ -122,7 +114,7 @@ class Program:
         binding = self.bindings.get(key)
         if binding is None:
             buffers = self.plan.buffers
-            parts, phases = self._parts(sizes)
+            parts, phases = self.parts(sizes)
             carried = tuple(self.segment(steps, sizes) for steps in parts)
             binding = Binding(
                 dict(sizes),

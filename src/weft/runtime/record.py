@@ -114,6 +114,8 @@ class CompilationRecord:
     fallbacks: list[Fallback] = field(default_factory=list[Fallback])
     arenas: dict[str, int] = field(default_factory=dict[str, int])
     """Bytes of temporaries for each set of sizes that the program ran with."""
+    peak: int | None = None
+    """Bytes that a training step takes at most at once, beyond its arguments, where there is a budget for them."""
     programs: dict[str, str] = field(default_factory=dict[str, str])
     """The text at each level: graph, grouped, tile, llvm, and for a GPU ptx."""
     error: str | None = None

@@ -7,34 +7,18 @@ follow from. A what-if is an override: `load_machine("tsp1", {"latency.read": 4}
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from math import ceil
 from pathlib import Path
-from typing import Any, ClassVar, cast, get_type_hints
-
-import yaml
+from typing import Any, ClassVar, cast
 
 from weft.diagnostics import nearest
-from weft.errors import WeftError
+from weft.spatial.facts import Description, Fact, MachineError, Place, read_facts, read_tree
+from weft.spatial.mesh_machine import MeshMachine
 
-TAGS = ("published", "derived", "assumed")
 FOLDER = Path(__file__).parent / "machines"
-
-
-class MachineError(WeftError):
-    """A machine description that cannot be used: the message names the field."""
-
-
-@dataclass(frozen=True)
-class Fact:
-    """A number of a description, how far to trust it, and where it comes from."""
-
-    value: Any
-    tag: str
-    source: str
 
 
 @dataclass(frozen=True)
@@ -136,25 +120,6 @@ class Energy:
 class Array:
     rows: int
     columns: int
-
-
-@dataclass(frozen=True)
-class Description:
-    """What all machines have: a name, a clock, and for each of their facts its tag and source."""
-
-    name: str
-    clock_hz: int
-    facts: Mapping[str, Fact] = field(repr=False, kw_only=True)
-
-    @property
-    def digest(self) -> str:
-        """Names the description in reports: any other value gives another."""
-        told = sorted((path, repr(fact.value)) for path, fact in self.facts.items())
-        return hashlib.sha256(repr(told).encode()).hexdigest()[:8]
-
-    def tagged(self, tag: str) -> list[str]:
-        """The fields that have a tag."""
-        return [path for path, fact in self.facts.items() if fact.tag == tag]
 
 
 @dataclass(frozen=True)
@@ -301,7 +266,9 @@ class StreamingMachine(Description):
         return replace(self, latency=replace(self.latency, **changed), facts=facts)
 
 
-_KINDS: Mapping[str, type[Description]] = {kind.KIND: kind for kind in (StreamingMachine, SystolicMachine)}
+_KINDS: Mapping[str, type[StreamingMachine] | type[SystolicMachine] | type[MeshMachine]] = {
+    kind.KIND: kind for kind in (StreamingMachine, SystolicMachine, MeshMachine)
+}
 
 
 def machine_names() -> list[str]:
@@ -309,7 +276,9 @@ def machine_names() -> list[str]:
     return sorted(path.stem for path in FOLDER.glob("*.yaml"))
 
 
-def load_machine(name: str, overrides: Mapping[str, Any] | None = None) -> StreamingMachine | SystolicMachine:
+def load_machine(
+    name: str, overrides: Mapping[str, Any] | None = None
+) -> StreamingMachine | SystolicMachine | MeshMachine:
     """The machine of this name, or of a file of one's own, with some fields replaced."""
     path = Path(name) if name.endswith((".yaml", ".yml")) else FOLDER / f"{name}.yaml"
     if not path.is_file():
@@ -317,90 +286,49 @@ def load_machine(name: str, overrides: Mapping[str, Any] | None = None) -> Strea
             f"there is no machine {name!r}{nearest(name, machine_names())}",
             hint=f"there are {', '.join(machine_names())}; a file of your own ends in .yaml",
         )
-    try:
-        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
-        raise MachineError(f"{path.name} is not YAML: {' '.join(str(error).split())}") from error
-    return machine_of(tree, overrides or {}, place=path.name)
+    tree, place = read_tree(path)
+    return machine_of(tree, overrides or {}, place)
 
 
 def streaming_machine(name: str, overrides: Mapping[str, Any] | None = None) -> StreamingMachine:
     """A machine that takes schedules of streams."""
     machine = load_machine(name, overrides)
     if not isinstance(machine, StreamingMachine):
-        raise MachineError(f"{name} has no streams to schedule", hint="`weft spatial systolic` counts its cycles")
+        command = "mesh` schedules for it" if isinstance(machine, MeshMachine) else "systolic` counts its cycles"
+        raise MachineError(f"{name} has no streams to schedule", hint=f"`weft spatial {command}")
     return machine
 
 
-def machine_of(tree: Any, overrides: Mapping[str, Any], place: str = "the description") -> Any:
+def mesh_machine(name: str, overrides: Mapping[str, Any] | None = None) -> MeshMachine:
+    """A machine that is a mesh of cores."""
+    machine = load_machine(name, overrides)
+    if not isinstance(machine, MeshMachine):
+        raise MachineError(f"{name} is no mesh of cores", hint="wormhole is one")
+    return machine
+
+
+def machine_of(tree: Any, overrides: Mapping[str, Any], place: Place | None = None) -> Any:
     """A machine from what a file says; the message of an error names the field."""
+    place = place or Place("the description")
     if not isinstance(tree, dict):
-        raise MachineError(f"{place} is not a table of fields")
+        raise MachineError(f"{place.name} is not a table of fields")
     given = dict(cast("dict[str, Any]", tree))
     kind = given.pop("kind", None)
-    if kind not in _KINDS:
-        raise MachineError(f"{place}: kind is {kind!r}", hint=f"it is one of {', '.join(_KINDS)}")
-    cls = _KINDS[kind]
-    left = dict(overrides)
-    facts: dict[str, Fact] = {}
-    made = _section(cls, given, "", left, facts, place)
-    if left:
-        path = next(iter(left))
-        raise MachineError(f"{place} has no field {path!r} to override{nearest(path, facts)}")
-    machine = cls(**made, facts=facts)
+    if not isinstance(kind, str) or kind not in _KINDS:
+        raise place.refuse("kind", f"kind is {kind!r}", f"it is one of {', '.join(_KINDS)}")
+    machine = read_facts(_KINDS[kind], given, overrides, place)
     if isinstance(machine, StreamingMachine):
         _check(machine, place)
     return machine
 
 
-def _section(
-    cls: type, tree: dict[str, Any], prefix: str, overrides: dict[str, Any], facts: dict[str, Fact], place: str
-) -> dict[str, Any]:
-    hints = {each.name: get_type_hints(cls)[each.name] for each in fields(cast(Any, cls)) if each.name != "facts"}
-    if unknown := [name for name in tree if name not in hints]:
-        raise MachineError(f"{place}: unknown field {prefix}{unknown[0]}{nearest(unknown[0], hints)}")
-    made: dict[str, Any] = {}
-    for name, hint in hints.items():
-        path = f"{prefix}{name}"
-        if name not in tree:
-            raise MachineError(f"{place}: the field {path} is missing")
-        if is_dataclass(hint):
-            if not isinstance(tree[name], dict):
-                raise MachineError(f"{place}: {path} is not a table of fields")
-            section: Any = hint
-            made[name] = section(**_section(section, tree[name], f"{path}.", overrides, facts, place))
-        else:
-            facts[path] = _fact(path, tree[name], hint, overrides, place)
-            made[name] = facts[path].value
-    return made
-
-
-def _fact(path: str, leaf: Any, hint: type[Any], overrides: dict[str, Any], place: str) -> Fact:
-    parts: list[Any] = cast("list[Any]", leaf) if isinstance(leaf, list) else []
-    if len(parts) != 3 or parts[1] not in TAGS or not isinstance(parts[2], str) or not parts[2]:
-        raise MachineError(
-            f"{place}: {path} is {leaf!r}", hint=f"a leaf is [value, tag, source], its tag one of {', '.join(TAGS)}"
-        )
-    value, tag, source = parts
-    if path in overrides:
-        value, tag, source = overrides.pop(path), "assumed", "override"
-    if hint is str:
-        good = isinstance(value, str)
-    else:
-        whole = isinstance(value, int) and not isinstance(value, bool)
-        good = (whole or (hint is float and isinstance(value, float))) and value > 0
-    if not good:
-        raise MachineError(f"{place}: {path} is {value!r}", hint=f"it is a {hint.__name__} above 0")
-    return Fact(value, tag, source)
-
-
-def _check(machine: StreamingMachine, place: str) -> None:
+def _check(machine: StreamingMachine, place: Place) -> None:
     """What fields must have to do with each other."""
     matrix = machine.matrix
     if matrix.planes % 2:
-        raise MachineError(f"{place}: matrix.planes is {matrix.planes}", hint="halves have equally many")
+        raise place.refuse("matrix.planes", f"matrix.planes is {matrix.planes}", "halves have equally many")
     for path, size in (("matrix.rows", matrix.rows), ("matrix.columns", matrix.columns)):
         if size != machine.width:
-            raise MachineError(f"{place}: {path} is {size}, and a vector has {machine.width} lanes")
+            raise place.refuse(path, f"{path} is {size}, and a vector has {machine.width} lanes")
     if matrix.load_streams > machine.streams.per_direction:
-        raise MachineError(f"{place}: matrix.load_streams is more than streams.per_direction")
+        raise place.refuse("matrix.load_streams", "matrix.load_streams is more than streams.per_direction")

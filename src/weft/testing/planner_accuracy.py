@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from weft.planner.attention_costs import AttentionCosts, site_grids
-from weft.planner.capacity import FRACTION, memory, resident
-from weft.planner.closed_form import serve
+from weft.planner.capacity import CACHE_RULES, FRACTION, memory, resident
+from weft.planner.closed_form import Batching, serve
 from weft.planner.errors import TableError
 from weft.planner.hardware import Gpu, catalogue
 from weft.planner.mapping import Mapping as Parallel
@@ -26,12 +26,19 @@ from weft.planner.model import Model, find_model, known_models
 from weft.planner.op_costs import DTYPES, OpCosts, gemm_sites
 from weft.planner.scheduler import Limits
 from weft.planner.search import ENGINES
-from weft.planner.simulate import StepTimer, lengths, simulate
+from weft.planner.simulate import FrontEnd, StepTimer, lengths, simulate
 from weft.planner.step_costs import StepCosts, step_costs
 from weft.planner.tables import KernelTables
 
-_BATCH = 2048
-"""Sequences of a step, at most, where an engine is given all requests at once."""
+_BATCH, _LEAST_TOKENS, _MOST_TOKENS = 4096, 2048, 32768
+"""`trtllm-bench` (NVIDIA/TensorRT-LLM, bench/build/tuning.py): sequences of a step at most, and tokens, of which there
+are as many as that many sequences bring with their prompts."""
+_REQUESTS = {
+    (128, 128): 30000, (128, 2048): 3000, (128, 4096): 1500, (500, 2000): 3000, (1000, 1000): 3000, (1000, 2000): 1500,
+    (1024, 1024): 3000, (1024, 8192): 1500, (1024, 32768): 1000, (2048, 128): 3000, (2048, 2048): 1500,
+    (5000, 500): 1500, (8192, 1024): 1500, (20000, 2000): 1000, (32768, 1024): 1000,
+}  # fmt: skip
+"""Requests of a published run by its lengths, all queued at once (NVIDIA/TensorRT-LLM, perf-overview.md)."""
 _SHAPES = 40
 """Shapes of a table of attention that sites are left out of, evenly chosen: the tables have hundreds."""
 LIMITS = (0.010, 0.020, 0.030, 0.050, float("inf"))
@@ -192,7 +199,8 @@ class Pricer:
     def _priced(self, system: str, backend: str, model: Model, parallel: Parallel, kv: str) -> Any:
         program = rank_program(model, parallel, 1.0 if kv == "fp8" else 2.0)
         costs = self.costs(system, backend)
-        return program, step_costs(program, costs, kv), memory(model, program, parallel, costs.gpu, 8192, FRACTION)
+        room = memory(model, program, parallel, costs.gpu, 8192, FRACTION, CACHE_RULES.get(backend))
+        return program, step_costs(program, costs, kv), room
 
     def case(self, row: Mapping[str, str]) -> Case:
         """A measured row; lengths of `inferencex` campaigns are 0.9 of the nominal ones on average."""
@@ -205,9 +213,9 @@ class Pricer:
         program, costs, room = self.priced(row["system"], row["backend"], model, parallel, kv)
         mean = 0.9 if row.get("campaign", "").startswith("inferencex") else 1.0
         isl, osl, clients = float(row["isl"]) * mean, float(row["osl"]) * mean, _whole(row["concurrency"])
-        growing = program.kv_bytes_per_token - sum(size for _, size in program.window_tokens)
-        fits = max(1, resident(room, parallel, growing, isl + osl))
-        service = serve(costs, isl, osl, clients, fits)
+        fits = max(1, resident(room, program, parallel, isl + osl, CACHE_RULES.get(row["backend"])))
+        mixed = bool(ENGINES.get(row["backend"], ENGINES["vllm"]).get("mixed", True))
+        service = serve(costs, isl, osl, clients, fits, batching=Batching(8192.0 * parallel.dp, mixed))
         return Case(
             row,
             _gpu(row["system"]),
@@ -331,16 +339,26 @@ def throughput(folder: Path) -> Errors:
         model, kv = checkpoint(row["model"], row["precision"], "")
         parallel = parallel if model.has_experts else Parallel(parallel.tp)
         program, costs, room = pricer.priced(system, engine, model, parallel, kv)
-        isl, osl = float(row["isl"]), float(row["osl"])
-        growing = program.kv_bytes_per_token - sum(size for _, size in program.window_tokens)
-        fits = min(resident(room, parallel, growing, isl + osl), _BATCH)
+        isl, osl = int(row["isl"]), int(row["osl"])
+        fits = resident(room, program, parallel, isl + osl, CACHE_RULES.get(engine))
         if fits < 1:
             errors.left_out["does not fit"] = errors.left_out.get("does not fit", 0) + 1
             continue
-        rate = float(serve(costs, isl, osl, fits, fits).rate)
+        rate = at_once(costs, parallel, engine, isl, osl, fits)
         rate /= parallel.gpus if row["metric"].endswith("per_gpu") else 1
         errors.add(f"{row['hw']} {row['model']} {row['engine']}", rate / float(row["value"]) - 1)
     return errors
+
+
+def at_once(costs: StepCosts, parallel: Parallel, engine: str, isl: int, osl: int, fits: int) -> float:
+    """Output tokens a second of a run whose requests are all there at its start, in the engine's own process."""
+    batch = min(fits, _BATCH)
+    tokens = min(max(round(batch * (1 + isl / osl)), _LEAST_TOKENS), _MOST_TOKENS) * parallel.dp
+    requests = lengths(isl, osl, 1.0, 1.0, _REQUESTS.get((isl, osl), 3000))
+    behaviour: dict[str, Any] = dict(ENGINES[engine])
+    limits = Limits(tokens=tokens, sequences=batch * parallel.dp, cache=fits * (isl + osl), **behaviour)
+    timer = StepTimer(costs, max(tokens, 16384), max(2048, batch * parallel.dp))
+    return simulate(timer, limits, requests, [0.0] * len(requests), front=FrontEnd(0.0, 0.0)).output_rate
 
 
 def _parallel(text: str) -> Parallel | None:

@@ -3,7 +3,9 @@
     python -m weft.testing.without_torch --batch 1
 
 exports MiniLM and times it here, compiled by Weft under torch, and there, in turns. In the other process torch cannot
-be imported, and neither a BLAS nor an OpenMP library is loaded but for what NumPy brings for itself.
+be imported, and neither a BLAS nor an OpenMP library is loaded but for what NumPy brings for itself. Where other
+programs want the same cores, compare the processor's time with `--threads 1`: threads that wait for each other are
+counted too, and OpenMP's do so for longer than Weft's.
 """
 
 # torch leaves some of its functions without types.
@@ -19,7 +21,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -62,6 +64,13 @@ def export_graph(module: Any, given: Mapping[str, Any], folder: Path, *, freeze:
     return call
 
 
+class Seconds(NamedTuple):
+    """How long a call takes: until it returns, and of all the process's threads together."""
+
+    elapsed: float
+    processor: float
+
+
 class Elsewhere:
     """The graph of a folder in a process of its own, without torch."""
 
@@ -77,9 +86,9 @@ class Elsewhere:
         with np.load(file) as found:
             return [found[name] for name in found.files]
 
-    def times(self, calls: int) -> list[float]:
-        """Seconds of calls."""
-        return self._ask({"calls": calls})["seconds"]
+    def times(self, calls: int) -> list[Seconds]:
+        """How long calls take."""
+        return [Seconds(*each) for each in self._ask({"calls": calls})["seconds"]]
 
     def close(self) -> None:
         assert self.process.stdin is not None
@@ -134,30 +143,44 @@ def _child(folder: Path, threads: int) -> None:
         print(json.dumps(answer), flush=True)
 
 
-def timed(call: Callable[[], Any], calls: int) -> list[float]:
-    """Seconds of calls, one after the other."""
-    seconds: list[float] = []
+def timed(call: Callable[[], Any], calls: int) -> list[Seconds]:
+    """How long calls take, one after the other."""
+    seconds: list[Seconds] = []
     for _ in range(calls):
-        start = time.perf_counter()
+        start, processor = time.perf_counter(), time.process_time()
         call()
-        seconds.append(time.perf_counter() - start)
+        seconds.append(Seconds(time.perf_counter() - start, time.process_time() - processor))
     return seconds
 
 
-def compare(batch: int, rounds: int, folder: Path, *, freeze: bool = True) -> dict[str, float]:
+def compare(batch: int, rounds: int, folder: Path, *, freeze: bool = True, threads: int = 0) -> dict[str, float]:
     """Milliseconds of MiniLM with torch and without: the medians of turns, and the speed without relative to with."""
+    import torch
+
     from weft.testing.models import FULL_SIZE, padded_tokens
+
+    if threads:
+        torch.set_num_threads(threads)
 
     module = FULL_SIZE["minilm"].build()
     call = export_graph(module, padded_tokens(batch, 128, 30522)(0), folder, freeze=freeze)
-    elsewhere = Elsewhere(folder)
+    elsewhere = Elsewhere(folder, threads)
     calls = max(3, 40 // batch)
     timed(call, 3)
     elsewhere.times(3)
-    turns = [(median(timed(call, calls)), median(elsewhere.times(calls))) for _ in range(rounds)]
+    turns = [(_medians(timed(call, calls)), _medians(elsewhere.times(calls))) for _ in range(rounds)]
     elsewhere.close()
-    here, there = (1e3 * median(each) for each in zip(*turns, strict=True))
-    return {"with_torch_ms": here, "without_ms": there, "speed": median(a / b for a, b in turns)}
+    here, there = ([turn[side].elapsed for turn in turns] for side in (0, 1))
+    return {
+        "with_torch_ms": 1e3 * median(here),
+        "without_ms": 1e3 * median(there),
+        "speed": median(a.elapsed / b.elapsed for a, b in turns),
+        "speed_by_processor_time": median(a.processor / b.processor for a, b in turns),
+    }
+
+
+def _medians(seconds: list[Seconds]) -> Seconds:
+    return Seconds(median(each.elapsed for each in seconds), median(each.processor for each in seconds))
 
 
 def _main() -> None:
@@ -167,10 +190,12 @@ def _main() -> None:
     parser = argparse.ArgumentParser(description="MiniLM with torch and without.")
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--threads", type=int, default=0, help="of both; as many as there are cores for if 0")
     parser.add_argument("--not-frozen", action="store_true", help="weights are arguments")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        found = compare(given.batch, given.rounds, Path(folder), freeze=not given.not_frozen)
+        frozen = not given.not_frozen
+        found = compare(given.batch, given.rounds, Path(folder), freeze=frozen, threads=given.threads)
     print(f"{os.cpu_count()} cores, batch {given.batch}: ", *(f"{name} {value:.3f}" for name, value in found.items()))
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from rich.table import Table
 from rich.text import Text
 
+from weft.planner.calibration import calibrate, read_runs
 from weft.planner.closed_form import Draft
 from weft.planner.hardware import RANGES, find_gpu
 from weft.planner.model import find_model
@@ -16,7 +17,7 @@ from weft.planner.plan import Plan
 from weft.planner.plan import plan as make
 from weft.planner.program import BYTES
 from weft.planner.report import figures
-from weft.planner.search import ENGINES, Settings
+from weft.planner.search import ENGINES, Settings, open_costs, predictor
 from weft.planner.traffic import targets_of, traffic_of
 from weft.tools.terminal import Terminal, UsageError, check_file, counted
 
@@ -39,6 +40,7 @@ class PlanRequest:
     draft: str
     price: float | None
     html: Path | None
+    calibrate: Path | None = None
 
 
 def plan(terminal: Terminal, asked: PlanRequest) -> None:
@@ -71,6 +73,11 @@ def plan(terminal: Terminal, asked: PlanRequest) -> None:
         max_gpus=asked.max_gpus,
         spare=asked.spare,
     )
+    if asked.calibrate is not None:
+        with terminal.working("calibrating"):
+            predict = predictor(model, gpu, open_costs(gpu, asked.tables, asked.engine), settings)
+            found = calibrate(read_runs(asked.calibrate), predict, asked.calibrate.name)
+        settings = replace(settings, calibration=found)
     with terminal.working("planning"):
         found = make(model, gpu, traffic_of(asked.traffic), targets_of(asked.slo), settings, asked.tables)
     show(terminal, found)
@@ -102,6 +109,8 @@ def show(terminal: Terminal, found: Plan) -> None:
         terminal.show(Text(f"no mapping meets the targets; {words}", style="bold yellow"))
     for words in found.model.assumptions:
         terminal.show(Text(words, style="yellow"))
+    if found.settings.calibration is not None:
+        terminal.show(Text(str(found.settings.calibration), style="yellow"))
     replicas = f"{found.replicas} + {counted(found.spare, 'spare replica')}"
     place = f"{counted(found.gpus, 'GPU')} in {counted(found.nodes, 'node')}, {counted(found.racks, 'rack')}"
     terminal.show(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from math import prod
 from pathlib import Path
@@ -15,23 +16,24 @@ from rich.table import Table
 from weft.backends.reference.graph import run as run_graph
 from weft.backends.target import argument_names
 from weft.ir.types import tensor_of
-from weft.ops.graph import FuncOp
 from weft.spatial.explore import explore, page_of, pareto_front
 from weft.spatial.gantt import gantt_page, gantt_png
 from weft.spatial.machine import StreamingMachine, SystolicMachine, load_machine, streaming_machine
+from weft.spatial.mesh_machine import MeshMachine
 from weft.spatial.program import Program
 from weft.spatial.schedule_dialect import load_program, save_program
-from weft.spatial.scheduler.compile import compile_graph
+from weft.spatial.scheduler.compile import compile_graph, map_streams, schedule_streams
 from weft.spatial.scheduler.distribute import distribute_graph
 from weft.spatial.simulator.run import simulate
 from weft.spatial.simulator.system import simulate_system
+from weft.spatial.stream_program import StreamProgram, load_streams, save_streams
 from weft.spatial.systolic import schedule_product
 from weft.spatial.trace import trace_of
 from weft.spatial.verifier.verify import system_violations, verify, verify_system, violations
 from weft.testing.spatial.mutants import MutantCount, count_mutants, count_system_mutants
 from weft.testing.spatial.programs import random_program
 from weft.tile.text import print_program
-from weft.tools.spatial_models import read_spatial_model
+from weft.tools.spatial_models import read_with_constants
 from weft.tools.terminal import Terminal, UsageError, check_file
 
 _NOTE = "cycle 0 is the first issue after the start, and the last is when all lanes are done"
@@ -70,11 +72,24 @@ def show_machine(terminal: Terminal, name: str, overrides: Mapping[str, Any]) ->
             "fp16 MACs a cycle": machine.fp16_macs,
             "cycles to load all weights": machine.weight_floor,
         }
+    if isinstance(machine, MeshMachine):
+        derived = {
+            "cores": machine.cores,
+            "memory bytes": machine.memory_bytes,
+            "int8 MACs a cycle": machine.int8_macs,
+            "cycles of a tile on a matrix unit": machine.matrix_cycles,
+            "cycles of a tile on a link": machine.link_cycles(1),
+        }
+    if derived:
         follows = Table("what follows", "value")
         for what, value in derived.items():
             follows.add_row(what, f"{value:,}")
         terminal.show(follows)
     terminal.finish({"ok": True, "machine": machine.name, "digest": machine.digest, "facts": facts, "derived": derived})
+
+
+LEVELS = ("schedule", "stream")
+"""What `compile` writes: the first has cycles, the second comes before."""
 
 
 def compile_file(
@@ -84,45 +99,45 @@ def compile_file(
     overrides: Mapping[str, Any],
     constants: Path | None,
     seed: int,
-    output: Path,
+    emit: str,
+    output: Path | None,
 ) -> None:
-    """Compile a graph, verify its schedule and write it."""
+    """Compile a graph, or a program of streams, verify its schedule and write it."""
+    if emit not in LEVELS:
+        raise UsageError(f"no level is called {emit}", hint=f"--emit takes {' or '.join(LEVELS)}")
     machine = streaming_machine(machine_name, overrides)
+    output = output or Path(f"{emit}.mlir")
     check_file(output, "--output")
-    function, known = _model(file, constants, seed)
+    streams = _streams(file, machine, constants, seed)
+    if emit == "stream":
+        given = streams(machine)
+        save_streams(given, output)
+        counts = Counter(op.name.removeprefix("stream.") for op in given.op.walk())
+        table = Table("op", "count", title=f"{file} as streams")
+        for name, count in sorted(counts.items()):
+            table.add_row(name, f"{count:,}")
+        terminal.show(table, f"written to {output}")
+        terminal.finish({"ok": True, "ops": dict(counts)})
+        return
     with terminal.working(f"scheduling {file}"):
-        program = compile_graph(function, machine, known)
+        program = schedule_streams(streams(machine), machine)
         verify(program)
-        band = [compile_graph(function, machine.scaled(factor), known).cycles for factor in (0.5, 2)]
+        scaled = [machine.scaled(factor) for factor in (0.5, 2)]
+        band = [schedule_streams(streams(each), each).cycles for each in scaled]
         save_program(program, output)
     _report(terminal, program, band, f"written to {output}")
 
 
-def _model(file: str, constants: Path | None, seed: int) -> tuple[FuncOp, dict[str, np.ndarray]]:
-    """A graph of integers and its constants; what is in floats is quantized."""
-    model = read_spatial_model(file, seed)
-    known = model.constants if model.constants is not None else _constants(model.function, constants, seed)
-    return model.function, known
-
-
-def _constants(function: FuncOp, path: Path | None, seed: int) -> dict[str, np.ndarray]:
-    """Constants of a file; without one, all arguments but the first are random."""
-    names = argument_names(function)
-    if path is not None:
-        if not path.is_file():
-            raise UsageError(f"there is no file {path}", hint="--constants takes an .npz with arrays by argument")
-        with np.load(path, allow_pickle=False) as arrays:
-            return {name: arrays[name] for name in names if name in arrays}
-    rng = np.random.default_rng(seed)
-    made: dict[str, np.ndarray] = {}
-    for name, value in list(zip(names, function.block.args, strict=True))[1:]:
-        tensor = tensor_of(value.type)
-        shape = tuple(int(size) for size in tensor.shape)  # type: ignore[arg-type]
-        small = tensor.dtype.is_integer
-        made[name] = (rng.integers(-128, 128, shape) if small else rng.uniform(0.001, 0.01, shape)).astype(
-            tensor.dtype.numpy
-        )
-    return made
+def _streams(
+    file: str, machine: StreamingMachine, constants: Path | None, seed: int
+) -> Callable[[StreamingMachine], StreamProgram]:
+    """The streams of a file for a machine: those it has, or what its graph is mapped to."""
+    path = Path(file)
+    if path.suffix == ".mlir" and path.is_file() and '"stream.program"' in path.read_text(encoding="utf-8"):
+        given = load_streams(path)
+        return lambda _: given
+    function, known = read_with_constants(file, constants, seed)
+    return lambda each: map_streams(function, each, known)
 
 
 def _report(terminal: Terminal, program: Program, band: list[int], ending: str) -> None:
@@ -216,7 +231,7 @@ def explore_file(
     values = {path: _values(word, given) for word in vary for path, _, given in [word.partition("=")]}
     if not values:
         raise UsageError("nothing varies", hint="--vary memory.bank_words=2048,4096")
-    function, known = _model(file, constants, seed)
+    function, known = read_with_constants(file, constants, seed)
     with terminal.working(f"scheduling {prod(len(each) for each in values.values())} variants"):
         found = explore(print_program(function), known, machine_name, values, workers)
     front = pareto_front(found)
@@ -298,7 +313,7 @@ def distribute_file(
 ) -> None:
     """Compile a graph for many chips, verify their schedules, run them and compare with the graph."""
     machine = streaming_machine(machine_name, overrides)
-    function, known = _model(file, constants, seed)
+    function, known = read_with_constants(file, constants, seed)
     rng = np.random.default_rng(seed)
     with terminal.working(f"scheduling {file} on {chips} chips"):
         system = distribute_graph(function, machine, known, chips, tensor)

@@ -48,6 +48,33 @@ def read_spatial_model(file: str, seed: int) -> SpatialModel:
     return quantized_model(text, weights, seed)
 
 
+def read_with_constants(file: str, constants: Path | None, seed: int) -> tuple[FuncOp, dict[str, np.ndarray]]:
+    """A graph of integers and its constants; what is in floats is quantized."""
+    model = read_spatial_model(file, seed)
+    known = model.constants if model.constants is not None else _constants(model.function, constants, seed)
+    return model.function, known
+
+
+def _constants(function: FuncOp, path: Path | None, seed: int) -> dict[str, np.ndarray]:
+    """Constants of a file; without one, all arguments but the first are random."""
+    names = argument_names(function)
+    if path is not None:
+        if not path.is_file():
+            raise UsageError(f"there is no file {path}", hint="--constants takes an .npz with arrays by argument")
+        with np.load(path, allow_pickle=False) as arrays:
+            return {name: arrays[name] for name in names if name in arrays}
+    rng = np.random.default_rng(seed)
+    made: dict[str, np.ndarray] = {}
+    for name, value in list(zip(names, function.block.args, strict=True))[1:]:
+        tensor = tensor_of(value.type)
+        shape = tuple(int(size) for size in tensor.shape)  # type: ignore[arg-type]
+        small = tensor.dtype.is_integer
+        made[name] = (rng.integers(-128, 128, shape) if small else rng.uniform(0.001, 0.01, shape)).astype(
+            tensor.dtype.numpy
+        )
+    return made
+
+
 def quantized_model(text: str, weights: dict[str, np.ndarray], seed: int) -> SpatialModel:
     """A graph of floats as one of integers."""
     module = parse_program(text, "the model")

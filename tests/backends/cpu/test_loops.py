@@ -110,4 +110,4 @@ def test_a_turn_reads_what_the_one_before_left(shapes: list[tuple[int, int]], bo
     x = np.random.default_rng().standard_normal(WIDE).astype(np.float32)
     trial = looped(shapes, body)
     for found, wanted in zip(CpuModule([trial]).run(trial, [x]), run_interpreted(trial, [x]), strict=True):
-        np.testing.assert_allclose(found, wanted, rtol=1e-5)
+        np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-4)  # sums of either sign may be near 0

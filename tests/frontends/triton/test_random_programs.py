@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.sampling import every
 from weft.backends.reference.tile import run_kernel
 from weft.frontends.triton.builders.builder import Builder, Handle
 from weft.frontends.triton.builders.numpy_builder import NumpyBuilder
@@ -328,7 +329,7 @@ class Program:
 setattr(Program, "while", Program.while_)
 
 
-@pytest.mark.parametrize("chunk", range(20))
+@pytest.mark.parametrize("chunk", every(5, range(20)))
 def test_compiled_as_interpreted(chunk: int) -> None:
     for seed in range(25 * chunk, 25 * (chunk + 1)):
         check(seed)

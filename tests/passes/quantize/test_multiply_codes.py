@@ -118,3 +118,33 @@ def test_a_scale_for_each_of_k_stays_floats(passes: Any) -> None:
         return b.dot(numbers(b, x, none, scale), numbers(b, w, none, s))
 
     assert of_codes(compared(passes, arguments, (1, 2), body)) == []
+
+
+@pytest.mark.parametrize("rows", [i8, u8])
+@pytest.mark.parametrize("zero", [0, 7])
+@pytest.mark.parametrize("weights", [i8, u8])
+def test_channels_that_do_not_mix_are_summed_in_floats(passes: Any, rows: DType, zero: int, weights: DType) -> None:
+    """A code is 8 bits, and a product of two takes 15: sums of a window are exact in f32."""
+    arguments = {"x": Tensor(rows, (2, 6, 5, 4)), "w": Tensor(weights, (6, 1, 3, 3)), "s": Tensor(f32, (6, 1, 1, 1))}
+
+    def body(b: GraphBuilder, x: SSAValue, w: SSAValue, s: SSAValue) -> SSAValue:
+        middle = b.full(value=128 if weights == u8 else 0, shape=(), dtype=i32)
+        place, scale = b.full(value=zero, shape=(), dtype=i32), b.full(value=0.5, shape=(), dtype=f32)
+        params = plain_params() | {"padding": ((1, 1), (0, 2)), "groups": 6}
+        return b.convolution(numbers(b, x, place, scale), numbers(b, w, middle, s), **params)
+
+    function = compared(passes, arguments, (1, 2), body)
+    (op,) = (op for op in function.block.ops if isinstance(op, Convolution))
+    assert tensor_of(op.operands[0].type).dtype == rows and op.params["dtype"] == f32 and op.params["fill"] == zero
+
+
+def test_channels_that_do_not_mix_with_zeros_of_weights_stay_floats(passes: Any) -> None:
+    arguments = {"x": Tensor(u8, (1, 4, 5, 4)), "w": Tensor(i8, (4, 1, 3, 3)), "s": Tensor(f32, (4, 1, 1, 1))}
+
+    def body(b: GraphBuilder, x: SSAValue, w: SSAValue, s: SSAValue) -> SSAValue:
+        place, scale = b.full(value=3, shape=(), dtype=i32), b.full(value=0.5, shape=(), dtype=f32)
+        return b.convolution(numbers(b, x, place, scale), numbers(b, w, place, s), **plain_params() | {"groups": 4})
+
+    function = compared(passes, arguments, (1, 2), body)
+    (op,) = (op for op in function.block.ops if isinstance(op, Convolution))
+    assert "dtype" not in op.params

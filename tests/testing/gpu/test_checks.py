@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from typer.testing import CliRunner
 
@@ -34,6 +35,7 @@ def test_training_that_leaves_eager_or_learns_nothing_is_wrong() -> None:
     assert "LEAVES" in str(TrainingReport("m", (3.0, 3.0), (3.0, 3.0)))
 
 
+@pytest.mark.slow
 def test_models_are_checked_in_children_and_kept(tmp_path: Path) -> None:
     common = ["conform", "models", "bert", "--reports", str(tmp_path), "--jobs", "1", "--json"]
     first = CliRunner().invoke(app, common)

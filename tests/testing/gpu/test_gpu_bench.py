@@ -110,6 +110,7 @@ def test_no_gpu_is_an_error_that_says_so() -> None:
     assert is_usable("cpu")
 
 
+@pytest.mark.slow
 def test_parts_of_a_run_share_a_journal_and_a_file(tmp_path: Path) -> None:
     common = ["bench", "gpu", "--rehearse", "--suite", "memory", "--case", "add_rms_norm_*bf16", "--rounds", "2"]
     common += ["--seconds", "0.1", "--reports", str(tmp_path), "--json"]

@@ -14,18 +14,14 @@ from math import prod
 from xdsl.ir import Operation, OpResult, SSAValue
 
 from weft.backends.cpu.buffers import Buffer
+from weft.backends.cpu.clamped_casts import ClampedCast
 from weft.backends.cpu.clusters import Fill, FusedLoop, Sink, form_steps, origin_of
 from weft.backends.cpu.computed import emit_gather, emit_scatter
 from weft.backends.cpu.dot import accumulates_in_place, buffered_operands, emit_dot
 from weft.backends.cpu.loop_nest import LoopNest
 from weft.backends.cpu.memory_order import MemoryOrder, lazy_closure
 from weft.backends.cpu.neighbours import Neighbours
-from weft.backends.cpu.position import (
-    Position,
-    load_strided,
-    read_along,
-    write_along,
-)
+from weft.backends.cpu.position import Position, load_strided, read_along, write_along
 from weft.backends.cpu.rounded_halves import meets_a_rounding
 from weft.backends.cpu.sort import emit_sort
 from weft.backends.cpu.target import CpuTarget
@@ -299,12 +295,19 @@ class KernelCodegen:
                 return b.splat(self.at(op.args[1 if known else 2], here, kept), lanes)
             case tile.MapOp() as op if value in self.divisors and here.lanes > 1:
                 return self.divisors[value].divide(b, b.splat(self.at(op.args[0], here, kept), here.lanes))
+            case tile.MapOp() as op if (clamped := self._clamped(op, kept)) is not None:
+                return clamped.emit(b, self.at(clamped.value, here, kept))
             case tile.MapOp() as op:
                 args = [self.at(arg, here, kept) for arg in op.args]
                 wide = max(arg.lanes for arg in args)
                 return self._map(op, [b.splat(arg, wide) for arg in args])
             case op:
                 raise LoweringError(f"{op.name} is not computed element by element")
+
+    def _clamped(self, op: tile.MapOp, kept: set[SSAValue]) -> ClampedCast | None:
+        found = ClampedCast.of(op)
+        stored = found is not None and any(each in self.buffers or each in kept for each in found.between)
+        return None if stored else found
 
     def _map(self, op: tile.MapOp, args: list[V]) -> V:
         function = op.function.data

@@ -33,22 +33,19 @@ def read_model(
 ) -> Model:
     """A model from a path, from bytes or from a `ModelProto`; `folder` is where external data may lie."""
     limits = limits or Limits()
+    weights: Mapping[int, np.ndarray] = {}
     if isinstance(source, str | Path):
         path = Path(source)
         try:
             if path.stat().st_size > limits.file:
                 raise ModelError(f"{path} has over {limits.file} bytes", hint="larger models keep their weights beside")
-            source, folder = _content(path), folder or path.parent
+            rest, weights = _content(path)
         except OSError as error:
             raise ModelError(f"{path} cannot be read: {error.strerror}") from error
-    weights: Mapping[int, np.ndarray] = {}
-    if isinstance(source, bytes | bytearray | memoryview):
-        proto: Any = onnx.ModelProto()
+        folder, proto = folder or path.parent, _message(rest)
+    elif isinstance(source, bytes | bytearray | memoryview):
         rest, weights = take_weights(memoryview(source).cast("B"))
-        try:
-            proto.ParseFromString(bytes(rest))
-        except DecodeError as error:
-            raise ModelError(f"the file is not an ONNX model: {error}", hint="it may be cut off or damaged") from error
+        proto = _message(rest)
     elif isinstance(source, onnx.ModelProto):
         proto = source
     else:
@@ -58,13 +55,23 @@ def read_model(
     return _Reader(ExternalFiles(None if folder is None else Path(folder)), limits, weights).model(proto)
 
 
-def _content(path: Path) -> bytes | memoryview:
-    """The bytes of a file, mapped while it is read; what is kept of it is copied."""
+def _message(data: bytes | memoryview) -> Any:
+    proto: Any = onnx.ModelProto()
+    try:
+        proto.ParseFromString(bytes(data))
+    except DecodeError as error:
+        raise ModelError(f"the file is not an ONNX model: {error}", hint="it may be cut off or damaged") from error
+    return proto
+
+
+def _content(path: Path) -> tuple[bytes | memoryview, Mapping[int, np.ndarray]]:
+    """A file's message and its weights; it is mapped while it is read, and what is kept of it is copied."""
     with path.open("rb") as file:
         about = os.fstat(file.fileno())
         if stat.S_ISREG(about.st_mode) and about.st_size >= _MAPPED:
-            return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-        return file.read()
+            mapped = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+            return take_weights(mapped, file.fileno())
+        return take_weights(memoryview(file.read()))
 
 
 _MAPPED = 1 << 20

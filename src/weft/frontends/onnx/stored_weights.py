@@ -8,12 +8,14 @@ in an unusual way is left as it is: whether it is right is the parser's to say.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
 
+from weft.errors import ModelError
 from weft.runtime.cores import available_cores
 from weft.runtime.owned_memory import OwnedMemory
 
@@ -40,15 +42,19 @@ class _Field:
     end: int
 
 
-def take_weights(data: memoryview) -> tuple[bytes | memoryview, Mapping[int, np.ndarray]]:
-    """A message without its large weights, and these as arrays of bytes, by the number of the initializer."""
+def take_weights(data: memoryview, file: int | None = None) -> tuple[bytes | memoryview, Mapping[int, np.ndarray]]:
+    """A message without its large weights, and these as arrays of bytes, by the number of the initializer.
+
+    Where the message is a mapped `file`, weights are read from that: pages that are only looked at once cost more to
+    map than to copy.
+    """
     try:
         parts, found = _without_weights(data)
     except _Unusual:
         return data, {}
     if not found:
         return data, {}
-    return b"".join(parts), _copied([(number, data[start:end]) for number, start, end in found])
+    return b"".join(parts), _copied(data, found, file)
 
 
 def _without_weights(data: memoryview) -> tuple[list[bytes | memoryview], list[tuple[int, int, int]]]:
@@ -125,26 +131,36 @@ def _varint(value: int) -> bytes:
     return bytes(found)
 
 
-def _copied(weights: Sequence[tuple[int, memoryview]]) -> dict[int, np.ndarray]:
+def _copied(data: memoryview, weights: Sequence[tuple[int, int, int]], file: int | None) -> dict[int, np.ndarray]:
     """The bytes of weights in one block of memory of their own, each at an aligned place."""
     starts: list[int] = []
     size = 0
-    for _, each in weights:
+    for _, begin, end in weights:
         starts.append(size)
-        size += -(-len(each) // _ALIGNMENT) * _ALIGNMENT
+        size += -(-(end - begin) // _ALIGNMENT) * _ALIGNMENT
     block = OwnedMemory.of(size)
-    target = np.frombuffer(block, np.uint8)
+    target = memoryview(block)
     pieces = [
-        (start + at, each[at : at + _CHUNK])
-        for start, (_, each) in zip(starts, weights, strict=True)
-        for at in range(0, len(each), _CHUNK)
+        (start + at, begin + at, min(_CHUNK, end - begin - at))
+        for start, (_, begin, end) in zip(starts, weights, strict=True)
+        for at in range(0, end - begin, _CHUNK)
     ]
 
-    def copy(piece: tuple[int, memoryview]) -> None:
-        at, given = piece
-        target[at : at + len(given)] = np.frombuffer(given, np.uint8)
+    def copy(piece: tuple[int, int, int]) -> None:
+        to, at, count = piece
+        if file is None:
+            np.frombuffer(block, np.uint8, count, to)[...] = np.frombuffer(data, np.uint8, count, at)
+            return
+        while count:
+            done = os.preadv(file, [target[to : to + count]], at)
+            if not done:
+                raise ModelError(
+                    "the file became shorter while it was read", hint="write models to a file of their own"
+                )
+            to, at, count = to + done, at + done, count - done
 
     with ThreadPoolExecutor(min(_MOST_THREADS, available_cores())) as pool:
         list(pool.map(copy, pieces))
-    target.flags.writeable = False
-    return {number: target[start : start + len(each)] for start, (number, each) in zip(starts, weights, strict=True)}
+    bytes_ = np.frombuffer(block, np.uint8)
+    bytes_.flags.writeable = False
+    return {number: bytes_[at : at + end - begin] for at, (number, begin, end) in zip(starts, weights, strict=True)}

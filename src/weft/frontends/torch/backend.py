@@ -39,6 +39,7 @@ from weft.frontends.torch.importer.freezing import frozen_arguments, warn_of_qua
 from weft.frontends.torch.importer.graph_device import graph_device
 from weft.frontends.torch.importer.import_graph import import_graph
 from weft.frontends.torch.locations import first_line
+from weft.frontends.torch.remat.memory_budget import PEAK, partition_joint
 from weft.frontends.torch.report import (
     HOW_TO_DECIDE,
     Fallback,
@@ -115,7 +116,8 @@ def _by_aot_autograd(
 
     def partition(joint: fx.GraphModule, *args: Any, **kwargs: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
         mark_gathers(joint)
-        return traced.partition(joint, *args, **kwargs)
+        traced.note(joint.graph)
+        return partition_joint(joint, *args, config=config, **kwargs)
 
     backend: Any = aot_autograd(
         fw_compiler=compilers["forward"],
@@ -193,7 +195,7 @@ def _callable(
 ) -> Callable[[list[Any]], Sequence[Any]]:
     start = time.perf_counter()
     flight, is_awaited = Flight("", None), False
-    record.config = config
+    record.config, record.peak = config, module.meta.get(PEAK)
     try:
         device = graph_device(module)
         target = target_on(device, config)

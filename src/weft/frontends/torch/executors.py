@@ -38,7 +38,7 @@ from weft.ops.graph import FuncOp
 from weft.pipelines import Compiled
 from weft.runtime import stored_programs
 from weft.runtime.cache import DiskCache
-from weft.runtime.executable import Executable
+from weft.runtime.executable import Executable, FrugalExecutable
 from weft.runtime.record import CompilationRecord
 from weft.targets.cpu import Cpu
 from weft.targets.nvidia import Nvidia
@@ -95,7 +95,8 @@ def _loaded_on(
 ) -> CpuExecutor | CudaExecutor:
     """The executor of a compiled program on its device."""
     if isinstance(code, bytes):
-        return CpuExecutor(Executable(plan, code, prepare), opaque)
+        made = FrugalExecutable if config.memory_budget else Executable
+        return CpuExecutor(made(plan, code, prepare), opaque)
     # What it needs of torch is not there where torch is built without CUDA.
     from weft.frontends.torch.execution.cuda_executor import CudaExecutor, load_program
 

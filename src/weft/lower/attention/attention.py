@@ -26,13 +26,14 @@ from xdsl.ir import SSAValue
 from weft.ir.expr import Size, minimum, simplify, symbol
 from weft.ir.types import Tensor, boolean, i64, tensor_of
 from weft.lower.attention.paged_keys import keys_of_block
-from weft.lower.emit.blocked import BlockedKernel, output_indices, store_outputs
+from weft.lower.emit.blocked import BlockedKernel, epilogue_refusal, output_indices, store_outputs
 from weft.lower.emit.body import TileValue, register_dtype
 from weft.lower.emit.kernel import Kernel
 from weft.lower.index_space.domain import Domain, Run, fused
 from weft.lower.index_space.evaluate import AddressRecorder, Dummy, Source, broadcast_index
 from weft.lower.lowered import Lowered, whole
 from weft.lower.machine import Machine
+from weft.lower.refusal import Refusal
 from weft.lower.schedule.schedule import choose_attention_blocks, given_blocks
 from weft.ops.body import Value
 from weft.ops.graph import GroupOp
@@ -47,10 +48,24 @@ LOG2_E = 1.4426950408889634
 
 def lower_attention(
     group: GroupOp, name: str, inputs: Sequence[StridedLayout], outputs: Sequence[StridedLayout], machine: Machine
-) -> Lowered:
+) -> Lowered | Refusal:
     """Lower a group that holds one attention, with its operands and results in the given layouts."""
     layouts: dict[SSAValue, StridedLayout] = dict(zip(group.block.args, inputs, strict=True))
     op = next(op for op in group.block.ops if isinstance(op, AnyAttention))
+    lowering = _lowering_of(group, name, layouts, outputs, op, machine)
+    refused = epilogue_refusal(group, op.results) or lowering.prepare()
+    return lowering.lowered(inputs) if refused is None else refused
+
+
+def _lowering_of(
+    group: GroupOp,
+    name: str,
+    layouts: dict[SSAValue, StridedLayout],
+    outputs: Sequence[StridedLayout],
+    op: AnyAttention,
+    machine: Machine,
+) -> AttentionLowering:
+    """How an attention is computed: in tensor cores' tiles, over all keys or parts of them, or in vectors."""
     if machine.capabilities.matrix_units:
         from weft.lower.attention.flash_attention import FlashLowering, is_flash  # these add to the class below
         from weft.lower.attention.split_kv import SplitKvLowering, parts_of
@@ -58,10 +73,9 @@ def lower_attention(
         if is_flash(op):
             parts = parts_of(op, group, machine)
             if parts > 1 or tensor_of(op.results[0].type).shape[-2] == 1:
-                return SplitKvLowering(group, name, layouts, outputs, op, machine, parts).lowered(inputs)
-            return FlashLowering(group, name, layouts, outputs, op, machine).lowered(inputs)
-    kernel = AttentionLowering(group, name, layouts, outputs, op, machine).kernel()
-    return whole(kernel, len(inputs), len(outputs))
+                return SplitKvLowering(group, name, layouts, outputs, op, machine, parts)
+            return FlashLowering(group, name, layouts, outputs, op, machine)
+    return AttentionLowering(group, name, layouts, outputs, op, machine)
 
 
 @dataclass
@@ -81,7 +95,12 @@ class AttentionLowering:
     op: AnyAttention
     machine: Machine
 
-    def kernel(self) -> Kernel:
+    def lowered(self, inputs: Sequence[StridedLayout]) -> Lowered:
+        """The kernel; `prepare` comes before."""
+        return whole(self._emit(self.lead), len(inputs), len(self.outputs))
+
+    def prepare(self) -> Refusal | None:
+        """Find runs and blocks: all but the code; or why there is none."""
         result = tensor_of(self.op.results[0].type)
         q, k = (tensor_of(value.type) for value in self.op.operands[:2])
         self.dtype = register_dtype(result.dtype)
@@ -90,16 +109,21 @@ class AttentionLowering:
         width, out_width = q.shape[-1], result.shape[-1]
         self.domain = domain = Domain(result.shape, (self.keys, width))
         self.is_paged = self.reads_pages and pages_of_both(self.op, self.layouts.get) is not None
-        while domain.split(addresses := self._record()):
-            pass
+        while True:
+            recorder, beside = self._record()
+            if recorder.refusals:
+                return Refusal(recorder.refusals[0])
+            addresses = [*(address.expr for address in recorder.addresses), *beside]
+            if not domain.split(addresses):
+                break
         rank = result.rank
         by_role: dict[str, list[Run]] = {}
         for letter, names in {"i": f"r{rank - 2}", "n": f"r{rank - 1}", "j": "c0", "e": "c1"}.items():
             parts = [v for v in (*domain.rows, *domain.columns) if v.name.rstrip("hl") == names]
             by_role[letter] = [Run(tuple(parts))] if parts else []
         taken = {v.name for letter in by_role for run in by_role[letter] for v in run.variables}
-        lead = fused([v for v in domain.rows if v.name not in taken], addresses)
-        domain.row_runs = [*lead, *by_role["i"], *by_role["n"]]
+        self.lead = fused([v for v in domain.rows if v.name not in taken], addresses)
+        domain.row_runs = [*self.lead, *by_role["i"], *by_role["n"]]
         domain.column_runs = [*by_role["j"], *by_role["e"]]
         self.runs = {letter: runs[0] for letter, runs in by_role.items() if runs}
         sides = result.shape[-2], self.keys, width, out_width
@@ -109,7 +133,7 @@ class AttentionLowering:
             pages, *_ = self.pages.values()  # both are of one size
             rows, keys, *widths = self.blocks.sides
             self.blocks = replace(self.blocks, sides=(rows, keys_of_block(pages, keys), *widths))
-        return self._emit(lead)
+        return None
 
     # -- addresses -------------------------------------------------------------------------------------------------
 
@@ -130,7 +154,8 @@ class AttentionLowering:
         rows = tensor_of(self.op.results[0].type).shape[:-1]
         return broadcast_index([*self.domain.row_index[:-1], 0], (*rows, 1), sink.shape)
 
-    def _record(self) -> list[Size]:
+    def _record(self) -> tuple[AddressRecorder, list[Size]]:
+        """What is read, and where pages and results lie."""
         domain = self.domain
         recorder = AddressRecorder(self.layouts, space=domain.bounds)
         indices = [self._q_index(), self._k_index(), self._v_index()]
@@ -155,7 +180,7 @@ class AttentionLowering:
         for value, layout, index in zip(self.group.yielded, self.outputs, places, strict=True):
             recorder.at(Source(value, tensor_of(value.type)), index)
             stores.append(simplify(layout.address(index), domain.bounds))
-        return [*(address.expr for address in recorder.addresses), *paged, *stores]
+        return recorder, [*paged, *stores]
 
     # -- code ------------------------------------------------------------------------------------------------------
 

@@ -24,7 +24,6 @@ from dataclasses import dataclass, field
 from xdsl.dialects.builtin import UnitAttr
 from xdsl.ir import SSAValue
 
-from weft.errors import LoweringError
 from weft.ir.expr import Size, ceildiv, floordiv, maximum, minimum, mod, product, simplify, symbol
 from weft.ir.types import Tensor, i32, tensor_of
 from weft.lower.attention.attention import LOG2_E
@@ -36,6 +35,7 @@ from weft.lower.index_space.domain import Domain, Run, Variable, fused
 from weft.lower.index_space.evaluate import AddressRecorder, Source
 from weft.lower.lowered import Argument, KernelCall, Lowered
 from weft.lower.machine import Machine
+from weft.lower.refusal import Refusal
 from weft.lower.regroup import regroup
 from weft.lower.schedule.schedule import Blocks, choose_gradient_blocks, given_blocks
 from weft.ops.body import Value
@@ -54,11 +54,11 @@ _LETTERS = "ijen"
 
 def lower_attention_gradients(
     group: GroupOp, name: str, inputs: Sequence[StridedLayout], outputs: Sequence[StridedLayout], machine: Machine
-) -> Lowered:
+) -> Lowered | Refusal:
     """Lower a group that holds nothing but views and the gradients of one attention."""
     op = next(op for op in group.block.ops if isinstance(op, AttentionGradients))
     if any(value not in op.results for value in group.yielded):
-        raise LoweringError("nothing can be computed after attention_gradients in its kernels")
+        return Refusal("nothing can be computed after attention_gradients in its kernels")
     layouts: dict[SSAValue, StridedLayout] = dict(zip(group.block.args, inputs, strict=True))
     rows = [_padded(tensor_of(value.type)) for value in op.operands[4:]]
     read = [Argument("input", number) for number in range(len(inputs))]

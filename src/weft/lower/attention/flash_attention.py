@@ -73,7 +73,7 @@ class FlashLowering(AttentionLowering):
 
     def lowered(self, inputs: Sequence[StridedLayout]) -> Lowered:
         """The kernel, and before it one that sets its counter to 0, if it has one."""
-        kernel = self.kernel()
+        kernel = self._emit(self.lead)
         found = whole(kernel, len(inputs), len(self.outputs))
         if kernel.op.counter is None:
             return found

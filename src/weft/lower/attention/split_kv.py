@@ -72,7 +72,7 @@ class SplitKvLowering(FlashLowering):
     parts: int = 1
 
     def lowered(self, inputs: Sequence[StridedLayout]) -> Lowered:
-        kernel = self.kernel()
+        kernel = self._emit(self.lead)
         scratch = self._found()
         given = [Argument("input", number) for number in range(len(inputs))]
         places = [Argument("scratch", number) for number in range(len(scratch))]

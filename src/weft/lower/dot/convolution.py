@@ -21,9 +21,10 @@ from xdsl.irdl import irdl_op_definition
 from weft.ir.expr import Size, floordiv, mod, product
 from weft.ir.types import Tensor, tensor_of, tensor_type
 from weft.lower.dot.dot import lower_dot
-from weft.lower.groups.kernels import lower_group
+from weft.lower.groups.kernels import lower_group, try_lower_group
 from weft.lower.lowered import Argument, KernelCall, Lowered, whole
 from weft.lower.machine import Machine
+from weft.lower.refusal import Refusal, accepted
 from weft.lower.regroup import regroup
 from weft.ops.base import Movement
 from weft.ops.body import Body, Operand, Value
@@ -88,12 +89,13 @@ def _digits(number: Size, sizes: Sequence[Size]) -> list[Size]:
 
 def lower_convolution(
     group: GroupOp, name: str, inputs: Sequence[StridedLayout], outputs: Sequence[StridedLayout], machine: Machine
-) -> Lowered:
+) -> Lowered | Refusal:
     """Lower a group with a convolution, with what is computed before and after it."""
     convolution = next(op for op in group.block.ops if isinstance(op, Convolution))
     problem = _Problem(group, convolution, name, inputs, outputs, machine)
     if not problem.is_product():
-        return whole(lower_group(group, name, inputs, outputs, machine=machine), len(inputs), len(outputs))
+        kernel = try_lower_group(group, name, inputs, outputs, machine=machine)
+        return kernel if isinstance(kernel, Refusal) else whole(kernel, len(inputs), len(outputs))
     return problem.lower()
 
 
@@ -125,12 +127,12 @@ class _Problem:
 
     def is_product(self) -> bool:
         count = product(self.windows.shape)
-        if self.result.dtype.is_integer or 0 in self.windows.shape:
+        if "dtype" in self.convolution.params or self.result.dtype.is_integer or 0 in self.windows.shape:
             return False
         mixing = isinstance(self.outputs_per_group, int) and self.outputs_per_group >= _LEAST_OUTPUTS
         return mixing and (not isinstance(count, int) or count * self.windows.dtype.bytes <= _MOST_BYTES)
 
-    def lower(self) -> Lowered:
+    def lower(self) -> Lowered | Refusal:
         reads = [Argument("input", number) for number in range(len(self.inputs))]
         writes = [Argument("output", number) for number in range(len(self.outputs))]
         calls: list[KernelCall] = []
@@ -149,15 +151,21 @@ class _Problem:
             wide = Tensor(self.result.dtype, (self.groups, self.outputs_per_group, self.rows * self.columns))
             products = self._take(wide)
             made = self._group(weights, columns, self._wide_product, yields_product=True)
-            (call,) = lower_dot(made, f"{self.name}_dot", layouts, [contiguous(wide)], self.machine).calls
+            lowered = accepted(lower_dot(made, f"{self.name}_dot", layouts, [contiguous(wide)], self.machine))
+            (call,) = lowered.calls
             calls.append(KernelCall(call.kernel, (*reads, *held, products)))
             finished = self._group(None, products, self._arranged)
             read = [*self.inputs, contiguous(wide)]
-            kernel = lower_group(finished, f"{self.name}_out", read, self.outputs, machine=self.machine)
+            kernel = try_lower_group(finished, f"{self.name}_out", read, self.outputs, machine=self.machine)
+            if isinstance(kernel, Refusal):
+                return kernel
             calls.append(KernelCall(kernel, (*reads, products, *writes)))
         else:
             made = self._group(weights, columns, self._batched_product)
-            (call,) = lower_dot(made, f"{self.name}_dot", layouts, self.outputs, self.machine).calls
+            lowered = lower_dot(made, f"{self.name}_dot", layouts, self.outputs, self.machine)
+            if isinstance(lowered, Refusal):
+                return lowered
+            (call,) = lowered.calls
             calls.append(KernelCall(call.kernel, (*reads, *held, *writes)))
         return Lowered(tuple(calls), tuple(self.scratch))
 

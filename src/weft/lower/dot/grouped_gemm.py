@@ -66,6 +66,11 @@ class GroupedTiles:
         return _argument(self.op.operands[5]).index
 
     @property
+    def are_in_memory(self) -> bool:
+        """Whether the group is given where tiles are, and how many there are."""
+        return all(isinstance(value, BlockArgument) for value in self.op.operands[2:6])
+
+    @property
     def most(self) -> int:
         (size,) = tensor_of(self.op.operands[2].type).shape
         assert isinstance(size, int)
@@ -106,6 +111,5 @@ class GroupedTiles:
 
 
 def _argument(value: SSAValue) -> BlockArgument:
-    if not isinstance(value, BlockArgument):
-        raise LoweringError("where tiles are must be in memory")
+    assert isinstance(value, BlockArgument), "asked before"
     return value

@@ -14,9 +14,10 @@ from collections.abc import Sequence
 from xdsl.ir import SSAValue
 
 from weft.ir.types import Tensor, f32, tensor_of, tensor_type
-from weft.lower.dispatch import lower
+from weft.lower.dispatch import try_lower
 from weft.lower.lowered import Argument, KernelCall, Lowered
 from weft.lower.machine import Machine
+from weft.lower.refusal import Refusal
 from weft.lower.regroup import regroup
 from weft.ops.graph import GraphBuilder, GroupOp
 from weft.ops.layouts import StridedLayout, contiguous
@@ -30,7 +31,7 @@ def lower_split_k(
     outputs: Sequence[StridedLayout],
     parts: int,
     machine: Machine,
-) -> Lowered:
+) -> Lowered | Refusal:
     """Lower a group around matmuls [M, K] x [K, N], of which K is cut into so many equal parts."""
     sums = regroup(group, lambda b, made: [_in_parts(b, dot, parts) for dot in _dots(made)])
     scratch = [tensor_of(value.type) for value in sums.yielded]
@@ -44,7 +45,9 @@ def lower_split_k(
         (sums, f"{name}_parts", inputs, layouts, {"input": given, "output": places}),
         (rest, name, [*inputs, *layouts], outputs, {"input": [*given, *places], "output": written}),
     ):
-        lowered = lower(made, called, own_inputs, own_outputs, machine)
+        lowered = try_lower(made, called, own_inputs, own_outputs, machine)
+        if isinstance(lowered, Refusal):
+            return lowered
         roles["scratch"] = [Argument("scratch", len(scratch) + number) for number in range(len(lowered.scratch))]
         scratch += lowered.scratch
         for call in lowered.calls:

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 
 from xdsl.ir import SSAValue
 
-from weft.errors import LoweringError
 from weft.ir.expr import Size, ceildiv, simplify, symbol, symbols_of
 from weft.ir.types import DType, Tensor, tensor_of
 from weft.lower.emit.body import TileValue
@@ -16,6 +15,7 @@ from weft.lower.emit.kernel import group_symbols
 from weft.lower.emit.row_reductions import DotEmitter
 from weft.lower.index_space.domain import Domain, Run
 from weft.lower.index_space.evaluate import Source
+from weft.lower.refusal import Refusal
 from weft.ops.base import Elementwise, GraphOp
 from weft.ops.graph import GroupOp
 from weft.ops.layouts import StridedLayout
@@ -90,12 +90,29 @@ def uses(addresses: Sequence[Size], run: Run) -> bool:
     return any(symbols_of(address) & names for address in addresses)
 
 
+def epilogue_refusal(group: GroupOp, products: Sequence[SSAValue]) -> Refusal | None:
+    """Why what follows matmuls is not computed of their tiles: each op of it must keep every element, in some order."""
+    follows: set[SSAValue] = set(products)
+    for op in group.block.ops:
+        made = [value for value in op.operands if value in follows]
+        if not made or not op.results:
+            continue
+        alike = tensor_of(op.results[0].type).shape == tensor_of(made[0].type).shape
+        if not (isinstance(op, Elementwise) and alike) and op.name not in ("graph.permute", "graph.reshape"):
+            return Refusal(f"{op.name} cannot follow a product in its kernel")
+        follows.add(op.results[0])
+    shape = tensor_of(products[0].type).shape
+    for value in group.yielded:
+        if value not in follows and tensor_of(value.type).shape != shape:
+            return Refusal(f"an output of type {tensor_of(value.type)} is not the product's")
+    return None
+
+
 def output_indices(group: GroupOp, products: Sequence[SSAValue], domain: Domain) -> list[list[Size]]:
     """Where in each output the element lies that a matmul's element at the domain's row index becomes.
 
-    Of several matmuls the later ones have an element for each row of the first.
+    Of several matmuls the later ones have an element for each row of the first. `epilogue_refusal` is asked before.
     """
-    product = products[0]
     places: dict[SSAValue, list[Size]] = {value: _place_in(value, domain) for value in products}
     for op in group.block.ops:
         made = [v for v in op.operands if v in places]
@@ -108,16 +125,10 @@ def output_indices(group: GroupOp, products: Sequence[SSAValue], domain: Domain)
             places[value] = index
         elif isinstance(op, GraphOp) and op.name == "graph.permute":
             places[value] = [index[d] for d in op.params["dims"]]
-        elif op.name == "graph.reshape":
-            places[value] = [simplify(i, domain.bounds) for i in reshape_index(index, source, shape)]
         else:
-            raise LoweringError(f"{op.name} cannot follow a product in its kernel")
-    result: list[list[Size]] = []
-    for value in group.yielded:
-        if value not in places and tensor_of(value.type).shape != tensor_of(product.type).shape:
-            raise LoweringError(f"an output of type {tensor_of(value.type)} is not the product's")
-        result.append(places.get(value, list(domain.row_index)))
-    return result
+            assert op.name == "graph.reshape"
+            places[value] = [simplify(i, domain.bounds) for i in reshape_index(index, source, shape)]
+    return [places.get(value, list(domain.row_index)) for value in group.yielded]
 
 
 def _place_in(value: SSAValue, domain: Domain) -> list[Size]:

@@ -13,14 +13,20 @@ from typing import Any
 
 from xdsl.ir import Block
 
-from weft.errors import LoweringError
 from weft.ir.expr import Size
+from weft.ir.types import tensor_of
 from weft.lower.emit.body import KernelEmitter, TileValue
 from weft.lower.index_space.evaluate import Source, finish
 from weft.ops.base import Reduction
 from weft.ops.body import Value
 from weft.tile import dialect as tile
 from weft.tile.functions import COMBINERS
+
+
+def reduced_sizes(op: Reduction) -> tuple[Size, ...]:
+    """The sizes of what a reduction reduces over."""
+    rule: Any = type(op)
+    return tuple(rule.ranges(*(tensor_of(operand.type) for operand in op.operands), **op.params))
 
 
 @dataclass
@@ -32,10 +38,8 @@ class DotEmitter(KernelEmitter):
     def reduce(self, op: Reduction, index: Sequence[Size], operands: Sequence[Source]) -> Value:
         runs = self.domain.column_runs
         rule: Any = type(op)
-        if len(runs) != 1 or not isinstance(depth := runs[0].size, int):
-            raise LoweringError(f"{op.name} of rows that are not one run")
-        if tuple(rule.ranges(*(operand.tensor for operand in operands), **op.params)) != (depth,):
-            raise LoweringError(f"{op.name} of rows that are not those of the product")
+        depth = runs[0].size
+        assert len(runs) == 1 and isinstance(depth, int) and reduced_sizes(op) == (depth,), "asked before"
         before = self.axes, self.block, self.scopes
         self.axes = {name: axis for name, axis in self.axes.items() if axis.position == 0}
         self.block, self.scopes = self.ahead, [{}]  # nothing that is made later

@@ -14,9 +14,10 @@ from xdsl.ir import SSAValue
 
 from weft.ir.expr import Size
 from weft.ir.types import tensor_of
-from weft.lower.groups.kernels import lower_group
+from weft.lower.groups.kernels import try_lower_group
 from weft.lower.lowered import Argument, KernelCall, Lowered, concat_of
 from weft.lower.machine import Machine
+from weft.lower.refusal import Refusal
 from weft.lower.regroup import regroup
 from weft.ops.graph import GraphBuilder, GroupOp
 from weft.ops.layouts import StridedLayout
@@ -24,7 +25,7 @@ from weft.ops.layouts import StridedLayout
 
 def lower_concat(
     group: GroupOp, name: str, inputs: Sequence[StridedLayout], outputs: Sequence[StridedLayout], machine: Machine
-) -> Lowered:
+) -> Lowered | Refusal:
     """Lower a group that gives a concatenation, with what is computed before it."""
     concat = concat_of(group)
     assert concat is not None
@@ -35,7 +36,9 @@ def lower_concat(
     start: Size = 0
     for number, operand in enumerate(concat.operands):
         part = StridedLayout(output.strides, output.offset + output.strides[dim] * start)
-        kernel = lower_group(_piece(group, number), f"{name}_piece{number}", inputs, [part], machine=machine)
+        kernel = try_lower_group(_piece(group, number), f"{name}_piece{number}", inputs, [part], machine=machine)
+        if isinstance(kernel, Refusal):
+            return kernel
         calls.append(KernelCall(kernel, arguments))
         start = start + tensor_of(operand.type).shape[dim]
     return Lowered(tuple(calls))

@@ -20,7 +20,6 @@ from typing import Any
 
 from xdsl.ir import SSAValue
 
-from weft.errors import LoweringError
 from weft.ir.expr import Size, ceildiv, product, simplify, symbol, symbols_of
 from weft.ir.types import tensor_of
 from weft.lower.emit.kernel import Kernel
@@ -30,6 +29,7 @@ from weft.lower.groups.online_softmax import OnlinePair, may_run, online_pairs, 
 from weft.lower.index_space.domain import Domain, Run
 from weft.lower.index_space.evaluate import Address, AddressRecorder, Source, StridedLayout
 from weft.lower.machine import CPU, Machine
+from weft.lower.refusal import Refusal, accepted
 from weft.lower.schedule.gpu_schedule import choose_gpu_schedule
 from weft.lower.schedule.schedule import Schedule, choose_schedule, contiguous_bytes
 from weft.ops.base import Reduction
@@ -51,7 +51,21 @@ def lower_group(
 
     `in_place` results are written over operands.
     """
+    return accepted(try_lower_group(group, name, inputs, outputs, in_place, machine))
+
+
+def try_lower_group(
+    group: GroupOp,
+    name: str,
+    inputs: Sequence[StridedLayout],
+    outputs: Sequence[StridedLayout],
+    in_place: Mapping[int, int] = MappingProxyType({}),
+    machine: Machine = CPU,
+) -> Kernel | Refusal:
+    """As `lower_group`, or why there is no such kernel."""
     prepared = prepare_group(group, name, inputs, outputs, in_place, machine)
+    if isinstance(prepared, Refusal):
+        return prepared
     return replace(prepared, schedule=replace(prepared.schedule, split=None, parts=1)).kernel()
 
 
@@ -62,21 +76,27 @@ def prepare_group(
     outputs: Sequence[StridedLayout],
     in_place: Mapping[int, int] = MappingProxyType({}),
     machine: Machine = CPU,
-) -> GroupLowering:
-    """The domain of a group's kernel and its schedule: all but the code."""
+) -> GroupLowering | Refusal:
+    """The domain of a group's kernel and its schedule: all but the code; or why it is none."""
     layouts: dict[SSAValue, StridedLayout] = dict(zip(group.block.args, inputs, strict=True))
     reductions = [op for op in group.block.ops if isinstance(op, Reduction)]
     domain = _domain(group, reductions)
-    indices = [_output_index(value, domain, reductions) for value in group.yielded]
-
     while True:
+        indices: list[list[Size]] = []
+        for value in group.yielded:
+            index = _output_index(value, domain, reductions)
+            if isinstance(index, Refusal):
+                return index
+            indices.append(index)
         recorder = _record(group, layouts, outputs, domain, indices)
-        if not domain.split([address.expr for address in recorder]):
+        if recorder.refusals:
+            return Refusal(recorder.refusals[0])
+        recorded = recorder.addresses
+        if not domain.split([address.expr for address in recorded]):
             break
-        indices = [_output_index(value, domain, reductions) for value in group.yielded]
-    domain.fuse([address.expr for address in recorder])
+    domain.fuse([address.expr for address in recorded])
     addresses = [
-        replace(address, expr=simplify(domain.in_runs(address.expr), domain.run_bounds)) for address in recorder
+        replace(address, expr=simplify(domain.in_runs(address.expr), domain.run_bounds)) for address in recorded
     ]
     indexed = any(COMBINERS[op.KIND].indexed for op in reductions)
     if not indexed:  # columns may be combined in any order: those that lie one after the other come last
@@ -138,13 +158,13 @@ def _domain(group: GroupOp, reductions: Sequence[Reduction]) -> Domain:
     return Domain(tensor_of(first.results[0].type).shape, columns)
 
 
-def _output_index(value: SSAValue, domain: Domain, reductions: Sequence[Reduction]) -> list[Size]:
+def _output_index(value: SSAValue, domain: Domain, reductions: Sequence[Reduction]) -> list[Size] | Refusal:
     """Where an output's element lies, in terms of the domain: all of it, or the rows alone."""
     shape = tensor_of(value.type).shape
     rows = domain.row_index
     if not reductions or not isinstance(reductions[0], DimensionReduction):
         if shape != tuple(domain.row_sizes):
-            raise LoweringError(f"a group's outputs have one shape, got {shape} beside {tuple(domain.row_sizes)}")
+            return Refusal(f"a group's outputs have one shape, got {shape} beside {tuple(domain.row_sizes)}")
         return list(rows)
     first = reductions[0]
     full = tensor_of(first.operands[0].type).shape
@@ -157,7 +177,7 @@ def _output_index(value: SSAValue, domain: Domain, reductions: Sequence[Reductio
     if shape == tuple(1 if d in dims else size for d, size in enumerate(full)):
         row = iter(rows)
         return [0 if d in dims else next(row) for d in range(len(full))]
-    raise LoweringError(f"an output of shape {shape} does not lie in the group's rows or columns")
+    return Refusal(f"an output of shape {shape} does not lie in the group's rows or columns")
 
 
 def is_full(index: Sequence[Size], domain: Domain) -> bool:
@@ -172,14 +192,14 @@ def _record(
     outputs: Sequence[StridedLayout],
     domain: Domain,
     indices: Sequence[Sequence[Size]],
-) -> list[Address]:
+) -> AddressRecorder:
     recorder = AddressRecorder(layouts, space=domain.bounds, columns=domain.column_index)
     for value, layout, index in zip(group.yielded, outputs, indices, strict=True):
         tensor = tensor_of(value.type)
         recorder.at(Source(value, tensor), index)
         address = simplify(layout.address(index), domain.bounds)
         recorder.addresses.append(Address(address, "store", tensor.dtype.bytes))
-    return recorder.addresses
+    return recorder
 
 
 @dataclass

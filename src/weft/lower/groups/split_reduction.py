@@ -22,6 +22,7 @@ from weft.lower.groups.kernels import GroupLowering, is_full, lower_group, prepa
 from weft.lower.groups.online_softmax import stages_of
 from weft.lower.lowered import Argument, KernelCall, Lowered
 from weft.lower.machine import Machine
+from weft.lower.refusal import accepted
 from weft.lower.regroup import regroup
 from weft.ops.base import Reduction
 from weft.ops.graph import GraphBuilder, GroupOp
@@ -80,7 +81,8 @@ class _Split:
         group = regroup(self.prepared.group, partial)
         rows = [contiguous(tensor_of(value.type)) for value in group.yielded[: len(self.first)]]
         layouts = [*rows, *(self.outputs[n] for n in early)]
-        prepared = prepare_group(group, f"{self.prepared.name}_parts", self.inputs, layouts, machine=self.machine)
+        name = f"{self.prepared.name}_parts"
+        prepared = accepted(prepare_group(group, name, self.inputs, layouts, machine=self.machine))
         if prepared.schedule.split is None:  # without the rest of the group, its rows are held at once
             prepared = replace(prepared, schedule=replace(prepared.schedule, split=""))
         self.parts = prepared.schedule.parts

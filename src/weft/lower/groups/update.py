@@ -9,9 +9,10 @@ from collections.abc import Sequence
 
 from xdsl.ir import SSAValue
 
-from weft.lower.groups.kernels import lower_group
+from weft.lower.groups.kernels import try_lower_group
 from weft.lower.lowered import Argument, KernelCall, Lowered, slice_written_by
 from weft.lower.machine import Machine
+from weft.lower.refusal import Refusal
 from weft.lower.regroup import regroup
 from weft.ops.graph import GraphBuilder, GroupOp
 from weft.ops.layouts import StridedLayout, slice_layout
@@ -19,13 +20,15 @@ from weft.ops.layouts import StridedLayout, slice_layout
 
 def lower_update(
     group: GroupOp, name: str, inputs: Sequence[StridedLayout], outputs: Sequence[StridedLayout], machine: Machine
-) -> Lowered:
+) -> Lowered | Refusal:
     """Lower a group that updates a slice in place, with what is computed before it."""
     update = slice_written_by(group)
     assert update is not None
     (output,) = outputs
     part = slice_layout(output, update.params["starts"], update.params["steps"])
-    kernel = lower_group(_written(group), name, inputs, [part], machine=machine)
+    kernel = try_lower_group(_written(group), name, inputs, [part], machine=machine)
+    if isinstance(kernel, Refusal):
+        return kernel
     arguments = (*(Argument("input", number) for number in range(len(inputs))), Argument("output", 0))
     return Lowered((KernelCall(kernel, arguments),))
 

@@ -74,7 +74,8 @@ class Evaluator:
         if operand.value in self.given:
             place, result = self.given[operand.value]
             if tuple(simplify(position, bounds) for position in place) != index:
-                raise LoweringError(f"a kernel computes its {tuple(map(str, place))}, not {tuple(map(str, index))}")
+                reason = f"a kernel computes its {tuple(map(str, place))}, not {tuple(map(str, index))}"
+                return self.refuse(reason, operand.tensor.dtype)
             return self._as_kept(operand.value, result)
         if operand.value in self.layouts:
             result = self.load(operand.value, self.layouts[operand.value].address(index), within, other)
@@ -106,20 +107,24 @@ class Evaluator:
         op = value.op
         operands = [Source(v, tensor_of(v.type)) for v in op.operands]
         with sourced(made_of(op)):
-            return self._by_rule(op, tensor_of(value.type).shape, index, operands)
+            return self._by_rule(op, tensor_of(value.type), index, operands)
 
-    def _by_rule(self, op: GraphOp, shape: Sequence[Size], index: Sequence[Size], operands: Sequence[Source]) -> Value:
+    def _by_rule(self, op: GraphOp, result: Tensor, index: Sequence[Size], operands: Sequence[Source]) -> Value:
         rule: Any = type(op)
         match op:
             case Elementwise():
-                values = [self.at(o, broadcast_index(index, shape, o.tensor.shape)) for o in operands]
+                values = [self.at(o, broadcast_index(index, result.shape, o.tensor.shape)) for o in operands]
                 return rule.tile(self, *values, **op.params)
             case Movement():
                 return rule.pull(self, index, *operands, **op.params)
             case Reduction():
                 return self.reduce(op, index, operands)
             case _:
-                raise LoweringError(f"{op.name} cannot stand inside a group")
+                return self.refuse(f"{op.name} cannot stand inside a group", result.dtype)
+
+    def refuse(self, reason: str, dtype: DType) -> Value:
+        """What a group's lowering cannot compute. It is found when addresses are recorded, before there is code."""
+        raise LoweringError(reason)
 
     # -- what rules may say ----------------------------------------------------------------------------------------
 
@@ -178,11 +183,16 @@ class Address:
 
 @dataclass
 class AddressRecorder(Evaluator):
-    """Evaluates a group without making code and keeps every address it meets."""
+    """Evaluates a group without making code and keeps every address it meets, and what no kernel could compute."""
 
     space: dict[str, Size] = field(default_factory=dict[str, Size])
     columns: Sequence[Size] = ()
     addresses: list[Address] = field(default_factory=list[Address])
+    refusals: list[str] = field(default_factory=list[str])
+
+    def refuse(self, reason: str, dtype: DType) -> Value:
+        self.refusals.append(reason)
+        return Dummy(dtype)
 
     def bounds(self) -> dict[str, Size]:
         return self.space | {name: size for name, (_, size) in self.dynamic.items()}
@@ -213,11 +223,12 @@ class AddressRecorder(Evaluator):
 
     def reduce(self, op: Reduction, index: Sequence[Size], operands: Sequence[Source]) -> Value:
         rule: Any = type(op)
+        result = tensor_of(op.results[0].type).dtype
         columns = frozenset[str]().union(*map(symbols_of, self.columns))
         if any(symbols_of(position) & columns for position in index):
-            raise LoweringError(f"{op.name} is read at an index that it is reducing over")
+            return self.refuse(f"{op.name} is read at an index that it is reducing over", result)
         if len(self.columns) != len(rule.ranges(*(o.tensor for o in operands), **op.params)):
-            raise LoweringError(f"{op.name} is not reduced over the group's columns")
+            return self.refuse(f"{op.name} is not reduced over the group's columns", result)
         element = rule.element(self, index, self.columns, *operands, **op.params)
         combined = Dummy(COMBINERS[rule.KIND].result_dtype(element.dtype))
         return finish(self, op, combined, index, operands)

@@ -17,7 +17,6 @@ from dataclasses import dataclass, replace
 
 from xdsl.ir import SSAValue
 
-from weft.errors import LoweringError
 from weft.ir.expr import Size, simplify
 from weft.ir.types import DType, f32, f64, i64, tensor_of
 from weft.lower.emit.body import KernelEmitter, TileValue, register_dtype
@@ -27,6 +26,7 @@ from weft.lower.index_space.domain import Domain
 from weft.lower.index_space.evaluate import Address, AddressRecorder, Dummy, Source
 from weft.lower.lowered import Lowered, anchor_of, whole
 from weft.lower.machine import Machine
+from weft.lower.refusal import Refusal
 from weft.lower.schedule.schedule import Schedule, contiguous_bytes, lanes_of
 from weft.ops.base import Scan
 from weft.ops.body import Value
@@ -60,19 +60,23 @@ class _Problem:
 
 def lower_scan(
     group: GroupOp, name: str, inputs: Sequence[StridedLayout], outputs: Sequence[StridedLayout], machine: Machine
-) -> Lowered:
+) -> Lowered | Refusal:
     """Lower a group with a scan, with what is computed from its operand before and from its results after it."""
     scan = anchor_of(group)
     assert isinstance(scan, Scan)
     problem = _Problem(group, scan, dict(zip(group.block.args, inputs, strict=True)), outputs)
     for value in group.yielded:
         if tensor_of(value.type).shape != problem.shape:
-            raise LoweringError(f"{tensor_of(value.type)} does not have the elements that {scan.name} walks")
+            return Refusal(f"{tensor_of(value.type)} does not have the elements that {scan.name} walks")
     dim: int = scan.params["dim"]
     domain = Domain([size for d, size in enumerate(problem.shape) if d != dim], [problem.shape[dim]])
-    addresses = _record(problem, domain)
-    while domain.split([address.expr for address in addresses]):
-        addresses = _record(problem, domain)
+    while True:
+        recorder = _record(problem, domain)
+        if recorder.refusals:
+            return Refusal(recorder.refusals[0])
+        addresses = recorder.addresses
+        if not domain.split([address.expr for address in addresses]):
+            break
     domain.fuse([address.expr for address in addresses])
     in_runs = [replace(a, expr=simplify(domain.in_runs(a.expr), domain.run_bounds)) for a in addresses]
     schedule = _schedule(domain, in_runs, machine, heavy=scan.KIND == "logaddexp")
@@ -88,7 +92,7 @@ def lower_scan(
     return whole(frame.finish(schedule), len(inputs), len(outputs))
 
 
-def _record(problem: _Problem, domain: Domain) -> list[Address]:
+def _record(problem: _Problem, domain: Domain) -> AddressRecorder:
     recorder = AddressRecorder(problem.layouts, space=domain.bounds, columns=domain.column_index)
     index = problem.index(domain)
     operand = problem.scan.operands[0]
@@ -100,7 +104,7 @@ def _record(problem: _Problem, domain: Domain) -> list[Address]:
         recorder.at(Source(value, tensor), index)
         address = simplify(layout.address(index), domain.bounds)
         recorder.addresses.append(Address(address, "store", tensor.dtype.bytes))
-    return recorder.addresses
+    return recorder
 
 
 def _schedule(domain: Domain, addresses: Sequence[Address], machine: Machine, *, heavy: bool) -> Schedule:

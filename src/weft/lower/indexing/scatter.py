@@ -21,17 +21,17 @@ from typing import Any
 
 from xdsl.ir import SSAValue
 
-from weft.errors import LoweringError
 from weft.ir.expr import Expr, Size, ceildiv, minimum, product, simplify, symbol, symbols_of
 from weft.ir.types import DType, Tensor, f32, i64, tensor_of
 from weft.lower.emit.body import KernelEmitter, TileValue
 from weft.lower.emit.frame import KernelFrame
 from weft.lower.emit.kernel import Kernel, group_symbols
-from weft.lower.groups.kernels import lower_group
+from weft.lower.groups.kernels import lower_group, try_lower_group
 from weft.lower.index_space.domain import Domain
 from weft.lower.index_space.evaluate import Address, AddressRecorder, Source
 from weft.lower.lowered import Argument, KernelCall, Lowered, anchor_of
 from weft.lower.machine import Machine
+from weft.lower.refusal import Refusal
 from weft.lower.regroup import new_group, regroup
 from weft.lower.schedule.gpu_schedule import choose_gpu_schedule
 from weft.lower.schedule.schedule import Schedule, contiguous_bytes, lanes_of
@@ -81,12 +81,12 @@ class _Problem:
 
 def lower_scatter(
     group: GroupOp, name: str, inputs: Sequence[StridedLayout], outputs: Sequence[StridedLayout], machine: Machine
-) -> Lowered:
+) -> Lowered | Refusal:
     """Lower a group with a scatter, with what is computed from its operands before it."""
     scatter = anchor_of(group)
     assert isinstance(scatter, Scatter)
     if list(group.yielded) != [scatter.results[0]]:
-        raise LoweringError(f"nothing can be computed after {scatter.name} in its kernel")
+        return Refusal(f"nothing can be computed after {scatter.name} in its kernel")
     (output,) = outputs
     tensor = tensor_of(scatter.results[0].type)
     problem = _Problem(group, scatter, dict(zip(group.block.args, inputs, strict=True)), output, machine)
@@ -96,7 +96,9 @@ def lower_scatter(
         write = KernelCall(_lower_unordered(problem, f"{name}_put"), (*reads, result))
         if in_place_of(group):
             return Lowered((write,))
-        copy = lower_group(_copy_group(problem, None), f"{name}_copy", inputs, outputs, machine=machine)
+        copy = try_lower_group(_copy_group(problem, None), f"{name}_copy", inputs, outputs, machine=machine)
+        if isinstance(copy, Refusal):
+            return copy
         return Lowered((KernelCall(copy, (*reads, result)), write))
     if not (tensor.dtype.is_float and tensor.dtype.bits < 32 and problem.kind in ("add", "mul")):
         walk = _Walk.of(problem)
@@ -104,11 +106,15 @@ def lower_scatter(
         write = KernelCall(_lower_updates(problem, walk, f"{name}_put", tensor.dtype, copies), (*reads, result))
         if copies or in_place_of(group):
             return Lowered((write,))
-        copy = lower_group(_copy_group(problem, None), f"{name}_copy", inputs, outputs, machine=machine)
+        copy = try_lower_group(_copy_group(problem, None), f"{name}_copy", inputs, outputs, machine=machine)
+        if isinstance(copy, Refusal):
+            return copy
         return Lowered((KernelCall(copy, (*reads, result)), write))
     wide = Tensor(f32, tensor.shape)
     problem = replace(problem, output=contiguous(wide))
-    copy = lower_group(_copy_group(problem, f32), f"{name}_copy", inputs, [problem.output], machine=machine)
+    copy = try_lower_group(_copy_group(problem, f32), f"{name}_copy", inputs, [problem.output], machine=machine)
+    if isinstance(copy, Refusal):
+        return copy
     write = _lower_updates(problem, _Walk.of(problem), f"{name}_put", f32)
     rounding = _cast_group(wide, tensor.dtype)
     narrow = lower_group(rounding, f"{name}_round", [problem.output], outputs, machine=machine)

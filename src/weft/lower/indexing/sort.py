@@ -14,15 +14,15 @@ from dataclasses import dataclass, field
 
 from xdsl.ir import SSAValue
 
-from weft.errors import LoweringError
 from weft.ir.attributes import to_attribute
 from weft.ir.expr import Size, product, substitute, symbol
 from weft.ir.types import Tensor, i64, tensor_of
 from weft.lower.emit.frame import KernelFrame
 from weft.lower.emit.kernel import Kernel, group_symbols
-from weft.lower.groups.kernels import lower_group
+from weft.lower.groups.kernels import lower_group, try_lower_group
 from weft.lower.lowered import Argument, KernelCall, Lowered, anchor_of
 from weft.lower.machine import Machine
+from weft.lower.refusal import Refusal
 from weft.lower.regroup import new_group, regroup
 from weft.lower.schedule.schedule import Schedule
 from weft.ops.base import GraphOp
@@ -82,18 +82,20 @@ class _Sorting:
 
 def lower_sort(
     group: GroupOp, name: str, inputs: Sequence[StridedLayout], outputs: Sequence[StridedLayout], machine: Machine
-) -> Lowered:
+) -> Lowered | Refusal:
     """Lower a group with a sort or a top-k, with what is computed from its operand before it."""
     sort = anchor_of(group)
     assert sort is not None
     if any(value not in sort.results for value in group.yielded):
-        raise LoweringError(f"nothing can be computed after {sort.name} in its kernel")
+        return Refusal(f"nothing can be computed after {sort.name} in its kernel")
     problem = _Sorting(group, sort, outputs)
     keys, positions = Tensor(problem.operand.dtype, problem.lines), Tensor(i64, problem.lines)
     held = [problem.place(0, keys), problem.place(1, positions)]
     arguments = (*held, problem.take(keys), problem.take(positions))
 
-    copied = lower_group(_copy_in(problem), f"{name}_in", inputs, [contiguous(keys)], machine=machine)
+    copied = try_lower_group(_copy_in(problem), f"{name}_in", inputs, [contiguous(keys)], machine=machine)
+    if isinstance(copied, Refusal):
+        return copied
     reads = [Argument("input", number) for number in range(len(inputs))]
     calls = [KernelCall(copied, (*reads, held[0])), KernelCall(_sort_kernel(problem, f"{name}_sort"), arguments)]
     # A result that was not sorted in its output is copied there.

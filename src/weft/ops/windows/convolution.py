@@ -52,6 +52,11 @@ def _codes_sample(dtype: DType, fill: int) -> Sample:
     return Sample((Input((2, 3, 5, 4), low, high, dtype), Input((4, 3, 3, 3), -128, 127, i8)), params, (i8,))
 
 
+def _apart_sample(fill: int) -> Sample:
+    params = plain_params() | {"padding": ((1, 1), (0, 2)), "groups": 4, "dtype": f32, "fill": fill}
+    return Sample((Input((2, 4, 5, 4), 0, 256, u8), Input((4, 1, 3, 3), 0.25, 2, f32)), params, (i8,))
+
+
 @op(
     "convolution",
     stablehlo="convolution",
@@ -70,6 +75,7 @@ def _codes_sample(dtype: DType, fill: int) -> Sample:
         _sample((1, 2, 2, 3, 2), (2, 1, 2, 2, 2), (1, 2, 1), ((0, 0), (0, 0), (1, 0)), transposed=True),
         _codes_sample(i8, -7),
         _codes_sample(u8, 131),
+        _apart_sample(131),
     ],
 )
 class Convolution(Reduction):
@@ -79,7 +85,8 @@ class Convolution(Reduction):
     `transposed`, the weights are [C, O / groups, ...], and it is the gradient of the plain convolution: every element
     is spread over a window, `padding` is taken off, and `output_padding` tells which of the sizes that the plain one
     maps to this one is meant. Narrow floats are accumulated in f32. With `dtype` i32, codes of i8 or u8 and weights of
-    i8 are multiplied and summed in that type, and the padding is made of `fill`, the code of zero.
+    i8 are multiplied and summed in that type, and the padding is made of `fill`, the code of zero; with `dtype` f32,
+    the weights are of f32.
     """
 
     AUTOCAST: ClassVar[Precision] = "narrow"
@@ -92,10 +99,10 @@ class Convolution(Reduction):
         dtype = params.get("dtype")
         if dtype is None:
             dtype = same_dtype("convolution", tensors)
-        elif dtype != i32 or x.dtype not in (i8, u8) or w.dtype != i8 or params["transposed"]:
+        elif (dtype, w.dtype) not in ((i32, i8), (f32, f32)) or x.dtype not in (i8, u8) or params["transposed"]:
             raise DTypeError(
                 f"convolution of {x.dtype} and {w.dtype} has no result of {dtype}",
-                hint="i8 or u8 and i8 have one of i32, unless it is transposed; cast the operands",
+                hint="i8 or u8 with i8 have one of i32, with f32 one of f32, unless transposed; cast the operands",
             )
         strides, padding, dilation = params["strides"], params["padding"], params["dilation"]
         groups: Size = params["groups"]

@@ -196,7 +196,7 @@ class _Rewriting:
         if any(map(any, geometry.padding)) and prod(geometry.window) >= _MANY_TAPS:
             low, high = zip(*geometry.padding, strict=True)
             x = self.b.permute(op.operands[0], dims=(0, *range(2, 2 + len(low)), 1))
-            padded = self.b.pad(x, low=(0, *low, 0), high=(0, *high, 0), value=0)
+            padded = self.b.pad(x, low=(0, *low, 0), high=(0, *high, 0), value=op.params.get("fill", 0))
             op.operands[0] = self.b.permute(padded, dims=(0, len(low) + 1, *range(1, len(low) + 1)))
             op.attributes["padding"] = to_attribute(tuple((0, 0) for _ in low))
 

@@ -64,7 +64,7 @@ def _anchor(op: Operation, fixed: set[SSAValue]) -> _Anchor | None:
     found: _Anchor | None = None
     if isinstance(op, Dot) and tensor_of(op.operands[1].type).rank == 2:
         found = _Anchor(op, 1, 1, 1)
-    elif isinstance(op, Convolution) and not op.params["transposed"]:
+    elif isinstance(op, Convolution) and not op.params["transposed"] and "dtype" not in op.params:
         found = _Anchor(op, 1, 1, 0)
     elif isinstance(op, OpaqueOp) and op.target.data == CONVOLUTION:
         found = _library_convolution(op)

@@ -40,8 +40,9 @@ class MultiplyCodes(ModulePass):
     %e = graph.sub %d, (graph.mul %zero, (graph.sum %q over K))
     %y = graph.mul (graph.cast %e to f32), (graph.mul %s, %t)
 
-    Convolutions likewise, where `convolve_by_matmul` takes them. Weights of u8 are shifted to i8; where they have
-    zeros, those times the sums of rows are taken off as well.
+    Convolutions likewise, where `convolve_by_matmul` takes them; those whose channels do not mix read codes, too, and
+    sum up in f32. Weights of u8 are shifted to i8; where they have zeros, those times the sums of rows are taken off
+    as well.
     """
 
     name: ClassVar[str] = "multiply_codes"
@@ -177,8 +178,10 @@ class _Multiplying:
         b, params = self.b, op.params
         tensors = [tensor_of(each.type) for each in (x.codes, w.codes, op.results[0])]
         geometry = geometry_of(*tensors, **params, dtype=i32)
-        if geometry is None or geometry.groups != 1 or not _is_one(x.zero) or not _is_one(x.scale):
+        if geometry is None or not _is_one(x.zero) or not _is_one(x.scale):
             return None
+        if geometry.groups != 1:
+            return self._depthwise(op, x, w)
         rank, depth = tensors[1].rank, geometry.channels * prod(geometry.window)
         if depth > _DEEPEST or not all(each is None or self._varies_along(each, rank, 0) for each in (w.zero, w.scale)):
             return None
@@ -203,6 +206,22 @@ class _Multiplying:
             rows = b.convolution(x.codes, ones, **codes)
         sides = [None if each is None else self._over_channels(each, rank) for each in (w.zero, w.scale)]
         return self._finished(total, x, _Codes(w.codes, *sides), columns, rows, depth)
+
+    def _depthwise(self, op: Convolution, x: _Codes, w: _Codes) -> SSAValue | None:
+        """Channels that do not mix: sums of so few codes are exact in f32, whose products take one instruction."""
+        b, rank = self.b, tensor_of(w.codes.type).rank
+        fill = 0 if x.zero is None else number_of(x.zero)
+        if fill is None or x.scale is None or w.scale is None or not self._varies_along(w.scale, rank, 0):
+            return None
+        codes = self._signed(w)
+        if not codes.is_zero_free:
+            return None
+        params = op.params | {"dtype": f32, "fill": int(fill)}
+        total = b.convolution(x.codes, b.cast(codes.codes, dtype=f32), **params)
+        if fill:
+            columns = b.sum(b.cast(codes.codes, dtype=f32), dims=tuple(range(1, rank)), keep=False)
+            total = b.sub(total, self._over_channels(b.mul(columns, b.full_like(columns, float(fill))), rank))
+        return b.mul(total, b.mul(self._over_channels(w.scale, rank), b.reshape(x.scale, shape=())))
 
     def _over_channels(self, value: SSAValue, rank: int) -> SSAValue:
         """One number for each weight's first dimension, as the result's channels are: [O, 1, ...]."""

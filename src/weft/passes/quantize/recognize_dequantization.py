@@ -19,7 +19,6 @@ from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import OpResult, SSAValue
 from xdsl.passes import ModulePass
 
-from weft.errors import WeftError
 from weft.ir.expr import product
 from weft.ir.types import DType, Tensor, bf16, f8e4m3, f16, f32, tensor_of, u8
 from weft.ops.base import Elementwise, GraphOp
@@ -27,7 +26,7 @@ from weft.ops.graph import FuncOp, GraphBuilder
 from weft.ops.matmul.dot import Dot
 from weft.ops.matmul.quantized import FORMS, SCALES, dequantized
 from weft.passes.dot.read_gathered_weights import weights_of
-from weft.passes.probe import Probe
+from weft.passes.probe import Probe, is_placewise
 from weft.passes.simplify.constant_values import made_by, number_of
 
 _LEAST_GROUP = 16
@@ -134,6 +133,8 @@ class _Candidate:
         factors = [factor for factor in (self.scales, self.zeros) if factor is not None]
         if not all(self._shares(factor) for factor in factors):
             return False
+        if not is_placewise(self.weight, {self.codes, *factors}):
+            return False
         rng = np.random.default_rng(0)
         codes = np.tile(np.arange(_CODES, dtype=np.uint8), _TIMES)
         known = {self.codes: codes.view(tensor_of(self.codes.type).dtype.numpy)}
@@ -147,10 +148,7 @@ class _Candidate:
             known[self.zeros] = rng.integers(0, 16, len(codes)).astype(tensor_of(self.zeros.type).dtype.numpy)
         for row, column in self._places(rng):
             probe = Probe(known)
-            try:
-                actual = probe.value(self.weight, (*map(int, np.unravel_index(row, self.lead)), column))
-            except WeftError:
-                return False
+            actual = probe.value(self.weight, (*map(int, np.unravel_index(row, self.lead)), column))
             if probe.places.get(self.codes) != {row * (k // together) + column // together}:
                 return False
             if not all(self._is_at(probe.places.get(factor), factor, row, column) for factor in factors):
@@ -250,14 +248,13 @@ def _exponents(scales: SSAValue) -> SSAValue:
     leaves = [leaf for leaf in dict.fromkeys(_leaves(scales, 1)) if leaf is not None]
     if len(leaves) != 1 or tensor_of(leaves[0].type).dtype != u8 or _size(leaves[0]) != _size(scales):
         return scales
+    if not is_placewise(scales, leaves):
+        return scales
     known = np.arange(_CODES, dtype=np.uint8)
     shape = [int(size) for size in tensor_of(scales.type).shape]  # type: ignore[arg-type]
     for place in {0, min(1, _size(scales) - 1), _size(scales) // 3, _size(scales) - 1}:
         probe = Probe({leaves[0]: known})
-        try:
-            powers = probe.value(scales, [int(i) for i in np.unravel_index(place, shape)]).astype(np.float32)
-        except WeftError:
-            return scales
+        powers = probe.value(scales, [int(i) for i in np.unravel_index(place, shape)]).astype(np.float32)
         normal = slice(1, _CODES - 2)
         if probe.places != {leaves[0]: {place}} or not (powers[normal] == 2.0 ** (known[normal] - 127.0)).all():
             return scales

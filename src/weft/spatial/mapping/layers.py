@@ -231,14 +231,16 @@ class Layer:
     output: Placed
     root: Node
     product: Convolution | PixelSum | BlockProduct | None = None
+    """What the mapping makes jobs of; the scheduler sees the jobs."""
     jobs: tuple[Job, ...] = ()
+    loaded: tuple[Placed, ...] = ()
     chips: tuple[int, ...] = ()
     """The chips that compute it, each all of it, where the graph says so."""
 
     @property
     def tile_tensors(self) -> list[Placed]:
         """The tensors that weights are loaded from while the layer runs."""
-        return self.product.tensors if isinstance(self.product, BlockProduct) else []
+        return list(self.loaded)
 
 
 @dataclass

@@ -28,6 +28,7 @@ from weft.ops.graph import FuncOp, ReturnOp
 from weft.spatial.int8_builder import chips_of
 from weft.spatial.isa import Function
 from weft.spatial.mapping.layers import (
+    BlockProduct,
     Constant,
     Convolution,
     Layer,
@@ -292,7 +293,8 @@ class GraphReader(HeadReader):
         origin, source = len(self.model.origins) - 1, product.source if product else None
         work = product.work if product else None
         assert not isinstance(work, RowSum), "it was refused above"
-        self.model.layers.append(Layer(origin, source, output, node, work, chips=chips_of(op)))
+        loaded = tuple(work.tensors) if isinstance(work, BlockProduct) else ()
+        self.model.layers.append(Layer(origin, source, output, node, work, loaded=loaded, chips=chips_of(op)))
         return output
 
     def _return(self, op: ReturnOp) -> None:

@@ -6,8 +6,10 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from weft.errors import UnsupportedError
 from weft.ops.graph import FuncOp
 from weft.spatial.machine import StreamingMachine
+from weft.spatial.mapping.emit_streams import emit_streams
 from weft.spatial.mapping.jobs import make_jobs
 from weft.spatial.mapping.layers import Model
 from weft.spatial.mapping.read_graph import read_graph
@@ -15,19 +17,56 @@ from weft.spatial.program import Program
 from weft.spatial.scheduler.chip import ChipSchedule, span_of
 from weft.spatial.scheduler.choose_packings import choose_packings
 from weft.spatial.scheduler.initial import port_of
+from weft.spatial.scheduler.memory_map import CapacityError
+from weft.spatial.scheduler.read_streams import read_streams
+from weft.spatial.scheduler.vector_stack import is_vector_stack, schedule_vector_stack
+from weft.spatial.stream_program import StreamProgram
 
 
-def map_graph(function: FuncOp, machine: StreamingMachine, constants: Mapping[str, np.ndarray]) -> Model:
-    """The layers of a function with their jobs; arguments that are constants are resident in memory."""
+def map_streams(function: FuncOp, machine: StreamingMachine, constants: Mapping[str, np.ndarray]) -> StreamProgram:
+    """A function in the `stream` dialect; arguments that are constants are resident in memory."""
     model = read_graph(function, constants, machine.width, machine.lanes.per_tile)
     choose_packings(model, machine)
     model.layers = [make_jobs(model, layer) for layer in model.layers]
-    return model
+    return emit_streams(model, machine.lanes.tiles)
+
+
+def map_graph(function: FuncOp, machine: StreamingMachine, constants: Mapping[str, np.ndarray]) -> Model:
+    """The layers of a function with their jobs, as the scheduler sees them."""
+    return read_streams(map_streams(function, machine, constants))
 
 
 def compile_graph(function: FuncOp, machine: StreamingMachine, constants: Mapping[str, np.ndarray]) -> Program:
     """The schedule of a function for one chip."""
-    model = map_graph(function, machine, constants)
+    return schedule_streams(map_streams(function, machine, constants), machine)
+
+
+def schedule_streams(streams: StreamProgram, machine: StreamingMachine) -> Program:
+    """The schedule of a program of streams for one chip."""
+    model = read_streams(streams)
+    if model.lanes != machine.width:
+        raise UnsupportedError(
+            f"the streams are {model.lanes} lanes wide, and those of {machine.name} {machine.width}",
+            hint="map the graph for this machine",
+        )
+    if is_vector_stack(model, machine):
+        return _shorter(model, machine)
+    return _schedule_layers(model, machine)
+
+
+def _shorter(model: Model, machine: StreamingMachine) -> Program:
+    """Products of single vectors: with all streams for weights, or layer by layer, whichever ends first."""
+    try:
+        layers = _schedule_layers(model, machine)
+    except CapacityError:
+        layers = None
+    stack = schedule_vector_stack(model, machine)
+    if stack is None or (layers is not None and layers.cycles <= stack.cycles):
+        return layers or _schedule_layers(model, machine)
+    return stack
+
+
+def _schedule_layers(model: Model, machine: StreamingMachine) -> Program:
     chip = ChipSchedule(machine, model)
     for layer in model.layers:
         chip.add_layer(layer)

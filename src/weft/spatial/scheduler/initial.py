@@ -67,7 +67,7 @@ def port_of(memory: MemoryMap, tensor: Placed, *, every: bool) -> Port:
     cells: list[np.ndarray] = []
     for block in range(tensor.blocks):
         channel = block * lanes + np.arange(lanes)
-        index.append(_index(tensor, pixels, channel))
+        index.append(lane_index(tensor, pixels, channel))
         for copy in copies:
             byte = copy if wide > 1 else 0
             cells.append(
@@ -86,7 +86,7 @@ def port_of(memory: MemoryMap, tensor: Placed, *, every: bool) -> Port:
     return Port(tensor.name, tensor.shape, tensor.dtype, full, tensor.fill, slices, addresses, vectors, bytes_, tags)
 
 
-def _index(tensor: Placed, vectors: np.ndarray, channel: np.ndarray) -> np.ndarray:
+def lane_index(tensor: Placed, vectors: np.ndarray, channel: np.ndarray) -> np.ndarray:
     """The element of the flat array that each lane of vectors holds; -1 beyond the channels and the image."""
     line, column = np.divmod(vectors, tensor.width)
     if tensor.packing.slots > 1:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from xdsl.ir import SSAValue
 
-from weft.ir.types import Tensor, i8
+from weft.ir.types import Tensor, f32, i8
 from weft.ops.graph import FuncOp
 from weft.spatial.int8_builder import Int8Builder
 
@@ -94,3 +96,20 @@ def _images(rng: np.random.Generator) -> RandomProgram:
         value = build.dot(build.builder.reshape(pooled, shape=(1, shape[1])), _weights(rng, shape[1], 50))
     function = build.finish([value])
     return RandomProgram(function, build.constants, [given])
+
+
+def vector_stack(widths: Sequence[int], seed: int = 0, *, residual: bool = False, sums: bool = False) -> RandomProgram:
+    """Products of one vector after another, as in a token's step; with `sums` the last is left in 32 bits."""
+    rng = np.random.default_rng(seed)
+    build = Int8Builder("stack", {"x": Tensor(i8, (1, widths[0]))})
+    given, value = _weights(rng, 1, widths[0]), build.argument("x")
+    for number, (width, out) in enumerate(pairwise(widths)):
+        product = build.dot(value, _weights(rng, width, out))
+        if sums and number == len(widths) - 2:
+            value = product
+        elif residual and width == out:
+            made = build.add(build.scaled(product, _scale(rng, width, out)), rng.uniform(-9, 9, out).astype(np.float32))
+            value = build.to_int8(build.add(made, build.builder.cast(value, dtype=f32)))
+        else:
+            value = _converted(rng, build, product, width, out)
+    return RandomProgram(build.finish([value]), build.constants, [given])

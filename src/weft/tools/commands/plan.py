@@ -36,6 +36,15 @@ def plan(
     draft: Annotated[str, typer.Option(help="Speculative decoding: `tokens=3,accepted=0.7`.")] = "",
     price: Annotated[float | None, typer.Option(help="Dollars for a GPU and hour.", min=0)] = None,
     html: Annotated[Path | None, typer.Option(help="Write a page with plots here.")] = None,
+    calibrate: Annotated[
+        Path | None, typer.Option(help="Runs of your own, CSV or JSON: isl, osl, concurrency, tpot_ms, ttft_ms, tp.")
+    ] = None,
+    train: Annotated[
+        str | None, typer.Option(help="Plan a training job in place of a service: `gpus=1024,batch=1024,seq=8192`.")
+    ] = None,
+    fleet: Annotated[
+        Path | None, typer.Option(help="Many services on mixed racks: a JSON or YAML file of pools and services.")
+    ] = None,
     evaluate: Annotated[
         Path | None, typer.Option(help="Compare with measurements: a folder with tables and measured rows.")
     ] = None,
@@ -49,14 +58,38 @@ def plan(
 
             compare(terminal, evaluate)
             return
+        if fleet is not None:
+            from weft.tools.plan_fleet import fleet as share
+
+            share(terminal, fleet, tables)
+            return
         if model is None:
             raise UsageError("a model is missing", hint="give a folder with config.json, or a known model's name")
+        if train is not None:
+            from weft.tools.plan_training import train as lay_out
+
+            lay_out(terminal, model, gpu, train, engine, tables)
+            return
         from weft.tools.plan import PlanRequest
         from weft.tools.plan import plan as run
 
         run(
             terminal,
             PlanRequest(
-                model, gpu, traffic, slo, engine, precision, kv, tables, max_gpus, spare, chunk, draft, price, html
+                model,
+                gpu,
+                traffic,
+                slo,
+                engine,
+                precision,
+                kv,
+                tables,
+                max_gpus,
+                spare,
+                chunk,
+                draft,
+                price,
+                html,
+                calibrate,
             ),
         )

@@ -38,10 +38,17 @@ def machine_command(
 
 @spatial.command("compile")
 def compile_command(
-    file: Graph,
-    output: Annotated[Path, typer.Option("-o", "--output", help="Where to write the schedule.")] = Path(
-        "schedule.mlir"
-    ),
+    file: Annotated[
+        str,
+        typer.Argument(help="A graph of 8-bit integers, .pt2 or .onnx in floats, or streams; `-` is standard input."),
+    ],
+    output: Annotated[
+        Path | None,
+        typer.Option("-o", "--output", help="Where to write it; without, `schedule.mlir` or `stream.mlir`."),
+    ] = None,
+    emit: Annotated[
+        str, typer.Option(help="What to write: `schedule`, or `stream`, what is there before anything has its cycle.")
+    ] = "schedule",
     machine: Machine = "tsp1",
     set_: Set = None,
     constants: Constants = None,
@@ -53,7 +60,7 @@ def compile_command(
 
     terminal = Terminal(json=json)
     with terminal.reporting_errors():
-        compile_file(terminal, file, machine, overrides_of(set_ or []), constants, seed, output)
+        compile_file(terminal, file, machine, overrides_of(set_ or []), constants, seed, emit, output)
 
 
 @spatial.command("verify")
@@ -164,6 +171,24 @@ def explore_command(
     terminal = Terminal(json=json)
     with terminal.reporting_errors():
         explore_file(terminal, file, machine, vary, constants, seed, workers, output)
+
+
+@spatial.command("mesh")
+def mesh_command(
+    file: Graph,
+    machine: Annotated[str, typer.Option("-m", "--machine", help="A mesh by name, or a file of one.")] = "wormhole",
+    set_: Set = None,
+    constants: Constants = None,
+    seed: Seed = 0,
+    json: Json = False,
+) -> None:
+    """Schedule a graph of matrices on a mesh of cores, verify it, run it and compare with the graph."""
+    from weft.tools.spatial import overrides_of
+    from weft.tools.spatial_mesh import mesh_file
+
+    terminal = Terminal(json=json)
+    with terminal.reporting_errors():
+        mesh_file(terminal, file, machine, overrides_of(set_ or []), constants, seed)
 
 
 @spatial.command("systolic")

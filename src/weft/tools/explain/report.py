@@ -175,6 +175,8 @@ def _graph(number: int, record: CompilationRecord) -> RenderableType:
     made += f", {counted(drawn, 'call')} of torch's generator" if drawn else ""
     for sizes, size in record.arenas.items():
         made += f"; {scaled(size, 'B')} of temporaries" + (f" at {sizes}" if sizes else "")
+    if record.peak is not None:
+        made += f"; {scaled(record.peak, 'B')} at most in a step"
     match record.source:
         case "torch":
             text = f"runs uncompiled, {record.error}"

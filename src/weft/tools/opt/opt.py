@@ -31,7 +31,7 @@ from weft.ops.base import REGISTRY
 from weft.passes.registry import read_pipeline
 from weft.pipelines import cpu_passes, nvidia_passes
 from weft.tile.registry import Tile
-from weft.tile.text import functions_of, kernels_of, print_program, verify_program
+from weft.tile.text import functions_of, kernels_of, parse_program, print_program, verify_program
 from weft.tools.opt import nvidia as opt_nvidia
 from weft.tools.opt.nvidia import NvidiaOptions
 from weft.tools.terminal import Terminal, UsageError
@@ -100,6 +100,8 @@ def read_source(file: str) -> tuple[str, str]:
 
 def read_program(text: str, name: str) -> ModuleOp:
     """The module that a text is; what is wrong with it is said with what a person can do about it."""
+    if (spatial := re.search(r'"(?:stream|schedule)\.program"', text)) is not None:
+        return _read_spatial(text, name, spatial[0])
     try:
         return parse_kernels(text, name)
     except ParseError as error:
@@ -115,6 +117,14 @@ def read_program(text: str, name: str) -> ModuleOp:
         elif _at_the_end(text, error.location):
             message = "not a graph or tile program: it ends before it is complete"
         raise ParseError(message, location=error.location, hint=hint) from error
+
+
+def _read_spatial(text: str, name: str, op: str) -> ModuleOp:
+    """A program for a spatial machine: its streams, or its schedule."""
+    from weft.spatial.schedule_dialect import Schedule
+    from weft.spatial.stream_dialect import Streams
+
+    return parse_program(text, name, [Streams if "stream" in op else Schedule])
 
 
 def _at_the_end(text: str, location: str | None) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.sampling import every
 from weft.backends.nvidia.target import target_named
 from weft.ops.base import OpSpec
 from weft.pipelines import compile_kernels
@@ -59,7 +60,7 @@ def test_a_wrong_program_is_refused_with_its_reason() -> None:
 
 
 @needs_ptxas
-@pytest.mark.parametrize("spec", generated_ops(), ids=lambda spec: spec.name)
+@pytest.mark.parametrize("spec", every(3, generated_ops()), ids=lambda spec: spec.name)
 def test_kernels_of_ops_assemble(spec: OpSpec) -> None:
     kernels = op_kernels(spec)
     most = HEAVY.get(spec.name, MOST_REGISTERS)
@@ -77,7 +78,7 @@ def test_kernels_of_some_ops_assemble_elsewhere(arch: str) -> None:
 
 
 @needs_ptxas
-@pytest.mark.parametrize("case", memory_cases(), ids=lambda case: case.name)
+@pytest.mark.parametrize("case", every(3, memory_cases()), ids=lambda case: case.name)
 def test_kernels_of_the_benchmark_assemble(case: GpuCase) -> None:
     functions = suite_functions(case)
     assert functions

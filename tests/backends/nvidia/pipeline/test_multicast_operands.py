@@ -88,7 +88,7 @@ def test_columns_side_by_side_with_a_residual(cluster: int) -> None:
     assert close(found, x.astype(np.float64) @ w.astype(np.float64) + r.astype(np.float64))
 
 
-@pytest.mark.parametrize(("cluster", "depth"), [(1, 64), (2, 64), (1, 128)])
+@pytest.mark.parametrize(("cluster", "depth"), [(1, 64), (2, 64), pytest.param(1, 128, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("along_k", [True, False])
 def test_a_gate_and_what_it_opens(cluster: int, depth: int, along_k: bool) -> None:
     """Two products of the same rows are one instruction, unless their slots would have to alternate."""

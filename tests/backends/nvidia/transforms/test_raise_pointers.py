@@ -281,7 +281,14 @@ def run_of_many(matrices: list[np.ndarray], n: int, programs: int, **options: An
     return code.code.ptx
 
 
-@pytest.mark.parametrize(("blocks", "warps"), [((64, 64, 64), 4), ((128, 64, 64), 8), ((128, 128, 64), 4)])
+@pytest.mark.parametrize(
+    ("blocks", "warps"),
+    [
+        ((64, 64, 64), 4),
+        pytest.param((128, 64, 64), 8, marks=pytest.mark.slow),
+        pytest.param((128, 128, 64), 4, marks=pytest.mark.slow),
+    ],
+)
 def test_operands_at_addresses_out_of_memory_are_copied_ahead(blocks: tuple[int, int, int], warps: int) -> None:
     n = 384
     matrices = [(RANDOM.standard_normal((n, n)) / 8).astype(np.float16) for _ in range(6)]

@@ -8,8 +8,10 @@ from __future__ import annotations
 import multiprocessing
 import os
 import socket
+import time
 import traceback
 from collections.abc import Callable
+from queue import Empty
 from typing import Any
 
 import torch
@@ -19,7 +21,10 @@ from weft.frontends.torch.collectives.failures import TIMEOUT
 
 
 def on_ranks(count: int, function: Callable[..., Any], *arguments: Any, seconds: float = 300) -> list[Any]:
-    """What the function returns on each rank, given its number and the arguments; a rank that raised gives the text."""
+    """What the function returns on each rank, given its number and the arguments.
+
+    A rank that raised gives the text, one whose process ended before it could return gives None.
+    """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["transformers", "weft.frontends.torch.backend", function.__module__])
     queue: Any = context.Queue()
@@ -29,16 +34,24 @@ def on_ranks(count: int, function: Callable[..., Any], *arguments: Any, seconds:
     for rank in ranks:
         rank.start()
     results: dict[int, Any] = {}
+    end = time.monotonic() + seconds
     try:
         while len(results) < count:
-            number, result = queue.get(timeout=seconds)
-            results[number] = result
+            lived = any(rank.is_alive() for number, rank in enumerate(ranks) if number not in results)
+            try:
+                number, result = queue.get(timeout=1)
+                results[number] = result
+            except Empty:
+                if time.monotonic() > end:
+                    raise TimeoutError(f"ranks {sorted(set(range(count)) - set(results))} gave nothing") from None
+                if not lived:
+                    break
     finally:
         for rank in ranks:
             rank.join(timeout=5)
             if rank.is_alive():
                 rank.kill()
-    return [results[number] for number in range(count)]
+    return [results.get(number) for number in range(count)]
 
 
 def free_port() -> int:

@@ -399,6 +399,143 @@ def test_the_timeout_is_that_of_the_process_group() -> None:
         assert seconds == 77 and "is there already" in told
 
 
+def _waits_for_one_that_hangs(rank: int, port: int) -> Any:
+    dist.destroy_process_group()
+    os.environ["MASTER_PORT"] = str(port)
+    wait = timedelta(seconds=6)
+    spread = weft.distribute(nn.Linear(8, 8), {"dp": 1, "tp": 2}, {"weight": "[{}, {tp}]"}, timeout=wait)
+    with torch.no_grad():
+        spread(torch.ones(2, 8))
+        if rank == 1:
+            time.sleep(17)
+            return "slept"
+        start = time.monotonic()
+        try:
+            spread(torch.ones(2, 8))
+        except RankError as error:
+            return error.ranks, error.message, time.monotonic() - start
+    return "it went on"
+
+
+def test_a_rank_that_hangs_is_named() -> None:
+    """On a mesh of several axes, too, for whose groups torch waits half an hour unless told otherwise."""
+    first, second = on_ranks(2, _waits_for_one_that_hangs, free_port())
+    assert second == "slept"
+    ranks, message, seconds = first
+    assert ranks == (1,) and "rank 1 lives but has not come to this call" in message
+    assert seconds < 60
+
+
+def _ends(rank: int, where: str) -> Any:
+    if where == "place" and rank == 1:
+        os._exit(3)
+    start = time.monotonic()
+    try:
+        spread = weft.distribute(nn.Linear(8, 8), {"dp": 2}, Plan(inputs={"0": "[{dp}, {}]"}))
+        if where == "compile" and rank == 1:
+            os._exit(3)
+        loss = spread(torch.ones(2, 8)).sum()
+        if where == "backward" and rank == 1:
+            os._exit(3)
+        loss.backward()
+    except RankError as error:
+        return error.ranks, time.monotonic() - start
+    return "it went on"
+
+
+@pytest.mark.parametrize("where", ["compile", "backward", pytest.param("place", marks=pytest.mark.slow)])
+def test_a_process_that_ends_is_named(where: str) -> None:
+    first, second = on_ranks(2, _ends, where)
+    assert second is None
+    assert first[0] == (1,) and first[1] < 60, first
+
+
+def _called_with_other_inputs(rank: int) -> list[Any]:
+    spread = weft.distribute(nn.Linear(8, 8), {"tp": 2}, {"weight": "[{}, {tp}]"})
+    told: list[Any] = []
+    with torch.no_grad():
+        for x in (torch.ones(2 + 6 * rank, 8), torch.ones(2, 8, dtype=(torch.float32, torch.float64)[rank])):
+            try:
+                spread(x)
+            except RankError as error:
+                told.append((error.ranks, error.message))
+        assert spread(torch.ones(4, 8)).shape == (4, 8), "and go on together"
+    return told
+
+
+def test_ranks_that_are_called_with_other_inputs_are_named() -> None:
+    for told in on_ranks(2, _called_with_other_inputs):
+        (ranks, shapes), (_, dtypes) = told
+        assert ranks == (1,)
+        assert "rank 1 calls the model with (0: float32[8, 8])" in shapes and "rank 0 with (0: float32[2, 8])" in shapes
+        assert "float64[2, 8]" in dtypes
+
+
+class Packed(nn.Module):
+    """A gate and an up projection in one matrix, and dropout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.both, self.drop = nn.Linear(8, 32, bias=False), nn.Dropout(0.25)
+        self.down = nn.Linear(16, 8, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        gate, up = self.both(x).chunk(2, -1)
+        return self.drop(self.down(nn.functional.silu(gate) * up))
+
+
+PACKED = {"both.weight": "[{tp/2}, {}]", "down.weight": "[{}, {tp}]"}
+
+
+def _trains_a_packed_layer(rank: int, folder: str) -> dict[str, float]:
+    """Two steps of AdamW over accumulated and clipped gradients, each rank with a seed of its own."""
+    import torch.distributed.checkpoint as checkpoint
+
+    torch.manual_seed(0)
+    model, x, errors = Packed(), torch.randn(4, 8), dict[str, float]()
+    whole = copy.deepcopy(model)
+    spread = weft.distribute(model, {"tp": 4}, PACKED)
+    norms: list[float] = []
+    for each in (whole, spread):
+        torch.manual_seed(rank if each is spread else 0)
+        optimizer = torch.optim.AdamW(each.parameters(), lr=0.01)
+        for _ in range(2):
+            optimizer.zero_grad()
+            for scale in (1, 2):
+                each(scale * x).square().sum().backward()
+            norm = torch.nn.utils.clip_grad_norm_(each.parameters(), 1.0)
+            norms.append(float(norm.full_tensor() if isinstance(norm, DTensor) else norm))
+            optimizer.step()
+    errors["norm"] = max(abs(norms[0] - norms[2]), abs(norms[1] - norms[3])) / norms[0]
+    whole.eval()
+    spread.eval()
+    errors["steps"] = float((spread(x) - whole(x)).abs().max().detach())
+    checkpoint.save({"model": spread.model.state_dict(), "optimizer": optimizer.state_dict()}, checkpoint_id=folder)
+    expected = whole.state_dict()
+    found = {"model": Packed().state_dict()}
+    checkpoint.load(found, checkpoint_id=folder)
+    return errors | {key: float((value - expected[key]).abs().max()) for key, value in found["model"].items()}
+
+
+def _loads_a_packed_layer(rank: int, folder: str) -> dict[str, float]:
+    import torch.distributed.checkpoint as checkpoint
+
+    whole = Packed().eval()
+    spread = weft.distribute(Packed().eval(), {"tp": 2}, PACKED)
+    for each in (whole, spread.model):
+        state = {"model": each.state_dict()}
+        checkpoint.load(state, checkpoint_id=folder)
+        each.load_state_dict(state["model"])
+    x = torch.ones(2, 8)
+    with torch.no_grad():
+        return {"output": float((spread(x) - whole(x)).abs().max())}
+
+
+def test_packed_parameters_train_and_move_between_four_ranks_and_two(tmp_path: Any) -> None:
+    check(on_ranks(4, _trains_a_packed_layer, os.fspath(tmp_path)))
+    check(on_ranks(2, _loads_a_packed_layer, os.fspath(tmp_path)))
+
+
 def _optimizes_and_saves(rank: int, folder: str) -> Any:
     import torch.distributed.checkpoint as checkpoint
 

@@ -47,6 +47,37 @@ def test_views_of_arguments_are_where_eagers_are(name: str, dynamic: bool) -> No
         torch.testing.assert_close(other, memory)
 
 
+def _twice_and_as(dtype: torch.dtype) -> Callable[[torch.Tensor], Any]:
+    return lambda x: ((y := x * 2), y.view(dtype)[..., 1:])
+
+
+READ_AS_OTHERS: dict[str, tuple[Callable[[torch.Tensor], Any], torch.dtype]] = {
+    "parts of a result": (lambda x: ((y := x * 2), y.imag, y.real[1:]), torch.complex64),
+    "parts of an argument": (lambda x: (x.imag, torch.view_as_real(x)[2:], x + 1), torch.complex64),
+    "pairs": (lambda x: ((y := x.sin()), torch.view_as_complex(y.unflatten(-1, (-1, 2)))), torch.float32),
+    "bits": (_twice_and_as(torch.int32), torch.float32),
+    "halves of words": (_twice_and_as(torch.int16), torch.float32),
+    "bits of an argument": (lambda x: (x.view(torch.int64)[2:], x + 1), torch.float32),
+}
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("name", READ_AS_OTHERS)
+def test_memory_that_is_read_as_another_type_is_shared(name: str, dynamic: bool) -> None:
+    function, dtype = READ_AS_OTHERS[name]
+    compiled = torch.compile(function, backend="weft", dynamic=dynamic, options={"fallback": "quiet"})
+    x = torch.randn(8, 4, dtype=dtype)[2:]
+    other = x.untyped_storage().clone()
+    y = torch.empty(0, dtype=dtype).set_(other, x.storage_offset(), x.shape, x.stride())
+    expected, given = function(x), compiled(y)
+    for mine, eagers in zip(given, expected, strict=True):
+        torch.testing.assert_close(mine, eagers, equal_nan=True)
+        assert mine.stride() == eagers.stride()
+    addresses = ([each.untyped_storage().data_ptr() for each in values] for values in ((*given, y), (*expected, x)))
+    mine, eagers = ([row.index(address) for address in row] for row in addresses)
+    assert mine == eagers, "which of them lie in one memory"
+
+
 def test_a_view_of_a_value_that_is_copied_to_an_argument_is_not_one_of_the_argument() -> None:
     def function(x: torch.Tensor, n: int) -> torch.Tensor:
         y = x + 1

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.func as reference
+from torch import nn
 
 import weft
 from weft.errors import DTypeError, PlaceError, ShapeError, UnsupportedError, WeftError
@@ -202,3 +203,12 @@ def test_arguments_by_name_are_shared_by_the_batch() -> None:
     found = weft.vmap(lambda x, w: w @ x)(x, w=w)
     torch.testing.assert_close(found, torch.func.vmap(lambda x, w: w @ x)(x, w=w))
     assert found.shape == (4, 4)
+
+
+@pytest.mark.parametrize("function", [lambda x: (x[1:] * x[:-1]).sum(), lambda x: nn.functional.glu(x.view(3, 2), -1).prod()])
+def test_tangents_inside_of_a_batch_are_those_of_each(function) -> None:
+    x, t = torch.randn(2, 3, 6, dtype=torch.float64)
+    found = weft.vmap(lambda x, t: weft.jvp(function, (x,), (t,)))(x, t)
+    expected = [torch.func.jvp(function, (x[n],), (t[n],)) for n in range(3)]
+    for n, each in enumerate(expected):
+        torch.testing.assert_close(tuple(one[n] for one in found), each)

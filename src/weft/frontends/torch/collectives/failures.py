@@ -42,13 +42,22 @@ def naming_dead_ranks(ranks: Sequence[int]) -> Generator[None]:
         if isinstance(error, RankError | torch.OutOfMemoryError) or not _of_a_collective(error):
             raise
         missing = silent_ranks(among, _calls[among])
-        who = f"rank {missing[0]} does" if len(missing) == 1 else f"ranks {', '.join(map(str, missing))} do"
-        what = f"{who} not answer" if missing else "a collective failed, though all ranks answer"
+        behind = [] if missing else ranks_behind(among, _calls[among])
+        if missing:
+            what = f"{_numbered(missing, 'does', 'do')} not answer"
+        elif behind:
+            what = f"{_numbered(behind, 'lives but has', 'live but have')} not come to this call"
+        else:
+            what = "a collective failed, though all ranks answer"
         raise RankError(
             f"{what}; this is rank {dist.get_rank()} of {dist.get_world_size()}",
             hint=f"look at that rank's own output; torch.distributed says: {str(error).partition(chr(10))[0]}",
-            ranks=tuple(missing),
+            ranks=tuple(missing or behind),
         ) from error
+
+
+def _numbered(ranks: Sequence[int], one: str, many: str) -> str:
+    return f"rank {ranks[0]} {one}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))} {many}"
 
 
 def naming_dead_ranks_of(call: Boxed, module: fx.GraphModule) -> Boxed:
@@ -105,7 +114,7 @@ def _answer(store: Any, ranks: tuple[int, ...], rank: int) -> None:
         while True:
             sleep(_POLL)
             if store.check([_asked(ranks)]) and (call := store.get(_asked(ranks))) != said:
-                store.set(f"{_topic(ranks, int(call))}/{rank}", "1")
+                store.set(f"{_topic(ranks, int(call))}/{rank}", str(_calls[ranks]))
                 said = call
     except RuntimeError:
         return  # who keeps the store is gone
@@ -132,7 +141,7 @@ def silent_ranks(ranks: Sequence[int], call: int) -> list[int]:
     except RuntimeError:
         return [0]  # who keeps the store is gone
     try:
-        store.set(f"{topic}/{dist.get_rank()}", "1")
+        store.set(f"{topic}/{dist.get_rank()}", str(call))
         store.set(_asked(ranks), str(call))
         found = _verdict(store, topic)
         if found is None:
@@ -146,6 +155,15 @@ def silent_ranks(ranks: Sequence[int], call: int) -> list[int]:
         return [0]
     finally:
         store.set_timeout(before)
+
+
+def ranks_behind(ranks: Sequence[int], call: int) -> list[int]:
+    """Of ranks that all have answered, those that had not begun this call when they did."""
+    try:
+        store: Any = dist.distributed_c10d._get_default_store()
+        return [rank for rank in ranks if int(store.get(f"{_topic(ranks, call)}/{rank}")) < call]
+    except RuntimeError:
+        return []
 
 
 def _verdict(store: Any, topic: str) -> list[int] | None:

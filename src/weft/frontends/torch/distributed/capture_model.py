@@ -42,6 +42,8 @@ class CapturedModel:
     out_spec: pytree.TreeSpec
     leaves: tuple[Any, ...]
     """The outputs' leaves that are no tensors; tensors stand as themselves, and are not to be read."""
+    is_random: bool = False
+    """Whether it draws random numbers, of which every rank has to draw the same."""
 
     def restored(self, results: Sequence[torch.Tensor], arguments: Sequence[Any]) -> Any:
         """What the model returns, of the function's results."""
@@ -115,6 +117,9 @@ def capture_model(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, An
             flat, tensors, trace_joint=False, decompositions=decompositions("cuda" if device == "cuda" else "cpu")
         )
     module = with_traced_gradients(cast(fx.GraphModule, traced))
+    is_random = any(
+        torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()) for node in module.graph.nodes
+    )
     for node in list(module.graph.nodes):
         if node.target is torch.ops.aten._assert_tensor_metadata.default:
             module.graph.erase_node(node)
@@ -145,4 +150,5 @@ def capture_model(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, An
         imported.calling.outputs,
         flat.out_spec,
         tuple(flat.out_leaves),
+        is_random,
     )

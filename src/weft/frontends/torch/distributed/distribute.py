@@ -9,7 +9,7 @@ rank holds its parts alone, optimizers and torch.distributed.checkpoint work on 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from operator import attrgetter
@@ -25,12 +25,19 @@ from torch.distributed.tensor import DTensor
 
 from weft.config import Config
 from weft.errors import ShardingError, UnsupportedError
-from weft.frontends.torch.collectives.failures import TIMEOUT
+from weft.frontends.torch.collectives.agreement import Agreement, group_timeout
+from weft.frontends.torch.collectives.failures import TIMEOUT, naming_dead_ranks
 from weft.frontends.torch.distributed.capture_model import CapturedModel, capture_model
 from weft.frontends.torch.distributed.hints import Plan, check_patterns, plan_of_transformers
 from weft.frontends.torch.distributed.pipelined_model import PipelinedModel
-from weft.frontends.torch.distributed.placing import input_name, part_of, placed_parameter, skeleton_of
-from weft.frontends.torch.distributed.rank_program import Groups, compile_for_rank, groups_of
+from weft.frontends.torch.distributed.placing import (
+    described_call,
+    input_name,
+    part_of,
+    placed_parameter,
+    skeleton_of,
+)
+from weft.frontends.torch.distributed.rank_program import Call, Groups, compile_for_rank, groups_of
 from weft.frontends.torch.distributed.shard_program import ShardedProgram, shard_program
 from weft.ir.sharding import Mesh
 
@@ -57,14 +64,21 @@ def distribute(
             hint="give the timeout to init_process_group",
         )
     devices = mesh if isinstance(mesh, DeviceMesh) else _device_mesh(model, mesh, timeout or TIMEOUT)
+    with naming_dead_ranks(devices.mesh.flatten().tolist()):
+        return _distributed(model, devices, plan, config or Config())
+
+
+def _distributed(
+    model: nn.Module, devices: DeviceMesh, plan: Plan | Mapping[str, str] | str, config: Config
+) -> DistributedModel | PipelinedModel:
     if isinstance(plan, str):
         plan = plan_of_transformers(model, plan)
     elif not isinstance(plan, Plan):
         plan = Plan(parameters=plan)
     check_patterns(plan, [name for name, _ in model.named_parameters()])
     if plan.pipeline is not None:
-        return PipelinedModel(model, devices, plan, plan.pipeline, config or Config())
-    return DistributedModel(model, groups_of(devices), plan, config or Config())
+        return PipelinedModel(model, devices, plan, plan.pipeline, config)
+    return DistributedModel(model, groups_of(devices), plan, config)
 
 
 def _device_mesh(model: nn.Module, sizes: Mapping[str, int], timeout: timedelta) -> DeviceMesh:
@@ -77,7 +91,12 @@ def _device_mesh(model: nn.Module, sizes: Mapping[str, int], timeout: timedelta)
     wanted = Mesh(tuple(sizes.items()))
     if wanted.ranks != dist.get_world_size():
         raise ShardingError(f"mesh {wanted} has {wanted.ranks} ranks, and there are {dist.get_world_size()}")
-    return init_device_mesh(device, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
+    with naming_dead_ranks(range(wanted.ranks)):
+        made = init_device_mesh(device, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
+    if dist.get_backend() != "fake":
+        for axis in range(made.ndim):  # torch gives half an hour to groups that it makes itself
+            dist.distributed_c10d._set_pg_timeout(group_timeout(), made.get_group(axis))
+    return made
 
 
 class DistributedModel(nn.Module):
@@ -94,6 +113,7 @@ class DistributedModel(nn.Module):
         self.model = model
         for name, parameter in list(model.named_parameters()):
             self._place(name, parameter)
+        self.agreement = Agreement.among(groups.numbers)
         self.programs: dict[Any, _RankModel] = {}
 
     def _place(self, name: str, parameter: nn.Parameter) -> None:
@@ -120,6 +140,7 @@ class DistributedModel(nn.Module):
         modes = tuple(module.training for module in self.model.modules())
         key = (spec, trains, modes, tuple(_described(leaf) for leaf in leaves))
         if key not in self.programs:
+            self.agreement.check(described_call(leaves, spec, trains, modes))
             self.programs[key] = self._compile(leaves, spec, trains)
         return self.programs[key](leaves, self.model)
 
@@ -152,12 +173,21 @@ class DistributedModel(nn.Module):
     def _compile(self, leaves: Sequence[Any], spec: Any, trains: bool) -> _RankModel:
         captured, program = self._sharded(leaves, spec, trains)
 
-        def compiled(function: Any) -> Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]:
+        def compiled(function: Any) -> Call:
             return compile_for_rank(function, self.groups, self.rank, self.device, self.config, captured.objects)
 
         backward = None if program.split is None else compiled(program.split.backward)
         forward = compiled(program.function if program.split is None else program.split.forward)
+        if captured.is_random:
+            forward = self._drawing_alike(forward)
         return _RankModel(captured, program, forward, backward, self.groups.mesh, self.rank)
+
+    def _drawing_alike(self, forward: Call) -> Call:
+        def call(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+            with self.agreement.same_random_numbers(self.device):
+                return forward(tensors)
+
+        return call
 
 
 @dataclass(frozen=True)
@@ -166,8 +196,8 @@ class _RankModel:
 
     captured: CapturedModel
     program: ShardedProgram
-    forward: Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]
-    backward: Callable[[Sequence[torch.Tensor]], list[torch.Tensor]] | None
+    forward: Call
+    backward: Call | None
     mesh: Mesh
     rank: int
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
-from torch.distributed.tensor.placement_types import Placement
+from torch.distributed.tensor.placement_types import Placement, _StridedShard
 
 from weft.errors import ShardingError
 from weft.frontends.torch.dtypes import from_torch
@@ -128,6 +128,8 @@ def sharding_of_placements(placements: Sequence[Placement], rank: int, mesh: Mes
         match placement:
             case Shard(dim=dim):
                 dims[dim] = (*dims[dim], Split(axis))
+            case _StridedShard(dim=dim, split_factor=blocks):
+                dims[dim] = (*dims[dim], Split(axis, int(blocks)))
             case Partial(reduce_op=kind):
                 if kind not in _PENDING:
                     raise ShardingError(
@@ -148,10 +150,10 @@ def placements_of(sharding: Sharding, mesh: Mesh) -> list[Placement]:
     placements: list[Placement] = [Replicate() for _ in order]
     for d, splits in enumerate(sharding.dims):
         places = [order.index(split.axis) for split in splits]
-        if places != sorted(places) or any(split.blocks != 1 for split in splits):
+        if places != sorted(places):
             raise ShardingError(f"{sharding} is no placement of a DTensor", hint="name axes in the mesh's order")
-        for place in places:
-            placements[place] = Shard(d)
+        for place, split in zip(places, splits, strict=True):
+            placements[place] = Shard(d) if split.blocks == 1 else _StridedShard(d, split_factor=split.blocks)
     return placements
 
 

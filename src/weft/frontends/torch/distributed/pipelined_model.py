@@ -13,7 +13,7 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -21,28 +21,27 @@ import torch.utils._pytree as pytree
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor
 
 from weft.config import Config
-from weft.errors import ShardingError, UnsupportedError
+from weft.errors import UnsupportedError
+from weft.frontends.torch.collectives.agreement import Agreement
 from weft.frontends.torch.collectives.failures import naming_dead_ranks
 from weft.frontends.torch.collectives.transfers import finish_sends, forget_sends
 from weft.frontends.torch.distributed.capture_model import CapturedModel, capture_model
 from weft.frontends.torch.distributed.hints import Pipeline, Plan
 from weft.frontends.torch.distributed.micro_batches import cut_batch, joined_outputs
-from weft.frontends.torch.distributed.placing import input_name, part_of, placed_parameter, skeleton_of
-from weft.frontends.torch.distributed.rank_program import Groups, compile_for_rank, groups_of
+from weft.frontends.torch.distributed.pipeline_line import PipelineLine
+from weft.frontends.torch.distributed.placing import described_call, input_name, placed_parameter, skeleton_of
+from weft.frontends.torch.distributed.rank_program import Call, Groups, compile_for_rank, groups_of
+from weft.frontends.torch.distributed.rank_stages import RankStages
 from weft.frontends.torch.distributed.stage_programs import Program, StageProgram, stage_programs
 from weft.frontends.torch.dtypes import to_torch
 from weft.ir.sharding import Mesh, Sharding
 from weft.ir.types import tensor_of
-from weft.ops.base import GraphOp
-from weft.ops.collectives import Send
 from weft.passes.sharding.pipeline import Step, interleaved
 from weft.passes.sharding.stage_functions import place_parameters
 
 Loss = Callable[..., torch.Tensor]
-Call = Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]
 
 
 class PipelinedModel(nn.Module):
@@ -51,7 +50,7 @@ class PipelinedModel(nn.Module):
     def __init__(self, model: nn.Module, devices: DeviceMesh, plan: Plan, pipeline: Pipeline, config: Config) -> None:
         super().__init__()
         self.plan, self.pipeline, self.config = plan, pipeline, config
-        self.line = _Line.of(devices, pipeline)
+        self.line = PipelineLine.of(devices, pipeline)
         names = [name for name in devices.mesh_dim_names or () if name != pipeline.axis]
         # Without another axis a stage is on one rank, and nothing is sharded.
         self.alone = not names
@@ -66,7 +65,8 @@ class PipelinedModel(nn.Module):
         self.shardings |= {name: self.shardings[names[0]] for names in self.tied for name in names}
         self.model = model
         self.stages = self._place(model)
-        self.programs: dict[Any, _RankStages] = {}
+        self.agreement = Agreement.among(self.line.everyone)
+        self.programs: dict[Any, RankStages] = {}
 
     def _place(self, model: nn.Module) -> dict[str, tuple[int, ...]]:
         """The stages of each parameter by name; those of other ranks are let go."""
@@ -114,8 +114,12 @@ class PipelinedModel(nn.Module):
         batches = cut_batch(leaves, self.pipeline.micro_batches)
         stages = self._stages(batches[0], spec, None, None)
         given = [stages.arguments(self, leaves) for leaves in batches]
+        seed = self.agreement.seed() if stages.captured.is_random else None
         with self._running():
-            found = [[stages.run(stage, each) for stage in self.line.own] for each in given]
+            found = [
+                [stages.run(stage, each, self._seed(seed, stage, n)) for stage in self.line.own]
+                for n, each in enumerate(given)
+            ]
             finish_sends()
             outputs = [self._from_last(stages, results[-1]) for results in found]
         restored = [
@@ -137,13 +141,15 @@ class PipelinedModel(nn.Module):
         first = pytree.tree_unflatten(batches[0][len(leaves) :], inner)
         stages = self._stages(batches[0][: len(leaves)], spec, loss, first)
         given = [stages.arguments(self, batch) for batch in batches]
+        seed = self.agreement.seed() if stages.captured.is_random else None
         kept: dict[tuple[int, int], tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
         losses: list[torch.Tensor] = []
         gradients: dict[int, torch.Tensor] = {}
         with self._running():
             for step in self._schedule():
                 if step.kind == "forward":
-                    results = stages.run(step.stage, given[step.micro_batch])
+                    own_seed = self._seed(seed, step.stage, step.micro_batch)
+                    results = stages.run(step.stage, given[step.micro_batch], own_seed)
                     own = stages.programs[step.stage].results
                     losses += results[:own]
                     kept[step.stage, step.micro_batch] = given[step.micro_batch], results[own:]
@@ -155,6 +161,10 @@ class PipelinedModel(nn.Module):
             dist.broadcast(total, self.line.last, group=self.line.group)
         stages.add_gradients(self, gradients)
         return total[0]
+
+    def _seed(self, seed: int | None, stage: int, micro_batch: int) -> int | None:
+        """The seed of a stage's numbers for a micro-batch: all ranks that share the stage draw the same."""
+        return None if seed is None else seed ^ (micro_batch * self.line.stages + stage)
 
     def _schedule(self) -> list[Step]:
         pipeline = self.pipeline
@@ -168,7 +178,7 @@ class PipelinedModel(nn.Module):
         finally:
             forget_sends()
 
-    def _share_gradients(self, stages: _RankStages, gradients: dict[int, torch.Tensor]) -> None:
+    def _share_gradients(self, stages: RankStages, gradients: dict[int, torch.Tensor]) -> None:
         """Add up the gradients of parameters that several ranks of the line hold."""
         for number, where in sorted(stages.placed.items()):
             ranks = {stage % self.line.size for stage in where}
@@ -183,7 +193,7 @@ class PipelinedModel(nn.Module):
             if own is not None:
                 gradients[number] = part
 
-    def _from_last(self, stages: _RankStages, results: list[torch.Tensor]) -> list[torch.Tensor]:
+    def _from_last(self, stages: RankStages, results: list[torch.Tensor]) -> list[torch.Tensor]:
         """What the last stage gives, on every rank."""
         found: list[torch.Tensor] = []
         for place, value in enumerate(stages.captured.function.returned.operands):
@@ -196,11 +206,13 @@ class PipelinedModel(nn.Module):
             found.append(sent)
         return found
 
-    def _stages(self, leaves: Sequence[Any], spec: Any, loss: Loss | None, targets: Any) -> _RankStages:
+    def _stages(self, leaves: Sequence[Any], spec: Any, loss: Loss | None, targets: Any) -> RankStages:
         modes = tuple(module.training for module in self.model.modules())
         below, inner = pytree.tree_flatten(targets)
         key = (spec, inner, loss, modes, tuple(_described(leaf) for leaf in (*leaves, *below)))
         if key not in self.programs:
+            given, whole = pytree.tree_flatten((pytree.tree_unflatten(list(leaves), spec), targets))
+            self.agreement.check(described_call(given, whole, loss is not None, modes))
             self.programs[key] = self._compile(leaves, spec, loss, targets)
         return self.programs[key]
 
@@ -241,7 +253,7 @@ class PipelinedModel(nn.Module):
         parameter = attrgetter(name)(_Named(self.skeleton[0]))
         return isinstance(parameter, nn.Parameter) and parameter.requires_grad
 
-    def _compile(self, leaves: Sequence[Any], spec: Any, loss: Loss | None, targets: Any) -> _RankStages:
+    def _compile(self, leaves: Sequence[Any], spec: Any, loss: Loss | None, targets: Any) -> RankStages:
         captured = self._capture(leaves, spec, loss, targets)
         every = [*leaves, *pytree.tree_leaves(targets)]
         program, programs = self._programs(captured, every, spec, loss)
@@ -256,8 +268,17 @@ class PipelinedModel(nn.Module):
         numbers = {name.removeprefix("model."): number for number, name in enumerate(captured.state)}
         same = [[numbers[name] for name in names if name in numbers] for names in self.tied]
         first = {number: each[0] for each in same for number in each}
-        return _RankStages(
-            captured, programs, forwards, backwards, program.arguments, program.placed, program.wanted, first
+        return RankStages(
+            captured,
+            self.groups.mesh,
+            self.rank,
+            programs,
+            forwards,
+            backwards,
+            program.arguments,
+            program.placed,
+            program.wanted,
+            first,
         )
 
 
@@ -283,125 +304,6 @@ class _WithLoss(nn.Module):
         if not isinstance(found, torch.Tensor) or found.numel() != 1:
             raise UnsupportedError("the loss of a pipeline is not one number", hint="reduce it: loss.mean()")
         return found.reshape(())
-
-
-@dataclass(frozen=True)
-class _RankStages:
-    """The stages of a rank for batches of one kind, compiled."""
-
-    captured: CapturedModel
-    programs: dict[int, StageProgram]
-    forwards: dict[int, Call]
-    backwards: dict[int, Call]
-    shardings: Sequence[Sharding]
-    placed: Any
-    wanted: frozenset[int]
-    first: dict[int, int]
-    """Of each wanted parameter the first argument that is the same one, under whatever name."""
-
-    def state(self, model: PipelinedModel) -> list[torch.Tensor | None]:
-        return [attrgetter(name)(model) for name in self.captured.state]
-
-    def arguments(self, model: PipelinedModel, leaves: Sequence[Any]) -> list[Any]:
-        """This rank's parts of a micro-batch's arguments; parameters of other ranks are None."""
-        held = [each.to_local() if isinstance(each, DTensor) else each for each in self.state(model)]
-        first = len(held)
-        for number, place in enumerate(self.captured.inputs, first):
-            held.append(part_of(leaves[place], self.shardings[number], model.groups.mesh, model.rank).contiguous())
-        return [*(None if each is None else each.detach() for each in held), *self.captured.constants]
-
-    def run(self, stage: int, arguments: list[Any]) -> list[torch.Tensor]:
-        return self.forwards[stage]([arguments[n] for n in self.programs[stage].arguments])
-
-    def run_back(
-        self,
-        stage: int,
-        arguments: list[Any],
-        kept: list[torch.Tensor],
-        seed: float,
-        gradients: dict[int, torch.Tensor],
-    ) -> None:
-        program = self.programs[stage]
-        result = [tensor_of(value.type) for value in self.captured.function.returned.operands]
-        seeds = [torch.full((), seed, dtype=to_torch(each.dtype), device=_device(arguments)) for each in result]
-        again = [arguments[n] for n in program.again]
-        found = self.backwards[stage]([*again, *kept, *(seeds if program.results else [])])
-        for number, gradient in zip((self.first[n] for n in program.wanted), found, strict=True):
-            gradients[number] = gradient if number not in gradients else gradients[number] + gradient
-
-    def add_gradients(self, model: PipelinedModel, gradients: dict[int, torch.Tensor]) -> None:
-        for number, gradient in gradients.items():
-            parameter: Any = attrgetter(self.captured.state[number])(model)
-            if isinstance(parameter, DTensor):
-                gradient = DTensor.from_local(
-                    gradient, parameter.device_mesh, parameter.placements, run_check=False,
-                    shape=parameter.shape, stride=parameter.stride(),
-                )  # fmt: skip
-            parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
-
-
-@dataclass(frozen=True)
-class _Line:
-    """The ranks that differ in the pipeline's axis alone, and where this one stands among them."""
-
-    axis: str
-    size: int
-    place: int
-    chunks: int
-    ranks: tuple[int, ...]
-    everyone: tuple[int, ...]
-    group: Any
-    ways: dict[tuple[bool, bool], str]
-    """The groups of messages by whether they are gradients, and whether they go from the last rank to the first or
-    back: messages of one group between two ranks are received in the order in which they are sent."""
-
-    @staticmethod
-    def of(devices: DeviceMesh, pipeline: Pipeline) -> _Line:
-        names = devices.mesh_dim_names or ()
-        if pipeline.axis not in names:
-            raise ShardingError(f"the mesh has no axis {pipeline.axis}, which the pipeline is over")
-        if pipeline.micro_batches < 1 or pipeline.chunks < 1:
-            raise ShardingError(f"{pipeline.micro_batches} micro-batches and {pipeline.chunks} chunks are no pipeline")
-        group = devices.get_group(names.index(pipeline.axis))
-        ranks, size = tuple(dist.get_process_group_ranks(group)), devices.size(names.index(pipeline.axis))
-        if pipeline.chunks > 1 and size == 1:
-            raise ShardingError("stages of one rank cannot be interleaved", hint="use one chunk")
-        interleaved(size, pipeline.micro_batches, pipeline.chunks)  # raises where there is none
-        kinds = [(gradient, around) for gradient in (False, True) for around in (False, True)]
-        ways = {
-            kind: str(cast(dist.ProcessGroup, dist.new_group(list(ranks), use_local_synchronization=True)).group_name)
-            for kind in kinds
-            if size > 1 and (pipeline.chunks > 1 or not kind[1])
-        }
-        place = ranks.index(dist.get_rank())
-        everyone = tuple(devices.mesh.flatten().tolist())
-        return _Line(pipeline.axis, size, place, pipeline.chunks, ranks, everyone, group, ways)
-
-    @property
-    def stages(self) -> int:
-        return self.size * self.chunks
-
-    @property
-    def own(self) -> range:
-        return range(self.place, self.stages, self.size)
-
-    @property
-    def last(self) -> int:
-        return self.ranks[-1]
-
-    def pair(self, op: GraphOp) -> tuple[str, int]:
-        """The group of a message, and the rank at its other end."""
-        sends = isinstance(op, Send)
-        peer = op.params["to"] if sends else op.params["source"]
-        giver, taker = (self.place, peer) if sends else (peer, self.place)
-        gradient = bool(op.params["channel"] % 2)
-        onward = taker - giver if not gradient else giver - taker
-        around = self.chunks > 1 and onward < 0
-        return self.ways[gradient, around], self.ranks[peer]
-
-
-def _device(arguments: Sequence[Any]) -> torch.device:
-    return next((each.device for each in arguments if isinstance(each, torch.Tensor)), torch.device("cpu"))
 
 
 def _tied(model: nn.Module) -> list[list[str]]:

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor
 
 from weft.errors import UnsupportedError
 from weft.frontends.torch.distributed.hints import placements_of
+from weft.frontends.torch.distributed.packed_checkpoints import save_packed_parts
 from weft.ir.sharding import Mesh, Sharding
 
 
@@ -25,8 +26,10 @@ def placed_parameter(
 ) -> nn.Parameter:
     """A rank's part of a parameter: a DTensor on a mesh of devices, where a placement says how it lies."""
     part = part_of(parameter.detach(), sharding, mesh, rank).clone()
-    if devices is None or any(split.blocks != 1 for splits in sharding.dims for split in splits):
+    if devices is None:
         return nn.Parameter(part, requires_grad=parameter.requires_grad)
+    if any(split.blocks != 1 for splits in sharding.dims for split in splits):
+        save_packed_parts()
     whole = DTensor.from_local(
         part,
         devices,
@@ -82,3 +85,18 @@ def _attributes(module: nn.Module) -> Iterator[tuple[str, Any]]:
 def input_name(path: str) -> str:
     """`[1]['input_ids']` as input_ids, and `[0][0]` as 0."""
     return path.partition("]")[2].strip("[]").replace("'", "").replace("][", ".")
+
+
+def described_call(leaves: Sequence[Any], spec: Any, trains: bool, modes: Sequence[bool]) -> str:
+    """A call in words: what programs are made for, and what ranks have to agree on."""
+    named = pytree.tree_flatten_with_path(pytree.tree_unflatten(list(leaves), spec))[0]
+    given = [f"{input_name(pytree.keystr(path))}: {_described(leaf)}" for path, leaf in named]
+    training = f"{sum(modes)} of {len(modes)} modules in training mode"
+    return f"({', '.join(given)}) {'with' if trains else 'without'} gradients, {training}"
+
+
+def _described(leaf: Any) -> str:
+    if not isinstance(leaf, torch.Tensor):
+        return repr(leaf)
+    lies = f" as {list(leaf.placements)}" if isinstance(leaf, DTensor) else ""
+    return f"{str(leaf.dtype).removeprefix('torch.')}{list(leaf.shape)}{lies}"

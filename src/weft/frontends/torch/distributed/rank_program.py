@@ -16,6 +16,7 @@ from xdsl.dialects.builtin import ModuleOp
 
 from weft.config import Config
 from weft.errors import ShardingError
+from weft.frontends.torch.collectives.agreement import group_timeout
 from weft.frontends.torch.collectives.failures import naming_dead_ranks
 from weft.frontends.torch.collectives.lower_collectives import CollectiveLowering
 from weft.frontends.torch.devices import target_on
@@ -27,6 +28,9 @@ from weft.ops.base import GraphOp
 from weft.ops.collectives import Collective
 from weft.ops.graph import FuncOp, module_of
 from weft.passes.sharding.specialize_rank import SpecializeRank
+
+Call = Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]
+"""A rank's program: its results for its arguments."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +52,7 @@ class Groups:
         numbers = self.numbers
         own = next(group for group in self.mesh.groups(axes) if self.rank in group)
         # A mesh may be a part of all ranks, and the others know nothing of its groups.
-        return dist.new_group([numbers[rank] for rank in own], use_local_synchronization=True)
+        return dist.new_group([numbers[rank] for rank in own], group_timeout(), use_local_synchronization=True)
 
     @property
     def numbers(self) -> list[int]:
@@ -79,7 +83,7 @@ def compile_for_rank(
     config: Config,
     objects: Mapping[str, Any],
     pairs: Callable[[GraphOp], tuple[str, int]] | None = None,
-) -> Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]:
+) -> Call:
     """A callable for the program of a rank, which must be partitioned. With `pairs` it is a stage of a pipeline, whose
     whole step is what other ranks are missed in."""
     module = ModuleOp([function.clone()])

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch._C import _len_torch_dispatch_stack as _modes  # pyright: ignore[reportPrivateUsage]
+from torch._C._dynamo.guards import _empty_strided_cpu  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue, reportUnknownVariableType]
 from torch._subclasses.fake_tensor import FakeTensor
 
 from weft.frontends.torch.execution.device_checks import Watch
@@ -17,7 +18,7 @@ from weft.frontends.torch.execution.traced_steps import is_traced
 from weft.frontends.torch.importer.checks import failure
 from weft.frontends.torch.importer.imported_graph import Calling, Returned
 from weft.frontends.torch.importer.opaque import OpaqueRuntime
-from weft.runtime.executable import Executable
+from weft.runtime.executable import Executable, FrugalExecutable
 from weft.runtime.frame import Frame
 from weft.runtime.huge_pages import use_huge_pages
 from weft.runtime.openmp import in_forked_child, pool_symbols, uses_own_pool
@@ -28,19 +29,21 @@ _ALIGNMENT = 64
 
 
 class CpuExecutor(TorchExecutor[Executable]):
-    """A function compiled for the processor. Arenas and the memory of large results are kept between calls."""
+    """A function compiled for the processor. Arenas and the memory of large results are kept between calls, unless
+    there is a budget of memory."""
 
     def __init__(self, executable: Executable, opaque: OpaqueRuntime) -> None:
         super().__init__(executable, opaque, torch.device("cpu"))
         self.memory = ResultMemory()
         self.launch = executable.launch
+        self.is_frugal = isinstance(executable, FrugalExecutable)
 
     def release(self) -> None:
         super().release()
         self.memory.release()
 
     def _maker(self, shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype) -> Callable[..., torch.Tensor]:
-        return self.memory.maker(shape, strides, dtype)
+        return _empty_strided_cpu if self.is_frugal else self.memory.maker(shape, strides, dtype)
 
     def _enter(self, frame: Frame[torch.Tensor]) -> None:
         if frame.arena is not None:
@@ -50,6 +53,11 @@ class CpuExecutor(TorchExecutor[Executable]):
             self.arrays.in_memory(arena)
         frame.place_arena(arena, -(-arena.data_ptr() // _ALIGNMENT) * _ALIGNMENT)
         use_huge_pages(arena.data_ptr(), arena.numel())
+
+    def _leave(self, frame: Frame[torch.Tensor]) -> None:
+        if self.is_frugal:
+            frame.arena = None
+            frame.views.clear()
 
     def _launch(self, tape: Tape, frame: Frame[torch.Tensor]) -> None:
         self.launch(tape.address, frame.address, _threads())
@@ -71,7 +79,7 @@ class CpuExecutor(TorchExecutor[Executable]):
         if self.symbols or calling.mutated or constants or not unique or len(picked) < len(outputs):
             return None
         (tape, *others) = self.executable.bind({}).segments or (None,)
-        if others or not isinstance(tape, Tape):
+        if others or self.is_frugal or not isinstance(tape, Tape):
             return None
         start, frames, launch = tape.address, self.frames.setdefault((), []), self.launch
         has_constants = self.has_constants

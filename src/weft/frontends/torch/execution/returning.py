@@ -59,13 +59,24 @@ def output_of(
             return arguments[argument]
         case Number(value):
             return evaluate(value, symbols) if isinstance(value, Expr) else value
-        case Viewed(base, shape, strides, offset):
+        case Viewed(base, shape, strides, offset, dtype):
             memory: torch.Tensor = output_of(base, arguments, results, symbols)
             sizes, steps = ([evaluate(each, symbols) for each in values] for values in (shape, strides))
-            return memory.as_strided(sizes, steps, memory.storage_offset() + evaluate(offset, symbols))
+            start = memory.storage_offset()
+            if (read_as := getattr(torch, dtype)) != memory.dtype:
+                start = start * memory.itemsize // read_as.itemsize
+                memory = _reinterpreted(memory, read_as)
+            return memory.as_strided(sizes, steps, start + evaluate(offset, symbols))
         case _:
             result = results[output.result]
             return torch.view_as_complex(result) if output.is_complex else result
+
+
+def _reinterpreted(memory: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """All the memory that a tensor lies in, as a row of elements of another type."""
+    size = memory.untyped_storage().nbytes()
+    count = size // max(dtype.itemsize, memory.itemsize) * max(dtype.itemsize, memory.itemsize) // memory.itemsize
+    return memory.as_strided((count,), (1,), 0).view(dtype)
 
 
 def picked_from(output: Output) -> Callable[[Sequence[Any], Sequence[Any]], Any] | None:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from xdsl.ir import SSAValue
 
 from weft.diagnostics import calling_line
 from weft.errors import DTypeError, ShapeError, WeftError
+from weft.frontends.torch.func.capturing import current_capture
 from weft.frontends.torch.func.program import SLOT, Program
 from weft.frontends.torch.func.transformed import Transformed, tensor_places
 from weft.ir.types import tensor_of
@@ -161,6 +163,9 @@ class Jvp(Transformed):
 
     def eager(self, *args: Any, **kwargs: Any) -> Any:
         primals, tangents = args
+        if current_capture() is not None:
+            with suppress(RuntimeError):  # what has no second derivative in torch may have a tangent
+                return _jvp_by_gradients(self.inner.eager, primals, tangents, self.has_aux)
         return torch.func.jvp(self.inner.eager, primals, tangents, has_aux=self.has_aux)
 
     def program(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Program:
@@ -188,6 +193,23 @@ class Jvp(Transformed):
         program = inner.returning(made, [*results, *verdict], made_tree, given + count)
         without_dead_ops(program.function)
         return program
+
+
+def _jvp_by_gradients(function: Callable[..., Any], primals: Any, tangents: Any, has_aux: bool) -> tuple[Any, ...]:
+    """What `torch.func.jvp` gives, as the gradient of gradients: these are linear in what they are given.
+
+    Where torch traces, its own tangents of views fail, and are of ops that nothing else knows.
+    """
+
+    def pulled(seeds: Any) -> tuple[Any, Any]:
+        found = torch.func.vjp(function, *primals, has_aux=has_aux)
+        return found[1](seeds), (found[0], *found[2:])
+
+    example = function(*primals)
+    zeros = pytree.tree_map(torch.zeros_like, example[0] if has_aux else example)
+    _, push, (value, *aux) = torch.func.vjp(pulled, zeros, has_aux=True)
+    (moved,) = push(tuple(tangents))
+    return value, moved, *aux
 
 
 def jvp(

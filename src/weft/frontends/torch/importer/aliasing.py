@@ -99,10 +99,10 @@ def _is_symbolic(node: fx.Node) -> bool:
     return any(isinstance(size, torch.SymInt) for size in (*meta.shape, *meta.stride(), meta.storage_offset()))
 
 
-def _reading(node: fx.Node) -> tuple[torch.dtype, bool, bool]:
-    """How the memory of a tensor is read: its type, and whether conjugated or negated on the way."""
+def _reading(node: fx.Node) -> tuple[bool, bool]:
+    """Whether what lies in the memory of a tensor is conjugated or negated when it is read."""
     meta: torch.Tensor = node.meta["val"]
-    return meta.dtype, meta.is_conj(), meta.is_neg()
+    return meta.is_conj(), meta.is_neg()
 
 
 def _is_made(node: fx.Node) -> bool:
@@ -112,8 +112,11 @@ def _is_made(node: fx.Node) -> bool:
 
 def view_of(base: Returned | Passed, owner: torch.Tensor, meta: torch.Tensor) -> Viewed:
     """The output that looks at the memory of a result or an argument as the captured tensor does at its owner's."""
-    offset = size_of(meta.storage_offset() - owner.storage_offset())
-    return Viewed(base, sizes_of(meta.shape), sizes_of(meta.stride()), offset)
+    start = owner.storage_offset()
+    if meta.itemsize != owner.itemsize:
+        start = start * owner.itemsize // meta.itemsize
+    dtype = str(meta.dtype).removeprefix("torch.")
+    return Viewed(base, sizes_of(meta.shape), sizes_of(meta.stride()), size_of(meta.storage_offset() - start), dtype)
 
 
 def replaced(mutated: Sequence[tuple[int, int]], outputs: Sequence[Output]) -> tuple[tuple[int, int], ...]:

@@ -36,13 +36,14 @@ class Passed:
 class Viewed:
     """An output that lies in the memory of an argument, or of a result in which other outputs lie too.
 
-    `offset` counts elements from the first one of that.
+    `offset` counts elements from the first one of that; they are read as `dtype`, as torch names it.
     """
 
     base: Returned | Passed
     shape: tuple[Size, ...]
     strides: tuple[Size, ...]
     offset: Size
+    dtype: str
 
     @property
     def symbols(self) -> set[str]:

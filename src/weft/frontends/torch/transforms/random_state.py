@@ -30,6 +30,11 @@ class RandomState:
         """States of which the host's generator, which goes on, decides."""
         with torch._C._DisableFuncTorch():  # a level of vmap would ask whether every sample has its own
             seed = int(torch.empty((), dtype=torch.int64).random_())
+        return cls.seeded(seed, arguments)
+
+    @classmethod
+    def seeded(cls, seed: int, arguments: Sequence[Any]) -> RandomState:
+        """The states that a seed decides."""
         states = {device: torch.Generator(device).manual_seed(seed).get_state() for device in _devices(arguments)}
         return cls(torch.Generator().manual_seed(seed).get_state(), states)
 

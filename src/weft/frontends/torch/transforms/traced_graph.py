@@ -6,11 +6,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
-
 import torch
 from torch import fx
-from torch._functorch.partitioners import min_cut_rematerialization_partition
 
 
 @dataclass
@@ -27,8 +24,3 @@ class TracedGraph:
             for node in graph.nodes
         )
         self.reads = frozenset(n for n, node in enumerate(graph.find_nodes(op="placeholder")) if node.users)
-
-    def partition(self, joint: fx.GraphModule, *arguments: Any, **options: Any) -> Any:
-        """The forward and backward graph of a joint one, which is noted."""
-        self.note(joint.graph)
-        return min_cut_rematerialization_partition(joint, *arguments, **options)

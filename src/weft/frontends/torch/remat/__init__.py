@@ -1,0 +1,1 @@
+"""What a training step keeps for its backward, within a memory budget."""

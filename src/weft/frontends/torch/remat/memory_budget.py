@@ -1,0 +1,127 @@
+"""Cuts a joint graph into forward and backward so that a training step stays within a memory budget.
+
+Answers of `passes/remat` are tried from the one of least work on; the first whose predicted peak is within the budget
+is taken. So a larger budget never takes more work, nor a smaller one more memory.
+"""
+
+# torch leaves some of its functions without types, and has no public way to say what is kept.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportMissingTypeStubs=false
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import fx
+from torch._functorch import partitioners
+
+from weft.config import Config, MemoryBudget
+from weft.diagnostics import warn
+from weft.frontends.torch.remat.joint_problem import JointProblem, joint_problem
+from weft.frontends.torch.remat.predict_peak import predict_peak
+from weft.passes.remat.minimum_cut import choices, choices_by_peak
+
+log = logging.getLogger("weft")
+
+Parts = tuple[fx.GraphModule, fx.GraphModule]
+Predict = Callable[[fx.GraphModule, fx.GraphModule], int | None]
+"""The most bytes that a step of these two graphs takes at once; None where that is not known before it runs."""
+PEAK = "weft.peak"
+"""What the metadata of a forward graph calls the predicted peak of its step, in bytes."""
+_PATCHED = threading.RLock()
+
+
+@dataclass
+class _Chooser:
+    """Stands in for torch's choice of what is kept: the first time it notes the problem, then it is told."""
+
+    original: Callable[..., list[fx.Node]]
+    wanted: frozenset[str] | None = None
+    noted: JointProblem | None = None
+    default: tuple[str, ...] = field(default_factory=tuple[str, ...])
+
+    def __call__(self, graph: fx.Graph, info: Any, memory_budget: float = 1) -> list[fx.Node]:
+        if self.wanted is None:
+            kept = self.original(graph, info, memory_budget=1)
+            self.noted = joint_problem(graph, info.is_required_fw, info.is_required_bw)
+            self.default = tuple(node.name for node in kept)
+            return kept
+        return [node for node in graph.nodes if node.name in self.wanted]
+
+
+def partition_joint(joint: fx.GraphModule, arguments: Sequence[Any], *, config: Config, **options: Any) -> Parts:
+    """The forward and backward graph of a joint one: as torch cuts it, or within the budget that there is."""
+    if not config.memory_budget:
+        return partitioners.min_cut_rematerialization_partition(joint, arguments, **options)
+    results: int = options["num_fwd_outputs"]
+
+    def predict(forward: fx.GraphModule, backward: fx.GraphModule) -> int | None:
+        return predict_peak(forward, backward, results, config)
+
+    return partition_within(joint, arguments, MemoryBudget.read(config.memory_budget), predict, **options)
+
+
+def partition_within(
+    joint: fx.GraphModule, arguments: Sequence[Any], budget: MemoryBudget, predict: Predict, **options: Any
+) -> Parts:
+    """The forward and backward graph of a joint one whose step takes no more memory than a budget, where that can be.
+
+    Where the peak is not known before the step runs, the budget is one of what is kept between the two.
+    """
+    with _chosen() as chooser:
+        parts = partitioners.min_cut_rematerialization_partition(joint, arguments, **options)
+        peak, problem = predict(*parts), chooser.noted
+        if problem is None:  # the backward reads nothing
+            return parts
+        kept = problem.bytes_of(chooser.default)
+        limit = budget.limit(kept if peak is None else peak)
+        if (kept if peak is None else peak) <= limit:
+            return _noted(parts, peak)
+        least, best = peak, parts
+        for choice in (choices if peak is None else choices_by_peak)(problem.problem):
+            if choice.bytes > min(limit, kept):
+                continue
+            chooser.wanted = frozenset(problem.names[number] for number in choice.kept)
+            tried = partitioners.min_cut_rematerialization_partition(joint, arguments, **options)
+            found = predict(*tried) if peak is not None else choice.bytes
+            log.debug("%d bytes kept, %d of work again: a peak of %s", choice.bytes, choice.work, found)
+            if found is not None and found <= limit:
+                return _noted(tried, found if peak is not None else None)
+            if found is not None and (least is None or found < least):
+                least, best = found, tried
+        what = f"a memory budget of {_mebibytes(limit)} cannot be held"
+        why = "what is not kept has to be computed again, and that takes memory, too"
+        warn("memory", what, why, f"the least that was found is {_mebibytes(kept if least is None else least)}")
+        return _noted(best, least)
+
+
+def _noted(parts: Parts, peak: int | None) -> Parts:
+    if peak is not None:
+        parts[0].meta[PEAK] = peak
+    return parts
+
+
+@contextmanager
+def _chosen() -> Iterator[_Chooser]:
+    """Let torch's partitioner ask here what is kept, in this thread alone."""
+    with _PATCHED:
+        chooser = _Chooser(partitioners.choose_saved_values_set)
+        owner, original = threading.get_ident(), chooser.original
+
+        def choose(*given: Any, **named: Any) -> list[fx.Node]:
+            return (chooser if threading.get_ident() == owner else original)(*given, **named)
+
+        partitioners.choose_saved_values_set = choose
+        try:
+            yield chooser
+        finally:
+            partitioners.choose_saved_values_set = original
+
+
+def _mebibytes(size: int) -> str:
+    return f"{size / 2**20:.1f} MiB"

@@ -1,0 +1,295 @@
+"""Many services on a fleet of mixed racks: which of each pool's GPUs serve which model, at the least cost.
+
+Every service is planned on every kind of GPU (`planner/plan.py`), which gives requests a second and GPUs of a replica.
+How many replicas of which are taken is a linear program (`planner/linear_program.py`) whose optimum is rounded to whole
+replicas; the optimum is told beside it, so that what rounding costs is seen. Demand that no GPU is left for is told.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from weft.planner.errors import CapacityError, FleetError
+from weft.planner.hardware import Gpu, find_gpu
+from weft.planner.linear_program import Optimum, minimise
+from weft.planner.model import Model, find_model
+from weft.planner.plan import Choice, choose
+from weft.planner.program import BYTES
+from weft.planner.search import ENGINES, Settings, open_costs
+from weft.planner.traffic import Targets, Traffic, targets_of, traffic_of
+
+_UNSERVED = 1e3
+"""What a request that nobody serves counts, in the dearest served one's price: all that can be served is."""
+
+
+@dataclass(frozen=True)
+class Pool:
+    """GPUs of one kind that a fleet has."""
+
+    name: str
+    gpu: Gpu
+    gpus: int
+
+
+@dataclass(frozen=True)
+class Service:
+    """A model with its traffic and targets, and spare replicas for when one fails."""
+
+    name: str
+    model: Model
+    traffic: Traffic
+    targets: Targets
+    settings: Settings
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """What there is, and what it is for."""
+
+    pools: tuple[Pool, ...]
+    services: tuple[Service, ...]
+
+
+@dataclass(frozen=True)
+class Share:
+    """Replicas of one service in one pool."""
+
+    service: Service
+    pool: Pool
+    choice: Choice
+    replicas: int
+    spare: int
+
+    @property
+    def gpus(self) -> int:
+        return (self.replicas + self.spare) * self.choice.mapping.gpus
+
+    @property
+    def rate(self) -> float:
+        return self.replicas * self.choice.rate
+
+
+@dataclass(frozen=True)
+class FleetPlan:
+    """Who serves what, what is left, and what is not served."""
+
+    fleet: Fleet
+    shares: list[Share]
+    unserved: dict[str, float]
+    """Requests a second of each service that there is no room for."""
+    least_dollars: float
+    """Dollars an hour of the linear program's optimum, without spares: what no whole numbers of replicas can beat."""
+    worth: dict[str, float]
+    """Dollars an hour that one more GPU of a full pool would save; requests that are not served count as such."""
+    refused: dict[str, str] = field(default_factory=dict[str, str])
+    """Pairs of service and pool that cannot be, with the reason."""
+
+    @property
+    def dollars(self) -> float:
+        """Dollars an hour of the GPUs that are used."""
+        return sum(each.gpus * each.pool.gpu.price_per_hour for each in self.shares)
+
+    def used(self, pool: Pool) -> int:
+        return sum(each.gpus for each in self.shares if each.pool is pool)
+
+
+def read_fleet(path: Path) -> Fleet:
+    """A fleet from a JSON or YAML file; a field that is missing or wrong is named."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        found: Any = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError, yaml.YAMLError) as error:
+        raise FleetError(f"the fleet cannot be read: {error}", location=str(path)) from error
+    whole = _object(found, "a fleet", str(path), {"pools", "services"})
+    pools = [
+        _pool(each, f"{path}: pools[{index}]", path.parent) for index, each in enumerate(_list(whole, "pools", path))
+    ]
+    services = [
+        _service(each, f"{path}: services[{index}]", path.parent)
+        for index, each in enumerate(_list(whole, "services", path))
+    ]
+    return Fleet(tuple(pools), tuple(services))
+
+
+def _object(found: Any, what: str, place: str, known: set[str]) -> dict[str, Any]:
+    if not isinstance(found, dict):
+        raise FleetError(f"{what} is an object of fields", location=place, hint=f"fields: {', '.join(sorted(known))}")
+    given: dict[str, Any] = dict(found)  # pyright: ignore[reportUnknownArgumentType]
+    for name in given:
+        if name not in known:
+            raise FleetError(
+                f"{what} has no field {name!r}", location=place, hint=f"there are {', '.join(sorted(known))}"
+            )
+    return given
+
+
+def _list(whole: Mapping[str, Any], name: str, path: Path) -> list[Any]:
+    found = whole.get(name)
+    if not isinstance(found, list) or not found:
+        raise FleetError(f"field {name!r} of a fleet has to be a list of at least one", location=str(path))
+    return list(found)  # pyright: ignore[reportUnknownArgumentType,reportUnknownVariableType]
+
+
+def _pool(found: Any, place: str, folder: Path) -> Pool:
+    given = _object(found, "a pool", place, {"gpu", "gpus", "racks", "name", "price"})
+    if "gpu" not in given:
+        raise FleetError("a pool needs the field 'gpu'", location=place)
+    named = str(given["gpu"])
+    gpu = find_gpu(str(folder / named) if (folder / named).is_file() else named)
+    if "price" in given:
+        gpu = replace(gpu, price_per_hour=_number(given, "price", place, 0.0, 1e9))
+    if ("gpus" in given) == ("racks" in given):
+        raise FleetError("a pool has either 'gpus' or 'racks'", location=place)
+    count = _number(given, "gpus" if "gpus" in given else "racks", place, 0, 1e7)
+    gpus = int(count) * (1 if "gpus" in given else gpu.gpus_per_rack)
+    return Pool(str(given.get("name", gpu.name)), gpu, gpus)
+
+
+def _service(found: Any, place: str, folder: Path) -> Service:
+    known = {"name", "model", "traffic", "slo", "precision", "kv", "engine", "spare", "chunk", "max_gpus"}
+    given = _object(found, "a service", place, known)
+    for name in ("model", "traffic"):
+        if name not in given:
+            raise FleetError(f"a service needs the field {name!r}", location=place)
+    named = str(given["model"])
+    model = find_model(str(folder / named) if (folder / named).exists() else named)
+    precision = given.get("precision")
+    if precision is not None:
+        if precision not in BYTES or precision == "f32":
+            raise FleetError(f"field 'precision' is {precision!r}", location=place, hint=", ".join(sorted(BYTES)))
+        model = model.with_precision(str(precision))
+    engine = str(given.get("engine", "weft"))
+    if engine not in ENGINES:
+        raise FleetError(f"field 'engine' is {engine!r}", location=place, hint=", ".join(ENGINES))
+    kv = str(given.get("kv", "bf16"))
+    if kv not in ("bf16", "fp8"):
+        raise FleetError(f"field 'kv' is {kv!r}", location=place, hint="bf16 or fp8")
+    traffic = traffic_of(str(given["traffic"]))
+    if not traffic.rate:
+        raise FleetError("a service needs a rate", location=place, hint="traffic: isl=1024,osl=512,rate=20")
+    settings = Settings(
+        engine=engine,
+        kv="fp8" if kv == "fp8" else "bfloat16",
+        spare=int(_number(given, "spare", place, 0, 1e4)) if "spare" in given else 1,
+        chunk=int(_number(given, "chunk", place, 16, 1e6)) if "chunk" in given else 8192,
+        max_gpus=int(_number(given, "max_gpus", place, 1, 1024)) if "max_gpus" in given else 16,
+    )
+    return Service(str(given.get("name", model.name)), model, traffic, targets_of(str(given.get("slo", ""))), settings)
+
+
+def _number(given: Mapping[str, Any], name: str, place: str, least: float, most: float) -> float:
+    value = given[name]
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not number or not least <= value <= most or (name != "price" and value != int(value)):
+        raise FleetError(f"field {name!r} is {str(value)[:40]!r}", location=place, hint=f"from {least:g} to {most:g}")
+    return float(value)
+
+
+Progress = Callable[[int, int], None]
+
+
+def plan_fleet(fleet: Fleet, tables: Path | None = None, progress: Progress | None = None) -> FleetPlan:
+    """Plan every service on every kind of GPU, and share the GPUs out."""
+    found: dict[tuple[int, int], Choice] = {}
+    kinds: dict[Any, Choice | CapacityError] = {}
+    refused: dict[str, str] = {}
+    for s, service in enumerate(fleet.services):
+        for p, pool in enumerate(fleet.pools):
+            if progress is not None:
+                progress(s * len(fleet.pools) + p, len(fleet.services) * len(fleet.pools))
+            key = (s, replace(pool.gpu, price_per_hour=0.0))
+            if key not in kinds:
+                kinds[key] = _choose(service, pool, tables)
+            choice = kinds[key]
+            if isinstance(choice, CapacityError):
+                refused[f"{service.name} on {pool.name}"] = str(choice)
+            elif choice.gives_way:
+                refused[f"{service.name} on {pool.name}"] = "; ".join(choice.gives_way)
+            else:
+                found[s, p] = choice
+    return _share_out(fleet, found, refused)
+
+
+def _choose(service: Service, pool: Pool, tables: Path | None) -> Choice | CapacityError:
+    costs = open_costs(pool.gpu, tables, service.settings.engine)
+    try:
+        return choose(service.model, pool.gpu, service.traffic, service.targets, service.settings, costs)
+    except CapacityError as error:
+        return error
+
+
+class _Sharing:
+    """Services and pools as numbers: what a replica of each pair costs, gives and takes."""
+
+    def __init__(self, fleet: Fleet, found: Mapping[tuple[int, int], Choice]) -> None:
+        self.pairs = list(found)
+        self.rate = [found[pair].rate for pair in self.pairs]
+        self.gpus = [found[pair].mapping.gpus for pair in self.pairs]
+        prices = [pool.gpu.price_per_hour for pool in fleet.pools]
+        self.price = [gpus * prices[p] for gpus, (_, p) in zip(self.gpus, self.pairs, strict=True)]
+        self.demand = [service.traffic.rate for service in fleet.services]
+        self.pools = len(fleet.pools)
+
+    def solve(self, room: list[float]) -> Optimum:
+        gives, takes = np.zeros((len(self.demand), len(self.pairs))), np.zeros((self.pools, len(self.pairs)))
+        for column, (s, p) in enumerate(self.pairs):
+            gives[s, column], takes[p, column] = self.rate[column], self.gpus[column]
+        dearest = max((cost / rate for cost, rate in zip(self.price, self.rate, strict=True)), default=1.0) or 1.0
+        penalty = np.full(len(self.demand), dearest * _UNSERVED)
+        return minimise(np.array(self.price), gives, np.array(self.demand), takes, np.array(room), penalty)
+
+    def lacking(self, counts: list[int], s: int) -> float:
+        """Requests a second of a service that so many replicas leave; none below a billionth of its demand."""
+        given = sum(n * self.rate[column] for column, n in enumerate(counts) if self.pairs[column][0] == s)
+        lacking = self.demand[s] - given
+        return lacking if lacking > 1e-9 * self.demand[s] else 0.0
+
+    def round_up(self, counts: list[int], left: list[float]) -> None:
+        """Whole replicas for what rounding down leaves unserved, the cheapest that there is room for."""
+        for s in range(len(self.demand)):
+            while lacking := self.lacking(counts, s):
+                able = [c for c, (t, p) in enumerate(self.pairs) if t == s and self.gpus[c] <= left[p] + 1e-9]
+                if not able:
+                    break
+                best = min(able, key=lambda c: self.price[c] / min(self.rate[c], lacking))
+                pool = self.pairs[best][1]
+                count = max(1, math.floor(lacking / self.rate[best]))
+                count = min(count, int(left[pool] / self.gpus[best] + 1e-9))
+                counts[best] += count
+                left[pool] -= count * self.gpus[best]
+
+
+def _share_out(fleet: Fleet, found: Mapping[tuple[int, int], Choice], refused: dict[str, str]) -> FleetPlan:
+    services, pools, sharing = fleet.services, fleet.pools, _Sharing(fleet, found)
+    room = [float(pool.gpus) for pool in pools]
+    first = sharing.solve(room)
+    # Spares are in the pool that serves most of a service, and come out of its room.
+    home: dict[int, int] = {}
+    for s, service in enumerate(services):
+        columns = [column for column, pair in enumerate(sharing.pairs) if pair[0] == s]
+        if columns and service.settings.spare:
+            home[s] = max(columns, key=lambda column: (first.values[column] * sharing.rate[column], -column))
+            pool = sharing.pairs[home[s]][1]
+            room[pool] = max(0.0, room[pool] - service.settings.spare * sharing.gpus[home[s]])
+    solved = sharing.solve(room)
+    counts = [int(each + 1e-6) for each in solved.values]
+    taken = [0.0] * len(pools)
+    for column, (_, p) in enumerate(sharing.pairs):
+        taken[p] += counts[column] * sharing.gpus[column]
+    sharing.round_up(counts, [each - gone for each, gone in zip(room, taken, strict=True)])
+    shares = [
+        Share(services[s], pools[p], found[s, p], counts[column], spare)
+        for column, (s, p) in enumerate(sharing.pairs)
+        if (spare := services[s].settings.spare if home.get(s) == column else 0) or counts[column]
+    ]
+    unserved = {each.name: lacking for s, each in enumerate(services) if (lacking := sharing.lacking(counts, s))}
+    worth = {pool.name: solved.worth[p] for p, pool in enumerate(pools) if solved.worth[p] > 1e-9}
+    return FleetPlan(fleet, shares, unserved, float(np.dot(sharing.price, solved.values)), worth, refused)

@@ -1,0 +1,113 @@
+"""Training plans: what a rank holds, what a step takes, and jobs that cannot be."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from weft.planner.errors import CapacityError, TrafficError
+from weft.planner.hardware import find_gpu
+from weft.planner.mapping import Mapping
+from weft.planner.model import find_model
+from weft.planner.search import open_costs
+from weft.planner.training import Job, Layout, TrainingCosts, activation_bytes, job_of, plan_training, uneven
+from weft.tools.cli import app
+
+H100 = find_gpu("h100")
+
+
+def costs(name: str, job: Job) -> TrainingCosts:
+    return TrainingCosts(find_model(name), H100, open_costs(H100, None, "weft"), job)
+
+
+def test_a_rank_holds_what_a_hand_count_says() -> None:
+    priced = costs("Llama-3.1-8B", Job(64, 64, 4096))
+    parameters = 8_030_261_248
+    held = priced.memory(Layout(Mapping(), 64, 1, 1, True, False), 1)
+    assert held["weights"] == pytest.approx(2 * parameters)
+    assert held["gradients"] == pytest.approx(4 * parameters)
+    assert held["optimizer"] == pytest.approx(12 * parameters / 64)
+    sharded = priced.memory(Layout(Mapping(), 64, 1, 1, True, True), 1)
+    assert sharded["gradients"] == pytest.approx(4 * parameters / 64)
+
+
+def test_activations_are_those_of_a_layer_s_matmuls() -> None:
+    # 4 inputs of the hidden size, queries, keys, values and their sum, and three of the block's width; two bytes each.
+    whole, inputs = activation_bytes(find_model("Llama-3.1-8B"), Mapping())
+    layer = 4 * 4096 + (32 * 128 * 2 + 8 * 128 * 2) + 3 * 14336
+    assert whole == 32 * layer * 2
+    assert inputs == 32 * 4096 * 2
+    assert activation_bytes(find_model("Llama-3.1-8B"), Mapping(4))[0] == whole / 4
+
+
+def test_parts_are_the_step_and_no_step_beats_the_peak() -> None:
+    priced = costs("Llama-3.1-70B", Job(64, 128, 4096))
+    for layout in (
+        Layout(Mapping(8), 8, 1, 1, True, True),
+        Layout(Mapping(8, 4), 2, 1, 5, False, False),
+        Layout(Mapping(4, 2), 8, 2, 1, True, False),
+    ):
+        found = priced.step(layout)
+        assert sum(found.parts.values()) == pytest.approx(found.seconds)
+        assert 0.1 < found.mfu < 1.0
+        assert found.tokens_s_gpu * found.seconds * 64 == pytest.approx(128 * 4096)
+
+
+def test_pipelines_wait_less_in_pieces_and_recomputing_takes_time_for_room() -> None:
+    priced = costs("Llama-3.1-70B", Job(64, 64, 4096))
+    plain = priced.step(Layout(Mapping(8, 4), 2, 1, 1, False, False))
+    pieces = priced.step(Layout(Mapping(8, 4), 2, 1, 5, False, False))
+    again = priced.step(Layout(Mapping(8, 4), 2, 1, 1, True, False))
+    assert pieces.parts["pipeline bubble"] == pytest.approx(plain.parts["pipeline bubble"] / 5)
+    assert again.seconds > plain.seconds
+    assert again.memory["activations"] < plain.memory["activations"] / 3
+
+
+def test_layers_that_do_not_divide_make_the_longest_stage_longer() -> None:
+    model = find_model("Llama-3.1-405B")
+    assert uneven(model, 16, 8) == pytest.approx(128 / 126)
+    assert uneven(model, 18, 1) == 1.0
+
+
+def test_the_quickest_layout_that_fits_is_chosen() -> None:
+    found = plan_training(find_model("Llama-3.1-8B"), H100, job_of("gpus=64,batch=256,seq=4096,tokens=1e12"))
+    assert found.chosen.bytes <= H100.memory
+    assert all(each.seconds >= found.chosen.seconds * 0.99 for each in found.alternatives)
+    assert found.days == pytest.approx(1e12 / (found.chosen.tokens_s_gpu * 64) / 86400)
+    assert found.chosen.layout.mapping.gpus * found.chosen.layout.copies == 64
+
+
+def test_experts_are_laid_out_too() -> None:
+    found = plan_training(find_model("Mixtral-8x7B"), H100, job_of("gpus=64,batch=256,seq=4096"))
+    assert 0.1 < found.chosen.mfu < 0.9
+
+
+@pytest.mark.parametrize(
+    ("text", "field"),
+    [
+        ("gpus=0,batch=8,seq=8", "gpus"), ("gpus=8,batch=8", "seq"), ("gpus=8,batch=x,seq=8", "batch"),
+        ("gpus=8,batch=8,seq=8,colour=3", "colour"), ("gpus=8.5,batch=8,seq=8", "gpus"),
+    ],
+)  # fmt: skip
+def test_a_job_that_is_none_names_its_field(text: str, field: str) -> None:
+    with pytest.raises(TrafficError, match=field):
+        job_of(text)
+
+
+def test_what_does_not_fit_says_by_how_much_and_what_would() -> None:
+    with pytest.raises(CapacityError, match=r"lacks [\d.]+ GB") as caught:
+        plan_training(find_model("Llama-3.1-405B"), H100, job_of("gpus=16,batch=16,seq=8192"))
+    assert "gpus=" in str(caught.value.hint)
+    with pytest.raises(CapacityError, match="divides into no layout"):
+        plan_training(find_model("Llama-3.1-8B"), H100, job_of("gpus=7,batch=1,seq=128"))
+
+
+def test_the_command_plans_training() -> None:
+    seen = CliRunner().invoke(
+        app, ["plan", "Llama-3.1-8B", "--gpu", "h100", "--train", "gpus=64,batch=256,seq=4096", "--json"]
+    )
+    assert seen.exit_code == 0, seen.output
+    told = json.loads(seen.stdout)
+    assert told["chosen"]["mfu"] > 0.1 and told["launch"].startswith("torchrun --nnodes 8")
