@@ -111,7 +111,9 @@ def test_channels_are_joined_on_one_chip_too() -> None:
     rng = np.random.default_rng(7)
     build = Int8Builder("joined", {"x": Tensor(i8, (3, 100))})
     weights = [rng.integers(-128, 128, (100, size)).astype(np.int8) for size in (40, 700, 320)]
-    parts = [build.to_int8(build.scaled(build.dot(build.argument("x"), w), np.full(w.shape[1], 0.001))) for w in weights]
+    parts = [
+        build.to_int8(build.scaled(build.dot(build.argument("x"), w), np.full(w.shape[1], 0.001))) for w in weights
+    ]
     joined = build.builder.concat(*parts, dim=1)
     function = build.finish([build.dot(joined, rng.integers(-128, 128, (1060, 90)).astype(np.int8))])
     x = rng.integers(-128, 128, (3, 100)).astype(np.int8)
