@@ -107,6 +107,26 @@ def test_experts_on_chips_of_their_own() -> None:
     check(EXPERTS, tensor_parallel(EXPERTS, range(2), 320, range(8, 12)), 16)
 
 
+def test_channels_are_joined_on_one_chip_too() -> None:
+    rng = np.random.default_rng(7)
+    build = Int8Builder("joined", {"x": Tensor(i8, (3, 100))})
+    weights = [rng.integers(-128, 128, (100, size)).astype(np.int8) for size in (40, 700, 320)]
+    parts = [
+        build.to_int8(build.scaled(build.dot(build.argument("x"), w), np.full(w.shape[1], 0.001))) for w in weights
+    ]
+    joined = build.builder.concat(*parts, dim=1)
+    function = build.finish([build.dot(joined, rng.integers(-128, 128, (1060, 90)).astype(np.int8))])
+    x = rng.integers(-128, 128, (3, 100)).astype(np.int8)
+    program = compile_graph(function, TSP1, build.constants)
+    assert not violations(program)
+    np.testing.assert_array_equal(simulate(program, [x]).results[0], run(function, [x, *build.constants.values()])[0])
+
+
+def test_heads_that_lie_across_vectors_differ_in_their_passes() -> None:
+    shape = DecoderShape("wide heads", 640, 10, 5, 128, 320, 2, 700)
+    check(shape, tensor_parallel(shape, range(2), 320), 2)
+
+
 def test_columns_are_whole_vectors() -> None:
     assert columns(8192, range(8), 320)[0] == (0, (0, 960))
     assert [b - a for _, (a, b) in columns(8192, range(8), 320)] == [960, 960, 960, 1280, 960, 960, 960, 1152]

@@ -17,6 +17,7 @@ from rich.table import Table
 from weft.backends.reference.graph import run as run_graph
 from weft.backends.target import argument_names
 from weft.ir.types import tensor_of
+from weft.spatial.energy import link_use, system_energy
 from weft.spatial.explore import explore, page_of, pareto_front
 from weft.spatial.gantt import gantt_page, gantt_png
 from weft.spatial.machine import StreamingMachine, SystolicMachine, load_machine, streaming_machine
@@ -30,7 +31,7 @@ from weft.spatial.simulator.run import simulate
 from weft.spatial.simulator.system import simulate_system
 from weft.spatial.stream_program import StreamProgram, load_streams, save_streams
 from weft.spatial.systolic import schedule_product
-from weft.spatial.trace import trace_of
+from weft.spatial.trace import system_trace, trace_of
 from weft.spatial.verifier.verify import system_violations, verify, verify_system, violations
 from weft.testing.spatial.mutants import MutantCount, count_mutants, count_system_mutants
 from weft.testing.spatial.programs import random_program
@@ -323,8 +324,11 @@ def distribute_file(
     seed: int,
     chips: int,
     tensor: int,
+    trace: Path | None = None,
 ) -> None:
     """Compile a graph for many chips, verify their schedules, run them and compare with the graph."""
+    if trace is not None:
+        check_file(trace, "--trace")
     machine = streaming_machine(machine_name, overrides)
     function, known = read_with_constants(file, constants, seed)
     rng = np.random.default_rng(seed)
@@ -343,7 +347,16 @@ def distribute_file(
         issues = int(program.instructions["count"].sum())
         table.add_row(str(number), f"{program.cycles:,}", f"{program.bounds.get('MXM', 0):,}", f"{issues:,}")
     terminal.show(table, fault or f"{run.vectors:,} vectors sent; simulated: the same cycles, and the graph's bits")
-    figures = {"cycles": run.cycles, "predicted": system.cycles, "chips": chips, "vectors": run.vectors}
+    joules, links = system_energy(system), link_use(system)
+    spent = ", ".join(f"{kind} {value * 1e6:.2f}" for kind, value in joules.items())
+    busiest = max(links.values(), default=0.0)
+    terminal.show(f"{sum(joules.values()) * 1e6:.2f} µJ ({spent}); the busiest of {len(links)} wires: {busiest:.1%}")
+    if trace is not None:
+        trace.write_text(json.dumps(system_trace(system)), encoding="utf-8")
+        terminal.show(f"a trace of all chips in {trace}")
+    figures: dict[str, Any] = {"cycles": run.cycles, "predicted": system.cycles, "chips": chips}
+    figures["vectors"] = run.vectors
+    figures |= {"joules": joules, "busiest_wire": busiest}
     terminal.finish({"ok": not fault, **figures, "bounds": dict(system.bounds)}, code=int(bool(fault)))
 
 

@@ -113,6 +113,7 @@ def distribute_command(
     file: Graph,
     chips: Annotated[int, typer.Option(help="How many chips.", min=1)] = 8,
     tensor: Annotated[int, typer.Option(help="How many of them share each layer; the others are stages.", min=1)] = 1,
+    trace: Annotated[Path | None, typer.Option(help="Write a trace of all chips for Perfetto.")] = None,
     machine: Machine = "tsp1",
     set_: Set = None,
     constants: Constants = None,
@@ -124,7 +125,7 @@ def distribute_command(
 
     terminal = Terminal(json=json)
     with terminal.reporting_errors():
-        distribute_file(terminal, file, machine, overrides_of(set_ or []), constants, seed, chips, tensor)
+        distribute_file(terminal, file, machine, overrides_of(set_ or []), constants, seed, chips, tensor, trace)
 
 
 @spatial.command("racks")
