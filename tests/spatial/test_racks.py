@@ -71,10 +71,10 @@ def test_a_product_of_one_row_is_as_fast_as_its_weights() -> None:
 
 
 def test_a_tile_of_few_rows_is_loaded_in_few_cycles() -> None:
-    build, _ = gemv(1, (336, 320))
+    build, _ = gemv(1, (5 * 320 + 16, 320))
     program = compile_graph(build.function, TSP1, build.constants)
     rows = program.instructions
-    assert int(rows["count"][rows["opcode"] == Opcode.LOAD_WEIGHTS].sum()) == 20 + 1
+    assert int(rows["count"][rows["opcode"] == Opcode.LOAD_WEIGHTS].sum()) == 5 * 20 + 1
 
 
 def check(shape: DecoderShape, placement: Placement, chips: int, rows: int = 1, in_turn: bool = False) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from itertools import pairwise
 from typing import Any
 
@@ -64,13 +65,12 @@ def best_starts(layers: Sequence[Movable], starts: Sequence[int], seconds: float
 
 def _solver() -> Any:
     try:
-        from ortools.sat.python import cp_model
+        return import_module("ortools.sat.python.cp_model")
     except ImportError as error:
         raise UnsupportedError(
             "the search for the best starts needs OR-Tools, which is not installed",
             hint="install the extra: pip install 'weft[solver]'",
         ) from error
-    return cp_model
 
 
 def _solve(cp_model: Any, layers: Sequence[Movable], best: list[int], block: range, seconds: float) -> tuple[int, bool]:
