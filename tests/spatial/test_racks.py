@@ -71,10 +71,10 @@ def test_a_product_of_one_row_is_as_fast_as_its_weights() -> None:
 
 
 def test_a_tile_of_few_rows_is_loaded_in_few_cycles() -> None:
-    build, _ = gemv(1, (336, 320))
+    build, _ = gemv(1, (5 * 320 + 16, 320))
     program = compile_graph(build.function, TSP1, build.constants)
     rows = program.instructions
-    assert int(rows["count"][rows["opcode"] == Opcode.LOAD_WEIGHTS].sum()) == 20 + 1
+    assert int(rows["count"][rows["opcode"] == Opcode.LOAD_WEIGHTS].sum()) == 5 * 20 + 1
 
 
 def check(shape: DecoderShape, placement: Placement, chips: int, rows: int = 1, in_turn: bool = False) -> None:
@@ -105,6 +105,26 @@ def test_stages_one_after_another_across_nodes() -> None:
 
 def test_experts_on_chips_of_their_own() -> None:
     check(EXPERTS, tensor_parallel(EXPERTS, range(2), 320, range(8, 12)), 16)
+
+
+def test_channels_are_joined_on_one_chip_too() -> None:
+    rng = np.random.default_rng(7)
+    build = Int8Builder("joined", {"x": Tensor(i8, (3, 100))})
+    weights = [rng.integers(-128, 128, (100, size)).astype(np.int8) for size in (40, 700, 320)]
+    parts = [
+        build.to_int8(build.scaled(build.dot(build.argument("x"), w), np.full(w.shape[1], 0.001))) for w in weights
+    ]
+    joined = build.builder.concat(*parts, dim=1)
+    function = build.finish([build.dot(joined, rng.integers(-128, 128, (1060, 90)).astype(np.int8))])
+    x = rng.integers(-128, 128, (3, 100)).astype(np.int8)
+    program = compile_graph(function, TSP1, build.constants)
+    assert not violations(program)
+    np.testing.assert_array_equal(simulate(program, [x]).results[0], run(function, [x, *build.constants.values()])[0])
+
+
+def test_heads_that_lie_across_vectors_differ_in_their_passes() -> None:
+    shape = DecoderShape("wide heads", 640, 10, 5, 128, 320, 2, 700)
+    check(shape, tensor_parallel(shape, range(2), 320), 2)
 
 
 def test_columns_are_whole_vectors() -> None:

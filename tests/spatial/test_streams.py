@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from weft.errors import ParseError
-from weft.spatial.machine import streaming_machine
+from weft.ops.graph import FuncOp
+from weft.spatial.machine import StreamingMachine, streaming_machine
 from weft.spatial.scheduler.compile import compile_graph, map_streams, schedule_streams
 from weft.spatial.stream_dialect import ReadOp, Streams, listed, places_of
 from weft.spatial.stream_program import load_streams, save_streams
@@ -18,24 +21,24 @@ from weft.tile.text import parse_program
 from weft.tools.spatial_models import quantized_model
 
 TSP1 = streaming_machine("tsp1")
+Mapped = tuple[FuncOp, dict[str, np.ndarray]]
 
 
-def _program(seed: int):  # type: ignore[no-untyped-def]
+def _program(seed: int) -> Mapped:
     given = random_program(seed)
     return given.function, given.constants
 
 
-def _encoder():  # type: ignore[no-untyped-def]
-    import torch
-
+def _encoder() -> Mapped:
     model = quantized_model(*exported_graph(EncoderLayer(64, 4, 96), (torch.randn(1, 9, 64),)), 0)
+    assert model.constants is not None
     return model.function, model.constants
 
 
 @pytest.mark.parametrize(
     "make", [lambda: _program(2), lambda: _program(5), _encoder], ids=["matrices", "image", "BERT"]
 )
-def test_streams_that_were_written_and_read_give_the_same_schedule(make, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+def test_streams_that_were_written_and_read_give_the_same_schedule(make: Callable[[], Mapped], tmp_path: Path) -> None:
     function, constants = make()
     path = tmp_path / "stream.mlir"
     save_streams(map_streams(function, TSP1, constants), path)
@@ -51,7 +54,7 @@ def test_there_is_nothing_of_time_in_streams() -> None:
     assert not any(word in text for word in ("cycle", "queue", "slice", "plane"))
 
 
-def _arguments(seed: int):  # type: ignore[no-untyped-def]
+def _arguments(seed: int) -> tuple[FuncOp, StreamingMachine, dict[str, np.ndarray]]:
     function, constants = _program(seed)
     return function, TSP1, constants
 

@@ -9,13 +9,18 @@ import pytest
 
 from weft.backends.reference.graph import run
 from weft.errors import UnsupportedError
+from weft.ir.types import Tensor, i8
+from weft.spatial.energy import link_use, system_energy
+from weft.spatial.int8_builder import Int8Builder
 from weft.spatial.isa import Opcode, Units
 from weft.spatial.machine import streaming_machine
 from weft.spatial.scheduler.distribute import distribute_graph
 from weft.spatial.scheduler.emit import texts_of
+from weft.spatial.scheduler.place import map_placed, place_model, placed_system
 from weft.spatial.simulator.issues import SimulationError
 from weft.spatial.simulator.system import simulate_system
 from weft.spatial.system import System, link_between, next_hop, wires_of
+from weft.spatial.trace import system_trace
 from weft.spatial.verifier.verify import system_violations, violations
 from weft.testing.spatial.mutants import MutantCount, count_system_mutants
 from weft.testing.spatial.programs import random_program
@@ -100,6 +105,39 @@ def test_a_send_that_no_one_receives_is_caught_and_does_not_run() -> None:
 def test_a_program_that_needs_another_chip_is_refused_for_one() -> None:
     found = violations(SYSTEM.programs[SENDER])
     assert any(each.invariant == 9 and "C2C link" in each.message for each in found)
+
+
+def test_energy_links_and_trace_of_a_case_that_is_counted_by_hand() -> None:
+    """Three rows of 320 channels on chip 0 are converted, sent to chip 1 and converted there."""
+    build = Int8Builder("hop", {"x": Tensor(i8, (3, 320))})
+    ones = np.ones(320, np.float32)
+    with build.on(0):
+        middle = build.to_int8(build.scaled(build.argument("x"), ones))
+    with build.on(1):
+        last = build.to_int8(build.scaled(middle, ones))
+    function = build.finish([last])
+    system = placed_system(place_model(map_placed(function, TSP1, build.constants), TSP1, 2))
+    assert not system_violations(system)
+    x = np.arange(960).reshape(3, 320).astype(np.int8)
+    run_ = simulate_system(system, [x])
+    assert run_.vectors == 3 and run_.cycles == system.cycles
+    np.testing.assert_array_equal(run_.results[0], x)
+    # A layer reads three rows and four bytes of a constant, which each turn reads once, and writes four copies.
+    energy = system_energy(system)
+    assert energy["C2C"] == pytest.approx(3 * 328 * 40e-12)
+    assert energy["VXM"] == pytest.approx(2 * 3 * 3 * 320 * 0.1e-12)
+    assert energy["MXM"] == 0
+    ((wire, use),) = link_use(system).items()
+    assert (wire.chip, wire.to_chip) == (0, 1)
+    assert use == pytest.approx(3 * 24 / system.cycles)
+    events = system_trace(system)["traceEvents"]
+    sends = [each for each in events if each["ph"] == "X" and each["name"].startswith("SEND")]
+    receives = [each for each in events if each["ph"] == "X" and each["name"].startswith("RECEIVE")]
+    assert [each["pid"] for each in sends] == [0] and [each["pid"] for each in receives] == [1]
+    assert (sends[0]["args"]["count"], sends[0]["args"]["period"]) == (3, 24)
+    assert receives[0]["args"]["cycle"] - sends[0]["args"]["cycle"] in (252, 253)
+    counts = [each["args"]["links"] for each in events if each["ph"] == "C"]
+    assert counts == [1, 1, 1, 0]
 
 
 def test_harmful_mutants_of_links_are_caught() -> None:

@@ -7,6 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from weft.spatial.machine import FOLDER
+
 from .conftest import last_json
 
 PRODUCT = """
@@ -73,3 +75,36 @@ def test_a_schedule_is_drawn_as_a_picture_and_as_a_page(weft, schedule: Path, tm
     assert weft("spatial", "trace", str(schedule), "-o", str(tmp_path / "gantt.html")).exit_code == 0
     page = (tmp_path / "gantt.html").read_text()
     assert "data:image/png;base64," in page and "MXM plane 0 weights" in page and "http" not in page
+
+
+def test_streams_are_written_read_and_scheduled_to_the_same(weft, schedule: Path, tmp_path: Path) -> None:
+    streams, again = tmp_path / "stream.mlir", tmp_path / "again.mlir"
+    given = ("--constants", str(tmp_path / "weights.npz"), "-o", str(streams))
+    figures = last_json(
+        weft("spatial", "compile", str(tmp_path / "product.mlir"), "--emit", "stream", *given, "--json")
+    )
+    assert figures["ops"]["multiply"] == 1
+    assert weft("spatial", "compile", str(streams), "-o", str(again)).exit_code == 0
+    assert again.read_text() == schedule.read_text()
+    for file in (streams, schedule):
+        assert last_json(weft("opt", str(file), "--json"))["text"].count(".program") == 1
+    streams.write_text(streams.read_text().replace('function = "COPY_I32"', 'function = "COPY_I8"'))
+    result = last_json(weft("opt", str(streams), "--json"))
+    assert not result["ok"] and "COPY_I8 does not take i32" in result["message"] and "stream.mlir" in str(result)
+    assert weft("spatial", "compile", str(streams), "--emit", "graph").exit_code == 2
+
+
+def test_a_mesh_runs_a_product(weft, schedule: Path, tmp_path: Path) -> None:
+    file = str(tmp_path / "product.mlir")
+    figures = last_json(weft("spatial", "mesh", file, "-m", "wormhole", "--json"))
+    assert figures["ok"] and figures["cycles"] == figures["predicted"]
+    assert weft("spatial", "mesh", file, "-m", "tsp1").exit_code == 1
+    assert last_json(weft("spatial", "machine", "wormhole", "--json"))["derived"]["cores"] == 64
+
+
+def test_a_bad_machine_file_is_refused_with_its_line(weft, tmp_path: Path) -> None:
+    text = (FOLDER / "tsp1.yaml").read_text()
+    line = next(n for n, each in enumerate(text.splitlines(), 1) if "planes:" in each)
+    (tmp_path / "mine.yaml").write_text(text.replace("planes: [4,", "planes: [three,", 1))
+    result = last_json(weft("spatial", "machine", str(tmp_path / "mine.yaml"), "--json"))
+    assert result["error"] == "MachineError" and f"mine.yaml:{line}" in str(result) and "matrix.planes" in str(result)

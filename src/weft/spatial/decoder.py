@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal
 
 import numpy as np
@@ -135,28 +136,61 @@ def tensor_parallel(shape: DecoderShape, chips: Sequence[int], lanes: int, ffn: 
 def in_stages(shape: DecoderShape, chips: Sequence[int], lanes: int) -> Placement:
     """A layer over chips one after another: attention, its output, the hidden layer, and what is behind it.
 
-    Chips are shared out by tiles of weights; with few chips neighbours share one.
+    What follows each other is cut where the fullest chip has the fewest tiles of weights: between groups of heads, and
+    between vectors of columns.
     """
-    deep = -(-shape.hidden // lanes)
-    queries = -(-shape.heads * shape.width // lanes)
-    tiles = {
-        "attention": deep * (queries + 2 * -(-shape.kv_heads * shape.width // lanes)),
-        "out": queries * deep,
-        "ffn": 2 * deep * -(-shape.inner // lanes),
-        "down": deep * -(-shape.inner // lanes),
+    deep, wide = -(-shape.hidden // lanes), -(-shape.ffn // lanes) * max(1, shape.experts)
+    group = deep * (shape.repeats + 2) * max(1, -(-shape.width // lanes))
+    queries = shape.kv_heads * max(1, -(-shape.repeats * shape.width // lanes))
+    units = {
+        "attention": [group * 2 // 3] * shape.kv_heads,
+        "out": [queries] * deep,
+        "ffn": [2 * deep] * wide,
+        "down": [wide] * deep,
     }
-    total, at = sum(tiles.values()), 0
-    first: dict[str, int] = {}
-    last: dict[str, int] = {}
-    for name, count in tiles.items():
-        first[name] = min(len(chips) - 1, round(at * len(chips) / total))
-        at += count
-        last[name] = max(first[name] + 1, min(len(chips), round(at * len(chips) / total)))
-    own = {name: list(chips[first[name] : last[name]]) for name in tiles}
-    down = columns(shape.hidden, own["down"], lanes)
-    out = [(own["out"][number * len(own["out"]) // len(down)], span) for number, (_, span) in enumerate(down)]
-    inner = _of_experts(shape, columns(shape.ffn, own["ffn"], lanes))
-    return Placement(groups(shape.kv_heads, own["attention"]), out, sorted(inner, key=lambda part: part[0]), down)
+    costs = [cost for each in units.values() for cost in each]
+    least, most = max(costs), sum(costs)
+    while least < most:
+        limit = (least + most) // 2
+        least, most = (least, limit) if _chips_of(costs, limit)[-1] < len(chips) else (limit + 1, most)
+    own, at = _chips_of(costs, least), 0
+    found: dict[str, list[int]] = {}
+    for name, those in units.items():
+        found[name], at = [chips[number] for number in own[at : at + len(those)]], at + len(those)
+    attention = [(chip, (a, b)) for chip, a, b in _runs(found["attention"])]
+    # What is added to the result lies on the chips of the output: both are cut where one of them is.
+    edges = sorted({edge for name in ("out", "down") for _, a, b in _runs(found[name]) for edge in (a, b)})
+    both = [(a, (a * lanes, min(shape.hidden, b * lanes))) for a, b in pairwise(edges)]
+    per_expert = wide // max(1, shape.experts)
+    inner: list[tuple[int, Span]] = []
+    for expert in range(max(1, shape.experts)):
+        for chip, a, b in _runs(found["ffn"][expert * per_expert : (expert + 1) * per_expert]):
+            first = expert * shape.ffn
+            inner.append((chip, (first + a * lanes, first + min(shape.ffn, b * lanes))))
+    return Placement(
+        attention,
+        [(found["out"][first], span) for first, span in both],
+        inner,
+        [(found["down"][first], span) for first, span in both],
+    )
+
+
+def _chips_of(costs: Sequence[int], limit: int) -> list[int]:
+    """Which chip has each piece, when each takes as many as fit."""
+    found: list[int] = []
+    chip, room = 0, limit
+    for cost in costs:
+        if cost > room:
+            chip, room = chip + 1, limit
+        room -= cost
+        found.append(chip)
+    return found
+
+
+def _runs(chips: Sequence[int]) -> list[tuple[int, int, int]]:
+    """A chip, and the first and the one after the last of its pieces, which follow each other."""
+    edges = [n for n in range(len(chips) + 1) if n in (0, len(chips)) or chips[n] != chips[n - 1]]
+    return [(chips[a], a, b) for a, b in pairwise(edges)]
 
 
 @dataclass

@@ -75,7 +75,8 @@ def read_tree(path: Path) -> tuple[Any, Place]:
     """What a file says, and on which lines."""
     try:
         text = path.read_text(encoding="utf-8")
-        return yaml.safe_load(text), Place(path.name, dict(_lines(yaml.compose(text, yaml.SafeLoader), "")))
+        nodes: Any = cast(Any, yaml).compose(text, yaml.SafeLoader)
+        return yaml.safe_load(text), Place(path.name, dict(_lines(nodes, "")))
     except UnicodeDecodeError as error:
         raise MachineError(f"{path.name} is not text in UTF-8") from error
     except yaml.YAMLError as error:
@@ -131,8 +132,8 @@ def _section(
 def _fact(path: str, leaf: Any, hint: type[Any], overrides: dict[str, Any], place: Place) -> Fact:
     parts: list[Any] = cast("list[Any]", leaf) if isinstance(leaf, list) else []
     if len(parts) != 3 or parts[1] not in TAGS or not isinstance(parts[2], str) or not parts[2]:
-        hint = f"a leaf is [value, tag, source], its tag one of {', '.join(TAGS)}"
-        raise place.refuse(path, f"{path} is {leaf!r}", hint)
+        form = f"a leaf is [value, tag, source], its tag one of {', '.join(TAGS)}"
+        raise place.refuse(path, f"{path} is {leaf!r}", form)
     value, tag, source = parts
     if path in overrides:
         value, tag, source = overrides.pop(path), "assumed", "override"

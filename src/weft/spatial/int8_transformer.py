@@ -117,6 +117,28 @@ class TransformerBuilder(Int8Builder):
         half = b.tanh(b.mul(inner, wide))
         return self.to_int8(b.mul(self._plus_times(half, 0.5 * scale / to), wide))
 
+    def tanh(self, x: SSAValue, factor: float) -> SSAValue:
+        """tanh(x) · factor, in f32."""
+        return self._times(self.builder.tanh(x), factor)
+
+    def sigmoid(self, half: SSAValue, factor: float) -> SSAValue:
+        """sigmoid(2 · half) · factor, in f32."""
+        return self._plus_times(self.builder.tanh(half), 0.5 * factor)
+
+    def silu(self, x: SSAValue, scale: float, to: float) -> SSAValue:
+        """An integer of x stands for `scale`, one of the result for `to`."""
+        b = self.builder
+        wide = b.cast(x, dtype=f32)
+        return self.to_int8(b.mul(self._plus_times(b.tanh(self._times(wide, scale / 2)), 0.5 * scale / to), wide))
+
+    def softmax(self, x: SSAValue, scale: float, offset: float, factor: float) -> SSAValue:
+        """e / (e 1) · factor over rows, where e = exp(scale · x + offset) in 8 bits."""
+        b = self.builder
+        powers = self.to_int8(b.exp(self._plus(self._times(b.cast(x, dtype=f32), scale), offset)))
+        total = b.cast(b.sum(b.cast(powers, dtype=i32), dims=(1,), keep=True), dtype=f32)
+        root = b.rsqrt(self._plus(total, 0.001))  # a row of nothing is 0
+        return self.to_int8(self._times(b.mul(b.cast(powers, dtype=f32), b.mul(root, root)), factor))
+
     def gated_silu(self, gate: SSAValue, up: SSAValue, scale: float, factor: float) -> SSAValue:
         """silu(gate) · up · factor; an integer of the gate stands for `scale`."""
         b = self.builder

@@ -114,6 +114,7 @@ class Energy:
     multiply_accumulate: float
     memory_byte: float
     alu_lane: float
+    link_byte: float
 
 
 @dataclass(frozen=True)

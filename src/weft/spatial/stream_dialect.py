@@ -112,10 +112,11 @@ class TensorOp(WeftOp):
     order = opt_attr_def(DenseArrayBase)
     """The channel of each lane, over all blocks."""
     shift = opt_attr_def(IntegerAttr)
+    first_block = opt_attr_def(IntegerAttr)
     data = opt_attr_def(IntegerAttr)
     """The number of the array that a constant holds."""
     within = opt_operand_def(TensorType)
-    """A tensor that this one is a part of, its vectors from `shift` on."""
+    """A tensor that this one is a part of: its vectors from `shift` on, of its blocks from `first_block` on."""
     made = result_def(TensorType)
 
     def verify_(self) -> None:

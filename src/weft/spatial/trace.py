@@ -5,17 +5,45 @@ from __future__ import annotations
 from typing import Any
 
 from weft.spatial.isa import Function, Opcode
-from weft.spatial.program import Program
+from weft.spatial.program import Program, expanded
+from weft.spatial.system import System
 
 
 def trace_of(program: Program) -> dict[str, Any]:
     """The trace as JSON; a cycle is a nanosecond, and times are in microseconds as the format has it."""
+    return {"traceEvents": _events(program, 0), "displayTimeUnit": "ns"}
+
+
+def system_trace(system: System) -> dict[str, Any]:
+    """The trace of many chips: a process for each, and beside its queues how many of its links are sending."""
+    events: list[dict[str, Any]] = []
+    for chip, program in enumerate(system.programs):
+        events += [*_events(program, chip), *_sending(program, chip)]
+    return {"traceEvents": events, "displayTimeUnit": "ns"}
+
+
+def _sending(program: Program, chip: int) -> list[dict[str, Any]]:
+    """Links at work, as a counter: a vector keeps one busy for some cycles."""
+    issues = expanded(program.instructions)
+    sent = issues["cycle"][issues["opcode"] == Opcode.SEND].tolist()
+    changes = sorted([(cycle, 1) for cycle in sent] + [(cycle + program.machine.link_period, -1) for cycle in sent])
+    events: list[dict[str, Any]] = []
+    busy = 0
+    for number, (cycle, change) in enumerate(changes):
+        busy += change
+        if number + 1 == len(changes) or changes[number + 1][0] != cycle:
+            args = {"links": busy}
+            events.append({"ph": "C", "pid": chip, "name": "links sending", "ts": cycle / 1000, "args": args})
+    return events
+
+
+def _events(program: Program, chip: int) -> list[dict[str, Any]]:
     events: list[dict[str, Any]] = [
-        {"ph": "M", "pid": 0, "name": "process_name", "args": {"name": f"{program.machine.name}, chip 0"}}
+        {"ph": "M", "pid": chip, "name": "process_name", "args": {"name": f"{program.machine.name}, chip {chip}"}}
     ]
     for queue in sorted({int(queue) for queue in program.instructions["queue"]}):
         name = {"name": program.units.name(queue)}
-        events.append({"ph": "M", "pid": 0, "tid": queue, "name": "thread_name", "args": name})
+        events.append({"ph": "M", "pid": chip, "tid": queue, "name": "thread_name", "args": name})
     for row in program.instructions:
         opcode = Opcode(int(row["opcode"]))
         last = int(row["cycle"]) + (int(row["count"]) - 1) * int(row["period"])
@@ -23,7 +51,7 @@ def trace_of(program: Program) -> dict[str, Any]:
         events.append(
             {
                 "ph": "X",
-                "pid": 0,
+                "pid": chip,
                 "tid": int(row["queue"]),
                 "name": f"{kind} × {row['count']}",
                 "ts": int(row["cycle"]) / 1000,
@@ -37,4 +65,4 @@ def trace_of(program: Program) -> dict[str, Any]:
                 },
             }
         )
-    return {"traceEvents": events, "displayTimeUnit": "ns"}
+    return events

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from math import prod
+from math import inf, prod
 from pathlib import Path
 from typing import Any
 
@@ -16,19 +17,21 @@ from rich.table import Table
 from weft.backends.reference.graph import run as run_graph
 from weft.backends.target import argument_names
 from weft.ir.types import tensor_of
+from weft.spatial.energy import link_use, system_energy
 from weft.spatial.explore import explore, page_of, pareto_front
 from weft.spatial.gantt import gantt_page, gantt_png
 from weft.spatial.machine import StreamingMachine, SystolicMachine, load_machine, streaming_machine
 from weft.spatial.mesh_machine import MeshMachine
 from weft.spatial.program import Program
 from weft.spatial.schedule_dialect import load_program, save_program
-from weft.spatial.scheduler.compile import compile_graph, map_streams, schedule_streams
+from weft.spatial.scheduler.compile import compile_graph, map_streams, optimize_streams, schedule_streams
 from weft.spatial.scheduler.distribute import distribute_graph
+from weft.spatial.scheduler.optimum import Optimum
 from weft.spatial.simulator.run import simulate
 from weft.spatial.simulator.system import simulate_system
 from weft.spatial.stream_program import StreamProgram, load_streams, save_streams
 from weft.spatial.systolic import schedule_product
-from weft.spatial.trace import trace_of
+from weft.spatial.trace import system_trace, trace_of
 from weft.spatial.verifier.verify import system_violations, verify, verify_system, violations
 from weft.testing.spatial.mutants import MutantCount, count_mutants, count_system_mutants
 from weft.testing.spatial.programs import random_program
@@ -101,6 +104,7 @@ def compile_file(
     seed: int,
     emit: str,
     output: Path | None,
+    seconds: float | None = None,
 ) -> None:
     """Compile a graph, or a program of streams, verify its schedule and write it."""
     if emit not in LEVELS:
@@ -120,12 +124,16 @@ def compile_file(
         terminal.finish({"ok": True, "ops": dict(counts)})
         return
     with terminal.working(f"scheduling {file}"):
-        program = schedule_streams(streams(machine), machine)
+        best: Optimum | None = None
+        if seconds is None:
+            program = schedule_streams(streams(machine), machine)
+        else:
+            program, best = optimize_streams(streams(machine), machine, seconds)
         verify(program)
         scaled = [machine.scaled(factor) for factor in (0.5, 2)]
         band = [schedule_streams(streams(each), each).cycles for each in scaled]
         save_program(program, output)
-    _report(terminal, program, band, f"written to {output}")
+    _report(terminal, program, band, f"written to {output}", best)
 
 
 def _streams(
@@ -140,7 +148,7 @@ def _streams(
     return lambda each: map_streams(function, each, known)
 
 
-def _report(terminal: Terminal, program: Program, band: list[int], ending: str) -> None:
+def _report(terminal: Terminal, program: Program, band: list[int], ending: str, best: Optimum | None) -> None:
     machine = program.machine
     binding = max(program.bounds, key=lambda name: program.bounds[name], default="")
     bound = program.bounds.get(binding, 0)
@@ -155,10 +163,16 @@ def _report(terminal: Terminal, program: Program, band: list[int], ending: str) 
         "instructions", f"{int(program.instructions['count'].sum()):,} in {len(program.instructions):,} groups"
     )
     table.add_row("rests on", f"{assumed} assumed latencies; {_NOTE}")
+    if best is not None:
+        said = "no starts of these layers are better" if best.proved else f"no starts end before {best.bound:,}"
+        table.add_row(
+            "solver", f"{best.given:,} cycles as scheduled, {best.found:,} with the best starts found; {said}"
+        )
     terminal.show(table, ending)
     terminal.finish(
         {
             "ok": True,
+            "optimum": None if best is None else {"given": best.given, "bound": best.bound, "proved": best.proved},
             "machine": f"{machine.name}@{machine.digest}",
             "cycles": program.cycles,
             "band": band,
@@ -310,8 +324,11 @@ def distribute_file(
     seed: int,
     chips: int,
     tensor: int,
+    trace: Path | None = None,
 ) -> None:
     """Compile a graph for many chips, verify their schedules, run them and compare with the graph."""
+    if trace is not None:
+        check_file(trace, "--trace")
     machine = streaming_machine(machine_name, overrides)
     function, known = read_with_constants(file, constants, seed)
     rng = np.random.default_rng(seed)
@@ -330,18 +347,33 @@ def distribute_file(
         issues = int(program.instructions["count"].sum())
         table.add_row(str(number), f"{program.cycles:,}", f"{program.bounds.get('MXM', 0):,}", f"{issues:,}")
     terminal.show(table, fault or f"{run.vectors:,} vectors sent; simulated: the same cycles, and the graph's bits")
-    figures = {"cycles": run.cycles, "predicted": system.cycles, "chips": chips, "vectors": run.vectors}
+    joules, links = system_energy(system), link_use(system)
+    spent = ", ".join(f"{kind} {value * 1e6:.2f}" for kind, value in joules.items())
+    busiest = max(links.values(), default=0.0)
+    terminal.show(f"{sum(joules.values()) * 1e6:.2f} µJ ({spent}); the busiest of {len(links)} wires: {busiest:.1%}")
+    if trace is not None:
+        trace.write_text(json.dumps(system_trace(system)), encoding="utf-8")
+        terminal.show(f"a trace of all chips in {trace}")
+    figures: dict[str, Any] = {"cycles": run.cycles, "predicted": system.cycles, "chips": chips}
+    figures["vectors"] = run.vectors
+    figures |= {"joules": joules, "busiest_wire": busiest}
     terminal.finish({"ok": not fault, **figures, "bounds": dict(system.bounds)}, code=int(bool(fault)))
 
 
-def check_programs(terminal: Terminal, count: int, mutants: int, seed: int, machine_name: str) -> None:
+def check_programs(
+    terminal: Terminal, count: int, mutants: int, seed: int, machine_name: str, seconds: float = inf
+) -> None:
     """Random programs, exact in bits and cycles, and what the verifier lets through of tampered ones."""
     machine = streaming_machine(machine_name)
     tally = MutantCount()
     wrong: list[str] = []
-    alarms = linked = 0
+    alarms = linked = done = 0
+    end = time.monotonic() + seconds
     with terminal.working("checking"):
         for number in range(seed, seed + count):
+            if done and time.monotonic() > end:
+                break
+            done += 1
             given = random_program(number)
             expected = run_graph(given.function, given.arrays)
             program = compile_graph(given.function, machine, given.constants)
@@ -367,7 +399,7 @@ def check_programs(terminal: Terminal, count: int, mutants: int, seed: int, mach
         "caught",
         "missed",
         "harmless",
-        title=f"{count} programs, each on one chip and on up to 16, {alarms} false alarms",
+        title=f"{done} programs, each on one chip and on up to 16, {alarms} false alarms",
     )
     for kind in sorted({*tally.caught, *tally.missed, *tally.benign}):
         table.add_row(kind, *(str(each[kind]) for each in (tally.caught, tally.missed, tally.benign)))
@@ -375,7 +407,7 @@ def check_programs(terminal: Terminal, count: int, mutants: int, seed: int, mach
     terminal.show(table)
     ok = not wrong and not alarms and not tally.missed.total()
     figures = {
-        "programs": 2 * count,
+        "programs": 2 * done,
         "linked": linked,
         "wrong": wrong,
         "false_alarms": alarms,

@@ -86,6 +86,8 @@ class _Emission:
             attributes["order"] = places_of(tensor.order)
         if tensor.within is not None:
             attributes["shift"] = IntegerAttr(tensor.shift, i64)
+            if tensor.first_block:
+                attributes["first_block"] = IntegerAttr(tensor.first_block, i64)
         if tensor.data is not None:
             attributes["data"] = IntegerAttr(len(self.data), i64)
             self.data.append(tensor.data)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from itertools import count
+from typing import Any
 
 import numpy as np
 
@@ -46,6 +47,8 @@ class _Run:
         self.sums: dict[tuple[int, Tile], np.ndarray] = {}
         self.steps: dict[tuple[int, Tile], dict[int, np.ndarray]] = {}
         self.order = count()
+        self.pending: list[Any] = []
+        """A cycle, whether something ends or begins in it, a number of its own, what it is, and what it made."""
         self.last = 0
         self.busy = {"matrix": 0, "vector": 0, "links": 0}
         given = {number: array for number, array in zip(program.inputs, arrays, strict=True)}
@@ -67,7 +70,7 @@ class _Run:
     def run(self) -> MeshSimulation:
         """What begins and what ends, in the order of time; in one cycle what ends comes first."""
         begins: list[Event] = [*self.program.transfers, *self.program.multiplies, *self.program.computes]
-        self.pending = [(each.cycle, 1, next(self.order), each, None) for each in begins]
+        self.pending += [(each.cycle, 1, next(self.order), each, None) for each in begins]
         heapify(self.pending)
         while self.pending:
             cycle, _, _, event, value = heappop(self.pending)

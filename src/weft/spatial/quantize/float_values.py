@@ -24,6 +24,8 @@ class Pending:
     weights: np.ndarray | None = None
     bias: np.ndarray | None = None
     beside: tuple[tuple[Quantized, np.ndarray], ...] = ()
+    function: str = ""
+    """What is computed of all that at the end: relu, tanh or sigmoid; nothing is added to it then."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,14 @@ class Norm:
     epsilon: float = 0.0
     gamma: np.ndarray | None = None
     beta: np.ndarray | None = None
+
+
+@dataclass(frozen=True)
+class Softmax:
+    """A softmax over the last dimension as far as it was read: max, shifted, powers, total, weights."""
+
+    of: SSAValue
+    step: str
 
 
 @dataclass(frozen=True)

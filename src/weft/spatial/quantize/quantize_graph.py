@@ -1,8 +1,8 @@
 """Quantizes a graph of floats to 8-bit integers: an op at a time, with scales from a run on samples.
 
 The result is an ordinary graph, so that running it on NumPy says what a machine has to compute. What it takes are
-the graphs of transformers as the front ends make them: products by weights, biases, sums, attention, norms, gelu, silu,
-rotated positions, and caches of keys and values.
+the graphs of transformers and of other networks of matrices as the front ends make them: products by weights, biases,
+sums, attention, softmax, norms, relu, tanh, sigmoid, gelu, silu, rotated positions, and caches of keys and values.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from weft.ir.types import Tensor, i8, tensor_of
 from weft.ops.base import GraphOp
 from weft.ops.graph import FuncOp, ReturnOp
 from weft.spatial.int8_transformer import TransformerBuilder
-from weft.spatial.quantize.float_values import Activated, HeadView, Norm, Pending, Quantized, Rotary
+from weft.spatial.quantize.float_values import Activated, HeadView, Norm, Pending, Quantized, Rotary, Softmax
 from weft.spatial.quantize.quantized_graph import Argument, QuantizedGraph
 from weft.spatial.quantize.rounding import Rounding
 
@@ -223,13 +223,39 @@ class _Quantizer(Rounding):
 
     def _pending(self, op: Operation, x: SSAValue) -> Pending:
         found = self.values[self._root(x)]
-        return found if isinstance(found, Pending) else Pending(beside=((self._quantized(op, x), np.ones(1)),))
+        open_ = isinstance(found, Pending) and not found.function
+        return found if open_ else Pending(beside=((self._quantized(op, x), np.ones(1)),))
 
     def _sub(self, op: GraphOp, operands: list[SSAValue], found: list[Any]) -> Any:
         mean = found[1]
         if isinstance(mean, Norm) and mean.step == "mean" and mean.of == operands[0]:
             return Norm(operands[0], "centred", True)
-        return None
+        if isinstance(mean, Softmax):
+            return Softmax(mean.of, "shifted") if (mean.step, mean.of) == ("max", operands[0]) else None
+        if (constant := _array(mean)) is not None:
+            return self._plus(op, operands[0], found[0], -constant)
+        if any(not isinstance(each, Pending | Quantized) for each in found):
+            return None
+        made = self._quantized(op, operands[1])
+        one = self._pending(op, operands[0])
+        return replace(one, beside=(*one.beside, (made, -np.ones(1))))
+
+    def _max(self, op: GraphOp, operands: list[SSAValue], found: list[Any]) -> Any:
+        last = len(self.seen[operands[0]].shape) - 1
+        return Softmax(operands[0], "max") if tuple(op.params["dims"]) == (last,) else None
+
+    def _exp(self, op: GraphOp, operands: list[SSAValue], found: list[Any]) -> Any:
+        shifted = isinstance(found[0], Softmax) and found[0].step == "shifted"
+        return Softmax(found[0].of, "powers") if shifted else None
+
+    def _relu(self, op: GraphOp, operands: list[SSAValue], found: list[Any]) -> Any:
+        return replace(self._pending(op, operands[0]), function="relu")
+
+    def _tanh(self, op: GraphOp, operands: list[SSAValue], found: list[Any]) -> Any:
+        return replace(self._pending(op, operands[0]), function="tanh")
+
+    def _sigmoid(self, op: GraphOp, operands: list[SSAValue], found: list[Any]) -> Any:
+        return replace(self._pending(op, operands[0]), function="sigmoid")
 
     def _mul(self, op: GraphOp, operands: list[SSAValue], found: list[Any]) -> Any:
         if operands[0] == operands[1]:
@@ -280,9 +306,15 @@ class _Quantizer(Rounding):
             return None
         if isinstance(found[0], Norm) and found[0].step == "square":
             return replace(found[0], step="squares")
+        if isinstance(found[0], Softmax):
+            return Softmax(found[0].of, "total") if found[0].step == "powers" else None
         return Norm(operands[0], "sum")
 
     def _div(self, op: GraphOp, operands: list[SSAValue], found: list[Any]) -> Any:
+        one, other = found
+        if isinstance(one, Softmax) and isinstance(other, Softmax):
+            whole = (one.step, other.step, one.of) == ("powers", "total", other.of)
+            return Softmax(one.of, "weights") if whole else None
         return _averaged(found[0]) if isinstance(found[0], Norm) and _array(found[1]) is not None else None
 
     def _rsqrt(self, op: GraphOp, operands: list[SSAValue], found: list[Any]) -> Any:

@@ -12,7 +12,7 @@ from weft.errors import UnsupportedError
 from weft.ir.locations import line_of
 from weft.ops.graph import FuncOp
 from weft.spatial.int8_transformer import TransformerBuilder
-from weft.spatial.quantize.float_values import Norm, Pending, Quantized, Rotary
+from weft.spatial.quantize.float_values import Activated, Norm, Pending, Quantized, Rotary, Softmax
 
 
 @dataclass
@@ -50,12 +50,30 @@ class Rounding:
                 made = self._normed(op, norm, self._scale(value))
             case Rotary(part="pair") as rotary:
                 made = self._rotated(op, rotary, self._scale(value))
+            case Softmax(step="weights") as softmax:
+                made = self._soft(op, softmax, self._scale(value))
+            case Activated(of):
+                x, to = self._quantized(op, of), self._scale(value)
+                made = Quantized(self.build.silu(x.value, x.scale, to), to)
             case found:
                 raise self._refusal(op, f"{type(found).__name__} is used where a matrix is needed")
         self.values[value] = made
         return made
 
     def _rounded(self, pending: Pending, to: float) -> Quantized:
+        build = self.build
+        match pending.function:
+            case "relu":
+                return Quantized(build.to_int8(build.builder.relu(self._sum_of(pending, to))), to)
+            case "tanh":
+                return Quantized(build.to_int8(build.tanh(self._sum_of(pending, 1.0), 1 / to)), to)
+            case "sigmoid":
+                return Quantized(build.to_int8(build.sigmoid(self._sum_of(pending, 2.0), 1 / to)), to)
+            case _:
+                return Quantized(build.to_int8(self._sum_of(pending, to)), to)
+
+    def _sum_of(self, pending: Pending, to: float) -> SSAValue:
+        """A product, its bias and tensors beside it, in units of `to`."""
         build, b = self.build, self.build.builder
         value: SSAValue | None = None
         if pending.source is not None and pending.weights is not None:
@@ -71,7 +89,12 @@ class Rounding:
         assert value is not None, "something is pending"
         if pending.bias is not None and pending.source is None:
             value = build.add(value, (pending.bias / to).astype(np.float32))
-        return Quantized(build.to_int8(value), to)
+        return value
+
+    def _soft(self, op: Operation, softmax: Softmax, to: float) -> Quantized:
+        """Powers in 8 bits, the greatest of the sample 127, by their sum over the row."""
+        x, most = self._quantized(op, softmax.of), float(self.seen[self._root(softmax.of)].max())
+        return Quantized(self.build.softmax(x.value, x.scale, float(np.log(127)) - most, 1 / to), to)
 
     def _normed(self, op: Operation, norm: Norm, to: float) -> Quantized:
         x = self._quantized(op, norm.of)
@@ -103,7 +126,8 @@ class Rounding:
     def _rotated(self, op: Operation, rotary: Rotary, to: float) -> Quantized:
         x, root = self._quantized(op, rotary.of), self._root(rotary.of)
         before = self.rounded.get(root)
-        if before is None or before.source is None or before.weights is None or before.beside or rotary.factors is None:
+        whole = before is not None and not before.beside and not before.function
+        if before is None or not whole or before.source is None or before.weights is None or rotary.factors is None:
             raise self._refusal(op, "positions are rotated of what is no product by weights")
 
         def turn(values: np.ndarray) -> np.ndarray:

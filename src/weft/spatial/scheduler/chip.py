@@ -15,8 +15,10 @@ from weft.spatial.program import INSTRUCTION, Port, Program, port_of
 from weft.spatial.scheduler.emit import groups_of, texts_of
 from weft.spatial.scheduler.gemv import GemvPipeline, is_gemv
 from weft.spatial.scheduler.initial import image_of
+from weft.spatial.scheduler.layer_reads import CrowdedError
 from weft.spatial.scheduler.memory_map import MemoryMap
-from weft.spatial.scheduler.pipeline import CrowdedError, LayerPipeline
+from weft.spatial.scheduler.optimum import Movable
+from weft.spatial.scheduler.pipeline import LayerPipeline
 
 CROSSING = (24, 30, 31)
 """Streams on which vectors may be read in one half for the edge of the other: to links, and to the planes."""
@@ -87,7 +89,7 @@ class Reservations:
 class ChipSchedule:
     """A chip that layers, and transfers to others, are put on one after another."""
 
-    def __init__(self, machine: StreamingMachine, model: Model) -> None:
+    def __init__(self, machine: StreamingMachine, model: Model, *, movable: bool = False) -> None:
         self.machine, self.model = machine, model
         self.memory = MemoryMap(machine, model)
         units = self.memory.units
@@ -95,26 +97,55 @@ class ChipSchedule:
         self.reservations = Reservations(machine, positions)
         self.done: dict[int, int] = {}
         """The cycle from which each tensor is in memory."""
+        self.movable: list[Movable] | None = [] if movable else None
+        """What the search for better starts knows of the layers, where it is asked for."""
         self.not_before: int | None = None
         """The first cycle of the next layers, where they wait for another chip."""
         self.groups: list[np.ndarray] = []
         self.multiplied = self.computed = 0
         self.loads = 0.0
 
-    def add_layer(self, layer: Layer) -> None:
-        """A layer, as early as what it uses allows."""
+    def add_layer(self, layer: Layer, start: int | None = None) -> int:
+        """A layer, as early as what it uses allows, or from a given start; its start."""
         pipeline = self._pipeline(layer)
         columns = pipeline.emitter.columns()
         spans = self.reservations.spans(columns)
-        ready = [self.done[tensor] - first for tensor, first in pipeline.reads.items() if tensor in self.done]
-        if self.not_before is not None:
-            ready.append(self.not_before - int(columns["cycle"].min()))
-        start = max([self.reservations.earliest(spans), *ready])
+        if start is None:
+            ready = [self.done[tensor] - first for tensor, first in pipeline.reads.items() if tensor in self.done]
+            if self.not_before is not None:
+                ready.append(self.not_before - int(columns["cycle"].min()))
+            start = max([self.reservations.earliest(spans), *ready])
+        if self.movable is not None:
+            self.movable.append(self._movable(layer, pipeline, columns, spans))
         self.add(columns, spans, start)
         self.written(layer.output.root.number, start + pipeline.written)
         self.multiplied += pipeline.multiplied
         self.computed += int((columns["opcode"] == Opcode.ALU).sum())
         self.loads += pipeline.loaded
+        return start
+
+    def _movable(
+        self,
+        layer: Layer,
+        pipeline: LayerPipeline,
+        columns: Mapping[str, np.ndarray],
+        spans: Mapping[int, tuple[int, int]],
+    ) -> Movable:
+        """What the start of a layer has to do with those of others."""
+        written = columns["opcode"] == Opcode.WRITE
+        bank = columns["address"][written] // self.machine.memory.bank_words
+        banks = np.unique((1 << 20) + columns["queue"][written] * self.machine.memory.banks + bank)
+        issued = columns["cycle"]
+        done = issued + _delays(self.machine)[columns["opcode"]]
+        return Movable(
+            spans,
+            frozenset(int(each) for each in banks),
+            dict(pipeline.reads),
+            layer.output.root.number,
+            pipeline.written,
+            int(issued.min()),
+            int(done.max()) + self.machine.lanes.tiles,
+        )
 
     def _pipeline(self, layer: Layer) -> LayerPipeline:
         """A layer as fast as its windows can be read, or as its weights can be loaded."""
@@ -170,6 +201,12 @@ def span_of(machine: StreamingMachine, rows: np.ndarray) -> tuple[int, int]:
     """The cycle of the first issue, and the one in which all lanes are done."""
     if not len(rows):
         return 0, 0
+    last = rows["cycle"] + (rows["count"] - 1) * rows["period"] + _delays(machine)[rows["opcode"]]
+    return int(rows["cycle"].min()), int(last.max()) + machine.lanes.tiles
+
+
+def _delays(machine: StreamingMachine) -> np.ndarray:
+    """Cycles from the issue of each opcode to its result."""
     latency = machine.latency
     late = {
         Opcode.READ: latency.read,
@@ -182,5 +219,4 @@ def span_of(machine: StreamingMachine, rows: np.ndarray) -> tuple[int, int]:
         Opcode.SEND: latency.send,
         Opcode.RECEIVE: latency.receive,
     }
-    last = rows["cycle"] + (rows["count"] - 1) * rows["period"] + np.array([late[op] for op in Opcode])[rows["opcode"]]
-    return int(rows["cycle"].min()), int(last.max()) + machine.lanes.tiles
+    return np.array([late[op] for op in Opcode])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 
@@ -18,6 +19,7 @@ from weft.spatial.scheduler.chip import ChipSchedule, span_of
 from weft.spatial.scheduler.choose_packings import choose_packings
 from weft.spatial.scheduler.initial import port_of
 from weft.spatial.scheduler.memory_map import CapacityError
+from weft.spatial.scheduler.optimum import Optimum, best_starts
 from weft.spatial.scheduler.read_streams import read_streams
 from weft.spatial.scheduler.vector_stack import is_vector_stack, schedule_vector_stack
 from weft.spatial.stream_program import StreamProgram
@@ -70,7 +72,27 @@ def _schedule_layers(model: Model, machine: StreamingMachine) -> Program:
     chip = ChipSchedule(machine, model)
     for layer in model.layers:
         chip.add_layer(layer)
+    return _program(chip)
+
+
+def _program(chip: ChipSchedule) -> Program:
+    machine, model = chip.machine, chip.model
     inputs = [port_of(chip.memory, tensor, every=True) for tensor in model.inputs]
     outputs = [port_of(chip.memory, tensor, every=False) for tensor in model.outputs]
     first, _ = span_of(machine, chip.instructions())
     return chip.program(first, inputs, outputs, {**chip.bounds(), "MACs": -(-model.macs // machine.int8_macs)})
+
+
+def optimize_streams(streams: StreamProgram, machine: StreamingMachine, seconds: float) -> tuple[Program, Optimum]:
+    """The schedule whose layers start as a solver finds best in so many seconds, and what it says of them."""
+    model = read_streams(streams)
+    chip = ChipSchedule(machine, model, movable=True)
+    starts = [chip.add_layer(layer) for layer in model.layers]
+    assert chip.movable is not None, "it was asked for"
+    found = best_starts(chip.movable, starts, seconds)
+    again = ChipSchedule(machine, model)
+    for layer, start in zip(model.layers, found.starts, strict=True):
+        again.add_layer(layer, start)
+    program = _program(again)
+    shift = program.cycles - found.found
+    return program, replace(found, given=found.given + shift, found=program.cycles, bound=found.bound + shift)

@@ -24,8 +24,9 @@ from weft.spatial.isa import ADDS, EMITS, NONE, LoadDetail, Opcode
 from weft.spatial.machine import StreamingMachine
 from weft.spatial.mapping.layers import Job, Layer, Placed
 from weft.spatial.scheduler.expression import streams_of
+from weft.spatial.scheduler.layer_reads import inward, outward
 from weft.spatial.scheduler.memory_map import MemoryMap
-from weft.spatial.scheduler.pipeline import LayerPipeline, inward, outward
+from weft.spatial.scheduler.pipeline import LayerPipeline
 from weft.spatial.scheduler.turns import Worker
 
 MOST_ROWS = 16
@@ -39,7 +40,10 @@ def is_gemv(machine: StreamingMachine, memory: MemoryMap, layer: Layer) -> bool:
     if any(each.border or each.packing.slots > 1 for each in (layer.source, layer.output)):
         return False
     tiles = [step.tile for job in layer.jobs for step in job.passes]
-    if not tiles or any(not isinstance(each, int) for each in tiles) or len(set(tiles)) < len(tiles):
+    # What one load of all planes brings is there in time anyway: loaded ahead, while the layer before it runs.
+    if len(tiles) <= machine.matrix.planes or any(not isinstance(each, int) for each in tiles):
+        return False
+    if len(set(tiles)) < len(tiles):
         return False
     blocks = [[step.block for step in job.passes] for job in layer.jobs]
     if any(each != blocks[0] for each in blocks):

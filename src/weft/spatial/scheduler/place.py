@@ -43,8 +43,9 @@ def place_model(
     if missing := [chip for layer in model.layers for chip in layer.chips if chip >= chips]:
         raise UnsupportedError(f"a layer is on chip {missing[0]}, and there are {chips}", hint="give more chips")
     made = Distribution(machine, model, [ChipSchedule(machine, model) for _ in range(chips)], 1)
+    sent_on = {model.outputs[number].root.number for number in to or {}}
     for number, chip in enumerate(made.chips):
-        chip.memory.keep_clear(_held(model, number))
+        chip.memory.keep_clear(_held(model, number, sent_on))
     computed: dict[int, dict[int, list[Part]]] = {}
     readers: dict[int, set[int]] = {}
     for layer in model.layers:
@@ -92,7 +93,7 @@ def placed_system(made: Distribution) -> System:
     return system_of(made, read)
 
 
-def _held(model: Model, chip: int) -> list[Placed]:
+def _held(model: Model, chip: int, sent_on: set[int]) -> list[Placed]:
     """The tensors of a chip: what its layers read and write, and what goes from chip to chip, which it may hand on."""
     users: dict[int, set[int]] = {}
     roots: dict[int, Placed] = {}
@@ -100,10 +101,8 @@ def _held(model: Model, chip: int) -> list[Placed]:
         for tensor in (layer.output.root, *tensors_read(layer)):
             users.setdefault(tensor.number, set()).update(_chips(layer))
             roots[tensor.number] = tensor
-    outputs = {each.root.number for each in model.outputs}
-    return [
-        each for number, each in roots.items() if chip in users[number] or len(users[number]) > 1 or number in outputs
-    ]
+    moved = {number for number, chips in users.items() if len(chips) > 1} | sent_on
+    return [each for number, each in roots.items() if chip in users[number] or number in moved]
 
 
 def _chips(layer: Layer) -> tuple[int, ...]:

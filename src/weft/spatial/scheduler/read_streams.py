@@ -100,6 +100,7 @@ class _Reader:
         made.order = None if op.order is None else listed(op.order)
         if op.within is not None and op.shift is not None:
             made.within, made.shift = self.tensors[op.within], op.shift.value.data
+            made.first_block = 0 if op.first_block is None else op.first_block.value.data
         if op.data is not None:
             made.data = _held(op, self.program.data, op.data.value.data)
         return made

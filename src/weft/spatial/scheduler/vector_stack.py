@@ -22,24 +22,21 @@ import numpy as np
 from weft.spatial.isa import ADDS, CHAINED, EAST, EMITS, NONE, WEST, Opcode, Units
 from weft.spatial.machine import StreamingMachine
 from weft.spatial.mapping.layers import Constant, Layer, Model, Node, Placed, Stream
-from weft.spatial.program import Image, Port, Program
+from weft.spatial.program import Program
 from weft.spatial.scheduler.chip import span_of
 from weft.spatial.scheduler.emit import Emitter, groups_of, texts_of
 from weft.spatial.scheduler.expression import constants_of, streams_of
-from weft.spatial.scheduler.initial import lane_index
-from weft.spatial.scheduler.memory_map import CapacityError
 from weft.spatial.scheduler.mesh import Stage, place_expression
+from weft.spatial.scheduler.stack_memory import CONSTANTS, TENSOR_SLICES, StackMemory
 
 # Streams from the west half to the middle and beyond: sums, vectors of the planes in the east, constants, tensors of
 # expressions. To the west: vectors of the planes there, results.
 _SUMS, _RESULTS, _CONSTANTS, _BESIDE = 0, 8, (16, 20), (24, 25)
-_TENSOR_SLICES = 4
-"""Next to the middle in the west half; tensors of 8 bits are in the first, those of 32 have a byte in each."""
 
 
 def is_vector_stack(model: Model, machine: StreamingMachine) -> bool:
     """Whether all that a model does is products of single vectors by resident weights, and the machine has the room."""
-    slices = _TENSOR_SLICES + 4 * len(_CONSTANTS) + machine.matrix.load_streams * (machine.matrix.planes // 2)
+    slices = TENSOR_SLICES + 4 * CONSTANTS + machine.matrix.load_streams * (machine.matrix.planes // 2)
     streams = machine.matrix.load_streams * (machine.matrix.planes // 2)
     if slices > machine.memory.slices_per_half or streams > machine.streams.per_direction or machine.memory.banks < 2:
         return False
@@ -53,7 +50,7 @@ def _fits(layer: Layer) -> bool:
     constants = {id(each) for each in constants_of(layer.root)}
     resident = all(job.passes and all(isinstance(each.tile, int) for each in job.passes) for job in layer.jobs)
     aligned = len(set(_product_depths(layer.root, 1))) == 1
-    few = len(constants) <= len(_CONSTANTS) and len(beside) <= len(_BESIDE)
+    few = len(constants) <= CONSTANTS and len(beside) <= len(_BESIDE)
     return plain and narrow and resident and few and aligned and not layer.loaded and layer.output.within is None
 
 
@@ -104,29 +101,11 @@ class _VectorStack:
         self.machine, self.model, self.interval, self.phases = machine, model, interval, phases
         self.units, self.emitter = Units(machine), Emitter()
         self.planes = [_Tiles() for _ in phases]
-        self.addresses: list[dict[int, int]] = [{} for _ in phases]
-        self.constants: dict[tuple[bytes, int], int] = {}
-        self.constant_tag = len(model.tiles) * machine.matrix.rows
-        self.tensor_tag = self.constant_tag + (1 << 20)
+        self.memory = StackMemory(machine, model)
         self.there: dict[tuple[int, int], int] = {}
         """The cycle from which a block of a tensor can be read."""
         self.placed: dict[int, tuple[Stage, ...]] = {}
         self.computed = 0
-        words = 0
-        for tensor in model.tensors:
-            # Tensors of 32 bits are results: they have the other bank.
-            tensor.bank, tensor.base = (
-                int(tensor.dtype.itemsize > 1),
-                words + int(tensor.dtype.itemsize > 1) * self._bank,
-            )
-            tensor.tag = self.tensor_tag + words
-            words += tensor.blocks
-        if words > self._bank:
-            raise CapacityError(f"vectors need {words} words of a bank of {self._bank}", hint="raise memory.bank_words")
-
-    @property
-    def _bank(self) -> int:
-        return self.machine.memory.bank_words
 
     def run(self) -> bool:
         """Emit everything; whether no slice and no unit is asked for two things at once."""
@@ -141,7 +120,7 @@ class _VectorStack:
                 self._weights(plane, done)
                 self._vectors(plane, done)
         columns = self.emitter.columns()
-        bank = np.where(columns["opcode"] <= Opcode.WRITE, columns["address"] // self._bank, 0)
+        bank = np.where(columns["opcode"] <= Opcode.WRITE, columns["address"] // self.machine.memory.bank_words, 0)
         keys = (columns["queue"] * self.machine.memory.banks + bank) << 40
         keys += columns["cycle"] + (1 << 30)
         self.columns = columns
@@ -263,12 +242,9 @@ class _VectorStack:
         values = output.arranged(constant.values) if constant.values.size > 1 else np.full(1, constant.values[0])
         part = np.full(lanes, values[0]) if values.size == 1 else values[block * lanes : (block + 1) * lanes]
         padded = np.pad(part.astype(np.float32), (0, lanes - len(part)))
-        key = (padded.tobytes(), place)
-        address = self.constants.setdefault(key, len(self.constants))
-        if address >= self.machine.slice_words:
-            raise CapacityError(f"more than {self.machine.slice_words} constants", hint="raise memory.bank_words")
+        address, tag = self.memory.constant(padded, place)
         for byte in range(4):
-            slice_ = self._constant_slice(place, byte)
+            slice_ = self.memory.constant_slice(place, byte)
             self._emit(
                 layer,
                 Opcode.READ,
@@ -276,9 +252,9 @@ class _VectorStack:
                 time - abs(self.units.position(slice_)) - self.machine.latency.read,
                 result=self._stream(EAST, _CONSTANTS[place]) + byte,
                 address=address,
-                tag=self.constant_tag + address,
+                tag=tag,
             )
-        return self._stream(EAST, _CONSTANTS[place]), self.constant_tag + address
+        return self._stream(EAST, _CONSTANTS[place]), tag
 
     def _read_beside(self, layer: Layer, tensor: Placed, number: int, block: int, time: int) -> int:
         slice_ = self.units.memory(0, 0)
@@ -291,25 +267,17 @@ class _VectorStack:
 
     def _weights(self, plane: int, done: _Tiles) -> None:
         """Loads end just before a tile is installed, in the cycle in which a vector meets the one before it."""
-        machine, load, own = self.machine, np.arange(self.machine.load_cycles), self.addresses[plane]
+        machine, load = self.machine, np.arange(self.machine.load_cycles)
         width = machine.matrix.load_streams
         met = np.array(done.met)
         installs = np.concatenate([[met[0] - self.interval], met[:-1]])
         cycles = installs[:, None] - machine.latency.load_weights - machine.load_cycles + 1 + load
-        for tile in done.tiles:
-            own.setdefault(tile, len(own) * machine.load_cycles)
-        if len(own) * machine.load_cycles > machine.slice_words:
-            raise CapacityError(
-                f"{len(own)} tiles of a plane need {len(own) * machine.load_cycles} words of each of {width} slices, "
-                f"and there are {machine.slice_words}",
-                hint="raise memory.bank_words, or split the model over chips",
-            )
-        first = np.array([own[tile] for tile in done.tiles])[:, None] + load
+        first = np.array([self.memory.tile(plane, tile) for tile in done.tiles])[:, None] + load
         tags = np.array(done.tiles)[:, None] * machine.matrix.rows + load * width
         origins = np.repeat(np.array(done.origins), machine.load_cycles)
         stream = self._weight_stream(plane)
         for number in range(width):
-            slice_ = self._weight_slice(plane) + number
+            slice_ = self.memory.weight_slice(plane) + number
             way = machine.edge - abs(self.units.position(slice_))
             self.emitter.emit(
                 Opcode.READ,
@@ -365,14 +333,6 @@ class _VectorStack:
         half, own = self.units.half_of_plane(plane), plane % (self.machine.matrix.planes // 2)
         return self._stream(EAST if half else WEST, own * self.machine.matrix.load_streams)
 
-    def _weight_slice(self, plane: int) -> int:
-        per_half, width = self.machine.matrix.planes // 2, self.machine.matrix.load_streams
-        first = self.machine.memory.slices_per_half - per_half * width
-        return self.units.memory(self.units.half_of_plane(plane), first + plane % per_half * width)
-
-    def _constant_slice(self, place: int, byte: int) -> int:
-        return self.units.memory(0, _TENSOR_SLICES + 4 * place + byte)
-
     def _stream(self, direction: int, number: int) -> int:
         return direction * self.machine.streams.per_direction + number
 
@@ -386,13 +346,13 @@ class _VectorStack:
         rows = groups_of(self.columns)
         rows["cycle"] -= span_of(machine, rows)[0]
         begin, end = span_of(machine, rows)
-        inputs = [self._port(each) for each in self.model.inputs]
-        outputs = [self._port(each) for each in self.model.outputs]
+        inputs = [self.memory.port(each) for each in self.model.inputs]
+        outputs = [self.memory.port(each) for each in self.model.outputs]
         return Program(
             machine,
             rows,
             texts_of(rows),
-            self._image(),
+            self.memory.image(),
             inputs,
             outputs,
             self.model.origins,
@@ -409,41 +369,3 @@ class _VectorStack:
             "weights": -(-tiles * machine.load_cycles // planes),
             "MACs": -(-self.model.macs // machine.int8_macs),
         }
-
-    def _image(self) -> Image:
-        parts = list(self._held())
-        return Image(*(np.concatenate([part[n] for part in parts]) for n in range(4)))
-
-    def _held(self) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]]:
-        machine, width, row = self.machine, self.machine.matrix.load_streams, np.arange(self.machine.matrix.rows)
-        for plane, own in enumerate(self.addresses):
-            for tile, address in own.items():
-                data = self.model.tiles[tile].view(np.uint8)
-                tags = tile * machine.matrix.rows + row
-                yield self._weight_slice(plane) + row % width, address + row // width, tags, data
-        for (values, place), address in self.constants.items():
-            slices = np.array([self._constant_slice(place, byte) for byte in range(4)])
-            tags = np.full(4, self.constant_tag + address)
-            yield slices, np.full(4, address), tags, np.frombuffer(values, np.uint8).reshape(-1, 4).T
-        for tensor in self.model.constants:
-            assert tensor.data is not None, "a constant has elements"
-            port = self._port(tensor)
-            flat = np.concatenate([tensor.data.reshape(-1), np.zeros(1)]).astype(np.int8)
-            yield port.slices, port.addresses, port.tags, flat[port.index].view(np.uint8)
-
-    def _port(self, tensor: Placed) -> Port:
-        blocks, wide = np.arange(tensor.blocks), tensor.dtype.itemsize
-        index = lane_index(tensor, np.zeros(1, np.int64), np.arange(tensor.blocks * self.machine.width))
-        vectors, bytes_ = np.repeat(blocks, wide), np.tile(np.arange(wide), len(blocks))
-        return Port(
-            tensor.name,
-            tensor.shape,
-            tensor.dtype,
-            index.reshape(tensor.blocks, -1),
-            tensor.fill,
-            self.units.memory(0, 0) + bytes_,
-            tensor.base + vectors,
-            vectors,
-            bytes_,
-            tensor.tag + vectors,
-        )

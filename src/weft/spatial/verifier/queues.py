@@ -51,6 +51,7 @@ def _check_words(checks: Checks) -> None:
     cycles = np.full(len(rows), -1)
     counts = np.zeros(len(rows), np.int64)
     periods = np.ones(len(rows), np.int64)
+    queues, ports = rows["queue"].tolist(), port_of(rows["opcode"]).tolist()
     for text in program.texts:
         time, last = 0, -1
         for kind, one, two in text.words.tolist():
@@ -58,8 +59,7 @@ def _check_words(checks: Checks) -> None:
                 time += one
             elif kind == ISSUE and 0 <= one < len(rows) and counts[one] == 0:
                 cycles[one], counts[one], last = time, 1, one
-                fits = rows["queue"][one] == text.queue and port_of(rows["opcode"][one]) == text.port
-                if not fits:
+                if queues[one] != text.queue or ports[one] != text.port:
                     checks.say(1, f"{program.units.name(text.queue)} has the words of another unit")
                 time += 1
             elif kind == REPEAT and last >= 0:

@@ -49,6 +49,9 @@ def compile_command(
     emit: Annotated[
         str, typer.Option(help="What to write: `schedule`, or `stream`, what is there before anything has its cycle.")
     ] = "schedule",
+    optimum: Annotated[
+        float | None, typer.Option(help="Seconds of a solver's search for better starts of layers (OR-Tools).", min=0.1)
+    ] = None,
     machine: Machine = "tsp1",
     set_: Set = None,
     constants: Constants = None,
@@ -60,7 +63,7 @@ def compile_command(
 
     terminal = Terminal(json=json)
     with terminal.reporting_errors():
-        compile_file(terminal, file, machine, overrides_of(set_ or []), constants, seed, emit, output)
+        compile_file(terminal, file, machine, overrides_of(set_ or []), constants, seed, emit, output, optimum)
 
 
 @spatial.command("verify")
@@ -110,6 +113,7 @@ def distribute_command(
     file: Graph,
     chips: Annotated[int, typer.Option(help="How many chips.", min=1)] = 8,
     tensor: Annotated[int, typer.Option(help="How many of them share each layer; the others are stages.", min=1)] = 1,
+    trace: Annotated[Path | None, typer.Option(help="Write a trace of all chips for Perfetto.")] = None,
     machine: Machine = "tsp1",
     set_: Set = None,
     constants: Constants = None,
@@ -121,7 +125,7 @@ def distribute_command(
 
     terminal = Terminal(json=json)
     with terminal.reporting_errors():
-        distribute_file(terminal, file, machine, overrides_of(set_ or []), constants, seed, chips, tensor)
+        distribute_file(terminal, file, machine, overrides_of(set_ or []), constants, seed, chips, tensor, trace)
 
 
 @spatial.command("racks")
@@ -213,6 +217,9 @@ def check_command(
     count: Annotated[int, typer.Option(help="How many random programs.", min=1)] = 20,
     mutants: Annotated[int, typer.Option(help="How many tampered schedules of them.", min=0)] = 200,
     seed: Seed = 0,
+    seconds: Annotated[float, typer.Option(help="Stop after so many seconds, with what was done.", min=1)] = float(
+        "inf"
+    ),
     machine: Machine = "tsp1",
     json: Json = False,
 ) -> None:
@@ -221,4 +228,4 @@ def check_command(
 
     terminal = Terminal(json=json)
     with terminal.reporting_errors():
-        check_programs(terminal, count, mutants, seed, machine)
+        check_programs(terminal, count, mutants, seed, machine, seconds)
