@@ -50,6 +50,16 @@ def test_rate_and_time_per_token_are_the_simulation_s(
     assert float(told.e2e) == pytest.approx(e2e, rel=0.15)
 
 
+@pytest.mark.parametrize("mixed", [True, False])
+def test_requests_of_one_token_are_as_many_as_prompts_that_can_be_read(mixed: bool) -> None:
+    costs = priced("Llama-3.1-8B", Mapping())
+    told = serve(costs, 20000, 1, 64, 4096, batching=Batching(8192.0, mixed))
+    requests = lengths(20000, 1, 1.0, 1.0, 300)
+    limits = Limits(sequences=4096, mixed=mixed)
+    seen = simulate(StepTimer(costs), limits, requests, concurrency=64, front=FrontEnd(0.0, 0.0))
+    assert float(told.rate) == pytest.approx(seen.output_rate, rel=0.2)
+
+
 def test_prompts_in_one_step_cost_less_than_one_by_one() -> None:
     costs = priced("Qwen3-30B-A3B", Mapping())
     assert float(costs.prompts(6400.0, 100.0)) < 0.2 * 64 * float(costs.prompts(100.0, 100.0))

@@ -77,7 +77,9 @@ def test_a_full_pool_overflows_into_the_next_and_is_worth_something(tmp_path: Pa
 
 def test_what_there_is_no_room_for_is_told(tmp_path: Path) -> None:
     path = write(tmp_path, pools=[{"gpu": "h100", "gpus": 0}, {"gpu": "h200", "gpus": 2}], services=SERVICES)
-    seen = CliRunner().invoke(app, ["plan", "--fleet", str(path), "--json"])
+    drawn = tmp_path / "fleet.html"
+    seen = CliRunner().invoke(app, ["plan", "--fleet", str(path), "--json", "--html", str(drawn)])
+    assert "are not served" in drawn.read_text(encoding="utf-8")
     assert seen.exit_code == 1
     told = json.loads(seen.stdout)
     assert set(told["unserved_requests_s"]) == {"Llama-3.1-8B", "Llama-3.1-70B"}

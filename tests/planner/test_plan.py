@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,13 +11,13 @@ from typer.testing import CliRunner
 
 from weft import planner
 from weft.planner.closed_form import Draft
-from weft.planner.errors import CapacityError, ModelError, TrafficError
+from weft.planner.errors import CapacityError, HardwareError, ModelError, TrafficError
 from weft.planner.hardware import find_gpu
 from weft.planner.model import find_model, model_of
 from weft.planner.page import page
 from weft.planner.plan import Plan, plan
 from weft.planner.report import figures
-from weft.planner.search import Settings, candidates, front, open_costs, points
+from weft.planner.search import Settings, candidates, front, open_costs, points, whole_nodes
 from weft.planner.traffic import Targets, Traffic, targets_of, traffic_of
 from weft.tools.cli import app
 
@@ -239,3 +240,30 @@ def test_bad_command_lines_say_what_is_wrong(arguments: list[str], words: str) -
     done = CliRunner().invoke(app, ["plan", *arguments, "--json"])
     assert done.exit_code in (1, 2)
     assert words in json.loads(done.stdout.splitlines()[-1])["message"]
+
+
+def test_ranks_fill_nodes_of_any_size() -> None:
+    six = replace(H200, gpus_per_node=6, nvlink_domain=6)
+    assert whole_nodes(six, 24) == [1, 2, 3, 6, 12, 24]
+    assert whole_nodes(H200, 64) == [1, 2, 4, 8, 16, 32, 64]
+    assert 36 in whole_nodes(find_gpu("gb200"), 72)
+    fields = {"num_hidden_layers": 6, "num_attention_heads": 12, "num_key_value_heads": 3, "intermediate_size": 4608}
+    odd = model_of("odd", {"model_type": "llama", "hidden_size": 1536, "vocab_size": 50001, **fields}, "odd.json")
+    found, _ = candidates(odd, six, open_costs(six, None, "weft"), Traffic(), Settings(max_gpus=6))
+    assert {each.mapping.tp for each in found} == {1, 3, 6}
+
+
+def test_hardware_is_read_from_yaml_with_its_numbers(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text("base: h200\ndevice: mine\nbandwidth: 1.2e12\nnvlink_domain: 6\n", encoding="utf-8")
+    found = find_gpu(str(path))
+    assert (found.device, found.bandwidth, found.nvlink_domain) == ("mine", 1.2e12, 6)
+    path.write_text("base: h200\nbandwidth: fast\n", encoding="utf-8")
+    with pytest.raises(HardwareError, match="bandwidth"):
+        find_gpu(str(path))
+
+
+def test_a_request_that_is_too_long_says_how_long_one_may_be() -> None:
+    with pytest.raises(CapacityError, match=r"[\d,]+ tokens of cache") as caught:
+        plan(find_model("Llama-3.1-8B"), H200, Traffic(isl=1e8, osl=10), Targets(), Settings(max_gpus=2))
+    assert "shorter requests" in str(caught.value.hint)

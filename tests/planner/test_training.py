@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -111,3 +112,18 @@ def test_the_command_plans_training() -> None:
     assert seen.exit_code == 0, seen.output
     told = json.loads(seen.stdout)
     assert told["chosen"]["mfu"] > 0.1 and told["launch"].startswith("torchrun --nnodes 8")
+
+
+def test_the_page_of_a_training_plan_is_whole(tmp_path: Path) -> None:
+    path = tmp_path / "train.html"
+    given = ["plan", "Llama-3.1-8B", "--train", "gpus=8,batch=64,seq=2048,tokens=1e9", "--html", str(path)]
+    assert CliRunner().invoke(app, given).exit_code == 0
+    text = path.read_text(encoding="utf-8")
+    assert text.count("<svg") == text.count("</svg>") == 2
+    assert "http" not in text.split("Hardware:")[0]
+
+
+def test_options_of_a_service_are_refused() -> None:
+    given = ["plan", "Llama-3.1-8B", "--train", "gpus=8,batch=64,seq=2048", "--precision", "fp8"]
+    seen = CliRunner().invoke(app, given)
+    assert seen.exit_code != 0 and "--precision does not go with --train" in " ".join(seen.output.split())

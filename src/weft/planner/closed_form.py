@@ -86,7 +86,7 @@ def serve(
     most = batching.tokens / (1.0 + new / ticks) if batching.mixed else np.inf
     decoding = np.minimum(inside, most)
     step = tick = decode_seconds(costs, decoding, context, draft)
-    first = tick
+    first = longer = together = tick
     for _ in range(_ROUNDS):
         step = decode_seconds(costs, decoding, context, draft)
         width = np.maximum(batching.tokens - decoding, 1.0) if batching.mixed else batching.tokens
@@ -100,7 +100,9 @@ def serve(
         first = tick / 2 + (np.maximum(step + longer, alone) if batching.mixed else alone) * chunks
         decoding = np.minimum(inside * ticks * tick / (ticks * tick + first), most)
         decoding = np.maximum(decoding, np.minimum(inside, 1.0))
-    e2e = np.maximum(first + ticks * tick, inside * ticks * tick / decoding)
+    # What all residents' requests take of the replica's time, one after another, no latency can be below.
+    busy = ticks * step / decoding + new / together * longer / costs.stages
+    e2e = np.maximum(first + ticks * tick, inside * busy)
     e2e = e2e * clients / inside
     prompt = float(costs.prompt(new, cached)) / costs.stages
     ttft = np.maximum(e2e - ticks * tick, first)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -193,18 +193,13 @@ def _number(given: Mapping[str, Any], name: str, place: str, least: float, most:
     return float(value)
 
 
-Progress = Callable[[int, int], None]
-
-
-def plan_fleet(fleet: Fleet, tables: Path | None = None, progress: Progress | None = None) -> FleetPlan:
+def plan_fleet(fleet: Fleet, tables: Path | None = None) -> FleetPlan:
     """Plan every service on every kind of GPU, and share the GPUs out."""
     found: dict[tuple[int, int], Choice] = {}
     kinds: dict[Any, Choice | CapacityError] = {}
     refused: dict[str, str] = {}
     for s, service in enumerate(fleet.services):
         for p, pool in enumerate(fleet.pools):
-            if progress is not None:
-                progress(s * len(fleet.pools) + p, len(fleet.services) * len(fleet.pools))
             key = (s, replace(pool.gpu, price_per_hour=0.0))
             if key not in kinds:
                 kinds[key] = _choose(service, pool, tables)

@@ -10,6 +10,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from weft.planner.errors import HardwareError
 
 
@@ -76,25 +78,42 @@ def catalogue() -> Mapping[str, Gpu]:
 
 
 def find_gpu(name: str, *, above: tuple[Path, ...] = ()) -> Gpu:
-    """A GPU of the catalogue, or of a JSON file with the same fields; `base` takes the rest from another.
+    """A GPU of the catalogue, or of a JSON or YAML file with the same fields; `base` takes the rest from another.
 
     `above` are the files whose `base` this one is."""
     path = Path(name)
-    if path.suffix == ".json":
+    if path.suffix in (".json", ".yaml", ".yml"):
         if path.resolve() in above:
             raise HardwareError("field 'base' leads back to the file itself", location=str(path))
         try:
-            given = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, json.JSONDecodeError, UnicodeDecodeError) as error:
+            text = path.read_text(encoding="utf-8")
+            given = json.loads(text) if path.suffix == ".json" else _numbers(yaml.safe_load(text))
+        except (OSError, json.JSONDecodeError, UnicodeDecodeError, yaml.YAMLError) as error:
             raise HardwareError(f"the hardware file cannot be read: {error}", location=str(path)) from error
         return gpu_of(path.stem, given, str(path), (*above, path.resolve()))
     known = catalogue()
     if name.lower() not in known:
         raise HardwareError(
             f"there is no GPU {name!r} in the catalogue",
-            hint=f"there are {', '.join(sorted(known))}; a JSON file describes another",
+            hint=f"there are {', '.join(sorted(known))}; a JSON or YAML file describes another",
         )
     return known[name.lower()]
+
+
+def _numbers(found: Any) -> Any:
+    """A YAML object's fields, with numbers that YAML has as text (`4.8e12`, which it wants written `4.8e+12`)."""
+    if not isinstance(found, dict):
+        return found
+    given: dict[str, Any] = dict(found)  # pyright: ignore[reportUnknownArgumentType]
+    for field, value in given.items():
+        if field in RANGES and isinstance(value, str):
+            try:
+                given[field] = float(value)
+            except ValueError:
+                continue
+            if given[field] == int(given[field]):
+                given[field] = int(given[field])
+    return given
 
 
 def gpu_of(name: str, given: Any, location: str, above: tuple[Path, ...] = ()) -> Gpu:

@@ -23,10 +23,9 @@ def page(plan: Plan) -> str:
     found = figures(plan)
     title = f"{plan.model.name} on {plan.gpu.device}"
     chosen = found["chosen"]
-    parts = [f"<h1>{_safe(title)}</h1>"]
-    parts += [f'<p class="warn">{_safe(each)}</p>' for each in (*plan.gives_way, *plan.model.assumptions)]
+    parts = [f'<p class="warn">{safe(each)}</p>' for each in (*plan.gives_way, *plan.model.assumptions)]
     parts.append(
-        _table(
+        table(
             [
                 ("mapping", chosen["mapping"]),
                 ("replicas, and spare", f"{plan.replicas} + {plan.spare}"),
@@ -51,21 +50,21 @@ def page(plan: Plan) -> str:
         (name, *(f"{seen[key][each]:.1f}" for each in ("p50", "p90", "p99")))
         for name, key in (("TTFT, ms", "ttft_ms"), ("TPOT, ms", "tpot_ms"), ("end to end, ms", "e2e_ms"))
     ]
-    parts.append(_table(rows, ("", "p50", "p90", "p99")))
-    parts.append(f"<p>{_safe(found['definition'])}. {seen['requests_s_per_replica']:.2f} requests/s a replica.</p>")
-    parts.append("<h2>Where a decoding step's time goes</h2>" + _bars(found["breakdown"]))
+    parts.append(table(rows, ("", "p50", "p90", "p99")))
+    parts.append(f"<p>{safe(found['definition'])}. {seen['requests_s_per_replica']:.2f} requests/s a replica.</p>")
+    parts.append("<h2>Where a decoding step's time goes</h2>" + bars(found["breakdown"]))
     rows = [
         (each["name"], each["kind"], f"{each['ms']:.3f}", each["from"], f"{each['may_be_off_by'] * 100:.0f} %")
         for each in sorted(found["operations"], key=lambda each: -each["ms"])
     ]
-    parts.append(_table(rows, ("operation", "kind", "ms", "from", "may be off by")))
+    parts.append(table(rows, ("operation", "kind", "ms", "from", "may be off by")))
     parts.append(
         "<h2>With 10 % more of it</h2>"
-        + _table([(name, f"{value * 100:+.1f} %") for name, value in found["sensitivity"].items()])
+        + table([(name, f"{value * 100:+.1f} %") for name, value in found["sensitivity"].items()])
     )
     parts.append(
         "<h2>Memory of a GPU</h2>"
-        + _table(
+        + table(
             [
                 (
                     name,
@@ -88,25 +87,32 @@ def page(plan: Plan) -> str:
         for each in found["alternatives"]
     ]
     parts.append(
-        "<h2>Alternatives</h2>" + _table(rows, ("mapping", "concurrency", "tokens/s/GPU", "TPOT, ms", "TTFT, ms"))
+        "<h2>Alternatives</h2>" + table(rows, ("mapping", "concurrency", "tokens/s/GPU", "TPOT, ms", "TTFT, ms"))
     )
-    parts.append("<h2>Start a replica</h2>" + "".join(f"<pre>{_safe(each)}</pre>" for each in found["launch"].values()))
+    parts.append("<h2>Start a replica</h2>" + "".join(f"<pre>{safe(each)}</pre>" for each in found["launch"].values()))
     if plan.settings.calibration is not None:
-        parts.append(f"<p>{_safe(plan.settings.calibration)}.</p>")
+        parts.append(f"<p>{safe(plan.settings.calibration)}.</p>")
     price = f"{plan.gpu.price_per_hour:.2f} dollars a GPU and hour, an assumption"
-    parts.append(f"<p>Hardware: {_safe(plan.gpu.source)}. Price: {price}.</p>")
-    body = "\n".join(parts)
-    head = f'<meta charset="utf-8"><title>{_safe(title)}</title><style>{_STYLE}</style>'
+    parts.append(f"<p>Hardware: {safe(plan.gpu.source)}. Price: {price}.</p>")
+    return document(title, parts)
+
+
+def document(title: str, parts: list[str]) -> str:
+    """A whole page of parts under its title."""
+    body = "\n".join([f"<h1>{safe(title)}</h1>", *parts])
+    head = f'<meta charset="utf-8"><title>{safe(title)}</title><style>{_STYLE}</style>'
     return f'<!doctype html><html lang="en"><head>{head}</head><body>{body}</body></html>\n'
 
 
-def _safe(text: Any) -> str:
+def safe(text: Any) -> str:
+    """Text as HTML has it."""
     return html.escape(str(text))
 
 
-def _table(rows: list[Any], head: tuple[str, ...] = ()) -> str:
-    top = f"<tr>{''.join(f'<th>{_safe(each)}</th>' for each in head)}</tr>" if head else ""
-    body = "".join(f"<tr>{''.join(f'<td>{_safe(each)}</td>' for each in row)}</tr>" for row in rows)
+def table(rows: list[Any], head: tuple[str, ...] = ()) -> str:
+    """Rows under a head."""
+    top = f"<tr>{''.join(f'<th>{safe(each)}</th>' for each in head)}</tr>" if head else ""
+    body = "".join(f"<tr>{''.join(f'<td>{safe(each)}</td>' for each in row)}</tr>" for row in rows)
     return f"<table>{top}{body}</table>"
 
 
@@ -129,7 +135,7 @@ def _scatter(marks: list[tuple[float, float, str]], chosen: tuple[float, float])
     drawn.append(f'<polyline points="{path}" fill="none" stroke="#888"/>')
     for x, y, name in marks:
         a, b = place(x, y)
-        told = f"{_safe(name)}: {x:.0f} a user, {y:.0f} a GPU"
+        told = f"{safe(name)}: {x:.0f} a user, {y:.0f} a GPU"
         drawn.append(f'<circle cx="{a:.1f}" cy="{b:.1f}" r="3" fill="#1f6feb"><title>{told}</title></circle>')
     a, b = place(*chosen)
     ring = 'r="7" fill="none" stroke="#d1242f" stroke-width="2"'
@@ -140,13 +146,14 @@ def _scatter(marks: list[tuple[float, float, str]], chosen: tuple[float, float])
     )
 
 
-def _bars(shares: dict[str, float]) -> str:
+def bars(shares: dict[str, float]) -> str:
+    """A bar for each share of one."""
     high = 24 * len(shares) + 8
     drawn = [f'<svg viewBox="0 0 {_WIDTH} {high}" width="{_WIDTH}" height="{high}" role="img">']
     for index, (name, share) in enumerate(shares.items()):
         y = 24 * index + 6
         drawn.append(f'<rect x="130" y="{y}" width="{share * (_WIDTH - 200):.1f}" height="16" fill="#1f6feb"/>')
-        drawn.append(f'<text x="124" y="{y + 13}" font-size="12" text-anchor="end">{_safe(name)}</text>')
+        drawn.append(f'<text x="124" y="{y + 13}" font-size="12" text-anchor="end">{safe(name)}</text>')
         drawn.append(
             f'<text x="{136 + share * (_WIDTH - 200):.1f}" y="{y + 13}" font-size="12">{share * 100:.0f} %</text>'
         )

@@ -181,8 +181,8 @@ def _gives_way(point: Point, every: list[Point], targets: Targets) -> list[str]:
         value = point.figure(name)
         if value > wanted:
             least = min(each.figure(name) for each in every)
-            asked = f"{value * 1e3:.1f} ms where {wanted * 1e3:.1f} ms was asked for"
-            words.append(f"{name}: {asked}; the least of any mapping is {least * 1e3:.1f} ms")
+            asked = f"{value * 1e3:.4g} ms where {wanted * 1e3:.4g} ms was asked for"
+            words.append(f"{name}: {asked}; the least of any mapping is {least * 1e3:.4g} ms")
     return words
 
 

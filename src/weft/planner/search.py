@@ -103,7 +103,8 @@ def open_costs(gpu: Gpu, tables: Path | None, engine: str) -> OpCosts:
 def mappings(model: Model, gpu: Gpu, most: int) -> Iterator[Mapping]:
     """Every way to divide a replica: tensor, pipeline, and of experts expert and data-parallel attention."""
     powers = [2**each for each in range(11) if 2**each <= most]
-    for tp in powers:
+    sizes = whole_nodes(gpu, most)
+    for tp in sizes:
         if tp > gpu.nvlink_domain:
             continue
         for pp in powers:
@@ -112,11 +113,21 @@ def mappings(model: Model, gpu: Gpu, most: int) -> Iterator[Mapping]:
             if not model.has_experts:
                 yield Mapping(tp, pp)
                 continue
-            for ep in [each for each in powers if each <= tp]:
+            for ep in [each for each in sizes if tp % each == 0]:
                 yield Mapping(tp, pp, 1, tp // ep, ep)
     if model.has_experts:
-        for dp in powers[1:]:
+        for dp in sizes[1:]:
             yield Mapping(1, 1, dp, 1, dp)
+
+
+def whole_nodes(gpu: Gpu, most: int) -> list[int]:
+    """Numbers of ranks that fill nodes without a rest: what divides a node; nodes by powers of two, or that a domain
+    divides into."""
+    node, domain = gpu.gpus_per_node, max(gpu.nvlink_domain, gpu.gpus_per_node)
+    inside = [each for each in range(1, min(node, most) + 1) if node % each == 0]
+    beyond = [node * 2**each for each in range(1, 11)]
+    beyond += [each for each in range(2 * node, domain + 1, node) if domain % each == 0]
+    return sorted({*inside, *(each for each in beyond if each <= most)})
 
 
 def candidates(
@@ -189,7 +200,7 @@ def served(
 
 def refuse(model: Model, gpu: Gpu, failing: Sequence[tuple[Mapping, Memory]], settings: Settings) -> CapacityError:
     """Nothing fits: by how much, and what would."""
-    mapping, room = max(failing, key=lambda each: each[1].cache)
+    mapping, room = max(failing, key=lambda each: (each[1].cache_tokens if each[1].cache > 0 else 0, each[1].cache))
     lacking = -room.cache / 1e9
     total = room.weights * mapping.gpus
     larger = [
@@ -198,7 +209,10 @@ def refuse(model: Model, gpu: Gpu, failing: Sequence[tuple[Mapping, Memory]], se
     advice = [f"more GPUs for a replica (now at most {settings.max_gpus})"]
     advice += [f"a GPU with more memory ({', '.join(larger)})"] if larger else []
     advice += ["weights of fewer bits (--precision fp8)"] if model.weights == "bf16" else []
-    what = f"lacks {lacking:.1f} GB on each GPU" if lacking > 0 else "leaves no room for the cache of one request"
+    what = f"lacks {lacking:.1f} GB on each GPU"
+    if lacking <= 0:
+        what = f"leaves room for {room.cache_tokens:,} tokens of cache, which one request is longer than"
+        advice = ["shorter requests (isl, osl)", *advice[:1], "a cache of fewer bits (--kv fp8)"]
     return CapacityError(
         f"{model.name} does not fit on {gpu.device}: the roomiest mapping, {mapping}, {what}", hint="; or ".join(advice)
     )
@@ -247,10 +261,14 @@ def simulate_point(
     return simulate(timer, limits, requests, arrivals)
 
 
-def sustained(
-    point: Point, traffic: Traffic, settings: Settings, targets: Targets, count: int = 400
-) -> tuple[float, Outcome]:
+_REQUESTS, _FEWEST, _STEPS = 400, 50, 100_000
+"""Requests of a simulation; fewer, not below the second, where their prompts alone would take more steps than that."""
+
+
+def sustained(point: Point, traffic: Traffic, settings: Settings, targets: Targets) -> tuple[float, Outcome]:
     """The highest rate at which a simulated replica keeps its targets at p90, and what users see there."""
+    chunks = traffic.isl / (settings.chunk * point.candidate.mapping.dp)
+    count = int(min(_REQUESTS, max(_FEWEST, _STEPS / max(chunks, 1.0))))
     high = point.figure("rate") / traffic.osl
     low = 0.0
     best: tuple[float, Outcome] | None = None

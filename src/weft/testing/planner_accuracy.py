@@ -26,21 +26,13 @@ from weft.planner.model import Model, find_model, known_models
 from weft.planner.op_costs import DTYPES, OpCosts, gemm_sites
 from weft.planner.scheduler import Limits
 from weft.planner.search import ENGINES
-from weft.planner.simulate import FrontEnd, StepTimer, lengths, simulate
+from weft.planner.simulate import StepTimer, lengths, simulate
 from weft.planner.step_costs import StepCosts, step_costs
 from weft.planner.tables import KernelTables
 
-_BATCH, _LEAST_TOKENS, _MOST_TOKENS = 4096, 2048, 32768
-"""`trtllm-bench` (NVIDIA/TensorRT-LLM, bench/build/tuning.py): sequences of a step at most, and tokens, of which there
-are as many as that many sequences bring with their prompts."""
-_REQUESTS = {
-    (128, 128): 30000, (128, 2048): 3000, (128, 4096): 1500, (500, 2000): 3000, (1000, 1000): 3000, (1000, 2000): 1500,
-    (1024, 1024): 3000, (1024, 8192): 1500, (1024, 32768): 1000, (2048, 128): 3000, (2048, 2048): 1500,
-    (5000, 500): 1500, (8192, 1024): 1500, (20000, 2000): 1000, (32768, 1024): 1000,
-}  # fmt: skip
-"""Requests of a published run by its lengths, all queued at once (NVIDIA/TensorRT-LLM, perf-overview.md)."""
 _SHAPES = 40
 """Shapes of a table of attention that sites are left out of, evenly chosen: the tables have hundreds."""
+LOST = "throughput lost by the"
 LIMITS = (0.010, 0.020, 0.030, 0.050, float("inf"))
 """TPOT limits under which mappings are ranked, in seconds."""
 
@@ -56,6 +48,11 @@ class Errors:
     def add(self, family: str, error: float) -> None:
         if np.isfinite(error):
             self.found.setdefault(family, []).append(float(error))
+
+    def within(self, part: float) -> float:
+        """The share of all errors that are no larger than a part."""
+        every = [abs(each) for errors in self.found.values() for each in errors]
+        return float(np.mean(np.array(every) <= part)) if every else 0.0
 
     def rows(self) -> list[tuple[str, int, float, float, float, float]]:
         """Family, rows, median, mean and 90th percentile of the error's size, and the mean error; all rows last."""
@@ -83,7 +80,7 @@ def left_out_operations(tables: Path) -> Iterator[Errors]:
     gemm, attention = Errors("matmuls, a site (n, k) left out"), Errors("attention, a site (batch, length) left out")
     collectives, dispatch = Errors("collectives, a size left out"), Errors("DeepEP low latency, a size left out")
     for system in KernelTables.systems(tables):
-        gpu = _gpu(system)
+        gpu = measured_gpu(system)
         for backend in _backends(tables, system):
             own = KernelTables(tables, system, backend)
             _gemm_errors(gemm, own, gpu, f"{system} {backend}")
@@ -157,7 +154,8 @@ def _curve_errors(
                 errors.add(family, guess / times[index] - 1)
 
 
-def _gpu(system: str) -> Gpu:
+def measured_gpu(system: str) -> Gpu:
+    """The GPU whose kernel tables are those of a system."""
     found = [each for each in catalogue().values() if each.measured and each.tables == system]
     if not found:
         raise TableError(f"the catalogue has no GPU whose tables are those of {system}")
@@ -193,7 +191,7 @@ class Pricer:
         self.priced: Callable[[str, str, Model, Parallel, str], Any] = cache(self._priced)
 
     def _costs(self, system: str, backend: str) -> OpCosts:
-        gpu = _gpu(system)
+        gpu = measured_gpu(system)
         return OpCosts(gpu, KernelTables(self.tables, system, backend), gpu)
 
     def _priced(self, system: str, backend: str, model: Model, parallel: Parallel, kv: str) -> Any:
@@ -218,7 +216,7 @@ class Pricer:
         service = serve(costs, isl, osl, clients, fits, batching=Batching(8192.0 * parallel.dp, mixed))
         return Case(
             row,
-            _gpu(row["system"]),
+            measured_gpu(row["system"]),
             parallel,
             costs,
             int(fits * (isl + osl)),
@@ -245,7 +243,8 @@ def _whole(text: str) -> int:
     return int(float(text)) if text else 1
 
 
-def _rows(path: Path) -> list[dict[str, str]]:
+def measured_rows(path: Path) -> list[dict[str, str]]:
+    """The rows of a CSV file, none where there is no file."""
     if not path.is_file():
         return []
     with path.open(newline="", encoding="utf-8") as file:
@@ -255,17 +254,17 @@ def _rows(path: Path) -> list[dict[str, str]]:
 def services(folder: Path) -> Iterator[Errors]:
     """TPOT in closed form, TTFT simulated, and how well mappings are ranked."""
     pricer = Pricer(folder)
-    tpot, ttft, ranked = (
-        Errors("TPOT, closed form"),
-        Errors("TTFT of unsaturated rows, simulated"),
-        Errors("throughput lost by the mapping that is chosen"),
+    tpot, ttft = Errors("TPOT, closed form"), Errors("TTFT of unsaturated rows, simulated")
+    mapped, ranked = (
+        Errors(f"{LOST} mapping that is chosen"),
+        Errors(f"{LOST} mapping and concurrency that are chosen"),
     )
     groups: dict[Any, list[tuple[Case, float]]] = {}
-    for row in _rows(folder / "serving_measurements.csv"):
+    for row in measured_rows(folder / "serving_measurements.csv"):
         if row["mode"] != "agg":
             tpot.left_out["disaggregated"] = tpot.left_out.get("disaggregated", 0) + 1
             continue
-        if not _known(row["model"]):
+        if not is_known(row["model"]):
             tpot.left_out[f"no configuration of {row['model']}"] = (
                 tpot.left_out.get(f"no configuration of {row['model']}", 0) + 1
             )
@@ -281,11 +280,12 @@ def services(folder: Path) -> Iterator[Errors]:
             (case, measured)
         )
     for key, cases in groups.items():
-        _rank(ranked, f"{key[0]} {key[1].rsplit('/', 1)[-1]} {key[2]}", cases)
-    yield from (tpot, ttft, ranked)
+        _rank(mapped, ranked, f"{key[0]} {key[1].rsplit('/', 1)[-1]} {key[2]}", cases)
+    yield from (tpot, ttft, mapped, ranked)
 
 
-def _known(name: str) -> bool:
+def is_known(name: str) -> bool:
+    """Whether there is a configuration of a model."""
     return name.lower() in known_models() or name.lower().rsplit("/", 1)[-1] in known_models() or Path(name).exists()
 
 
@@ -301,8 +301,9 @@ def _ttft(case: Case) -> float:
     return float(seen.ttft[order].mean())
 
 
-def _rank(errors: Errors, family: str, cases: list[tuple[Case, float]]) -> None:
-    """Under each limit: what the mapping and concurrency that look best really give, against the best measured."""
+def _rank(mapped: Errors, ranked: Errors, family: str, cases: list[tuple[Case, float]]) -> None:
+    """Under each limit: what the mapping that looks best really gives, against the best measured: at the concurrency at
+    which it keeps the limit, which a running service can be set to, and at the concurrency that looks best."""
     if len({case.parallel for case, _ in cases}) < 2:
         return
     for limit in LIMITS:
@@ -314,54 +315,11 @@ def _rank(errors: Errors, family: str, cases: list[tuple[Case, float]]) -> None:
         chosen = max(likely, key=lambda each: _given(each[0], each[0].tpot)) if likely else None
         best = max(_given(case, measured) for case, measured in allowed)
         kept = chosen is not None and chosen[1] <= limit
-        errors.add(family, 1 - _given(*chosen) / best if kept and chosen is not None else 1.0)
+        ranked.add(family, 1 - _given(*chosen) / best if kept and chosen is not None else 1.0)
+        same = [_given(*each) for each in allowed if chosen is not None and each[0].parallel == chosen[0].parallel]
+        mapped.add(family, 1 - max(same, default=0.0) / best)
 
 
 def _given(case: Case, seconds: float) -> float:
     """Output tokens a second of a GPU with such a TPOT."""
     return case.clients / seconds / case.parallel.gpus
-
-
-def throughput(folder: Path) -> Errors:
-    """All requests at once, as vendors publish it: output tokens a second of rows whose GPU has tables."""
-    errors = Errors("throughput at the highest load, closed form")
-    pricer = Pricer(folder)
-    systems = {each.device.split()[1]: each.tables for each in catalogue().values() if each.measured}
-    for row in _rows(folder / "published_throughput.csv"):
-        system = systems.get(row["hw"].split("-")[0])
-        engine = (
-            "trtllm" if row["engine"].startswith("TensorRT-LLM") else "vllm" if row["engine"].startswith("vLLM") else ""
-        )
-        wanted = row["metric"] in ("total_output_throughput", "output_throughput_per_gpu") and row["load"] == "max"
-        parallel = _parallel(row["mapping"])
-        if not (wanted and system and engine and parallel and _known(row["model"])):
-            continue
-        model, kv = checkpoint(row["model"], row["precision"], "")
-        parallel = parallel if model.has_experts else Parallel(parallel.tp)
-        program, costs, room = pricer.priced(system, engine, model, parallel, kv)
-        isl, osl = int(row["isl"]), int(row["osl"])
-        fits = resident(room, program, parallel, isl + osl, CACHE_RULES.get(engine))
-        if fits < 1:
-            errors.left_out["does not fit"] = errors.left_out.get("does not fit", 0) + 1
-            continue
-        rate = at_once(costs, parallel, engine, isl, osl, fits)
-        rate /= parallel.gpus if row["metric"].endswith("per_gpu") else 1
-        errors.add(f"{row['hw']} {row['model']} {row['engine']}", rate / float(row["value"]) - 1)
-    return errors
-
-
-def at_once(costs: StepCosts, parallel: Parallel, engine: str, isl: int, osl: int, fits: int) -> float:
-    """Output tokens a second of a run whose requests are all there at its start, in the engine's own process."""
-    batch = min(fits, _BATCH)
-    tokens = min(max(round(batch * (1 + isl / osl)), _LEAST_TOKENS), _MOST_TOKENS) * parallel.dp
-    requests = lengths(isl, osl, 1.0, 1.0, _REQUESTS.get((isl, osl), 3000))
-    behaviour: dict[str, Any] = dict(ENGINES[engine])
-    limits = Limits(tokens=tokens, sequences=batch * parallel.dp, cache=fits * (isl + osl), **behaviour)
-    timer = StepTimer(costs, max(tokens, 16384), max(2048, batch * parallel.dp))
-    return simulate(timer, limits, requests, [0.0] * len(requests), front=FrontEnd(0.0, 0.0)).output_rate
-
-
-def _parallel(text: str) -> Parallel | None:
-    if text.startswith("DEP") and text[3:].isdigit():
-        return Parallel(1, 1, int(text[3:]), 1, int(text[3:]))
-    return Parallel(int(text[2:]), 1, 1, int(text[2:]), 1) if text.startswith("TP") and text[2:].isdigit() else None

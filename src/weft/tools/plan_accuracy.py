@@ -7,9 +7,13 @@ from pathlib import Path
 from rich.table import Table
 
 from weft.planner.tables import KernelTables
-from weft.testing.planner_accuracy import Errors, left_out_operations, services, throughput
+from weft.testing.planner_accuracy import LOST, Errors, left_out_operations, services
 from weft.testing.planner_speed import planner_speed
+from weft.testing.planner_throughput import throughput
 from weft.tools.terminal import Terminal, UsageError
+
+_NEAR = 0.05
+"""A choice that loses no more than this is as good as the best."""
 
 
 def evaluate(terminal: Terminal, folder: Path) -> None:
@@ -26,6 +30,10 @@ def evaluate(terminal: Terminal, folder: Path) -> None:
             found = list(make())
         for errors in found:
             _show(terminal, errors)
+            if errors.title.startswith(LOST):
+                share = errors.within(_NEAR)
+                terminal.show(f"within {_NEAR * 100:.0f} % of the best measured in {share * 100:.1f} % of the groups")
+                figures[f"{errors.title}, share within 5 %"] = share
             figures[errors.title] = [
                 dict(zip(("family", "rows", "median", "mean", "p90", "bias"), row, strict=True))
                 for row in errors.rows()

@@ -9,19 +9,25 @@ from rich.table import Table
 from rich.text import Text
 
 from weft.planner.fleet import FleetPlan, plan_fleet, read_fleet
+from weft.planner.fleet_page import fleet_page
 from weft.planner.plan import quantiles
-from weft.tools.terminal import Terminal, UsageError, counted
+from weft.tools.terminal import Terminal, UsageError, check_file, counted
 
 
-def fleet(terminal: Terminal, file: Path, tables: Path | None) -> None:
+def fleet(terminal: Terminal, file: Path, tables: Path | None, html: Path | None = None) -> None:
     """Share a fleet out and print who has what; the status is 1 where some demand is not served."""
     if tables is not None and not tables.is_dir():
         raise UsageError(f"there is no folder {tables}", hint="give --tables a folder of kernel tables")
+    if html is not None:
+        check_file(html, "--html")
     given = read_fleet(file)
     total = len(given.services) * len(given.pools)
     with terminal.working(f"planning {counted(total, 'pair')} of service and GPU"):
         found = plan_fleet(given, tables)
     _show(terminal, found)
+    if html is not None:
+        html.write_text(fleet_page(found), encoding="utf-8")
+        terminal.show(f"The page is {html}.")
     terminal.finish(figures(found), code=1 if found.unserved else 0)
 
 

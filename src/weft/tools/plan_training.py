@@ -12,17 +12,25 @@ from rich.text import Text
 from weft.planner.hardware import find_gpu
 from weft.planner.model import find_model
 from weft.planner.training import TrainingPlan, TrainingStep, job_of, plan_training
-from weft.tools.terminal import Terminal, UsageError, counted
+from weft.planner.training_page import training_page
+from weft.tools.terminal import Terminal, UsageError, check_file, counted
 
 
-def train(terminal: Terminal, model: str, gpu: str, job: str, engine: str, tables: Path | None) -> None:
+def train(
+    terminal: Terminal, model: str, gpu: str, job: str, engine: str, tables: Path | None, html: Path | None = None
+) -> None:
     """Lay one job out and print it."""
     if tables is not None and not tables.is_dir():
         raise UsageError(f"there is no folder {tables}", hint="give --tables a folder of kernel tables")
+    if html is not None:
+        check_file(html, "--html")
     asked = job_of(job)
     with terminal.working("laying out"):
         found = plan_training(find_model(model), find_gpu(gpu), asked, tables, engine)
     _show(terminal, found)
+    if html is not None:
+        html.write_text(training_page(found), encoding="utf-8")
+        terminal.show(f"The page is {html}.")
     terminal.finish(figures(found))
 
 

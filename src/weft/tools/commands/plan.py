@@ -16,7 +16,7 @@ def plan(
         str | None, typer.Argument(help="A folder with config.json, the file, or a known model's name.")
     ] = None,
     gpu: Annotated[
-        str, typer.Option(help="a100, h100, h200, b200, gb200, or a JSON file that describes one.")
+        str, typer.Option(help="a100, h100, h200, b200, gb200, or a JSON or YAML file that describes one.")
     ] = "h200",
     traffic: Annotated[
         str, typer.Option(help="`isl=1024,osl=512,rate=20`; also prefix, spread, burst; or a trace, CSV or JSON.")
@@ -58,17 +58,32 @@ def plan(
 
             compare(terminal, evaluate)
             return
+        if fleet is not None and model is not None:
+            raise UsageError("a fleet's file names its models", hint="leave the model out, or --fleet")
+        for other, given in (("--fleet", fleet), ("--train", train)):
+            if given is None:
+                continue
+            alone = {
+                "--slo": slo,
+                "--precision": precision,
+                "--draft": draft,
+                "--calibrate": calibrate,
+                "--price": price,
+            }
+            for name, value in alone.items():
+                if value:
+                    raise UsageError(f"{name} does not go with {other}", hint="it is for the plan of one service")
         if fleet is not None:
             from weft.tools.plan_fleet import fleet as share
 
-            share(terminal, fleet, tables)
+            share(terminal, fleet, tables, html)
             return
         if model is None:
             raise UsageError("a model is missing", hint="give a folder with config.json, or a known model's name")
         if train is not None:
             from weft.tools.plan_training import train as lay_out
 
-            lay_out(terminal, model, gpu, train, engine, tables)
+            lay_out(terminal, model, gpu, train, engine, tables, html)
             return
         from weft.tools.plan import PlanRequest
         from weft.tools.plan import plan as run

@@ -1,0 +1,38 @@
+"""A fleet's plan as one HTML file that needs nothing else."""
+
+from __future__ import annotations
+
+from weft.planner.fleet import FleetPlan
+from weft.planner.page import bars, document, safe, table
+from weft.planner.plan import quantiles
+
+
+def fleet_page(plan: FleetPlan) -> str:
+    """The whole page: how full each pool is, who serves what, and what is not served."""
+    total = sum(pool.gpus for pool in plan.fleet.pools)
+    parts = [
+        f'<p class="warn">{safe(name)}: {rate:.2f} requests/s are not served: no pool has room</p>'
+        for name, rate in plan.unserved.items()
+    ]
+    least = f"${plan.least_dollars:,.0f} at least in parts of replicas, without spares"
+    parts.append(f"<p>${plan.dollars:,.0f} an hour; {least}.</p>")
+    parts.append("<h2>How much of each pool is used</h2>")
+    parts.append(bars({pool.name: plan.used(pool) / max(pool.gpus, 1) for pool in plan.fleet.pools}))
+    pools = [
+        (pool.name, pool.gpu.device, pool.gpus, plan.used(pool), f"{plan.worth.get(pool.name, 0.0):.2f}")
+        for pool in plan.fleet.pools
+    ]
+    parts.append(table(pools, ("pool", "GPU", "GPUs", "used", "one more saves, $/h")))
+    rows = [
+        (
+            each.service.name, each.pool.name, str(each.choice.mapping), each.replicas, each.spare, each.gpus,
+            f"{each.rate:.1f}", f"{quantiles(each.choice.outcome.ttft)['p90'] * 1e3:.0f}",
+            f"{quantiles(each.choice.outcome.tpot)['p90'] * 1e3:.1f}",
+        )
+        for each in plan.shares
+    ]  # fmt: skip
+    head = ("service", "pool", "mapping", "replicas", "spare", "GPUs", "requests/s", "TTFT p90, ms", "TPOT p90, ms")
+    parts.append("<h2>Who serves what</h2>" + table(rows, head))
+    if plan.refused:
+        parts.append("<h2>What cannot be</h2>" + table(list(plan.refused.items()), ("service and pool", "why")))
+    return document(f"A fleet of {total:,} GPUs", parts)
