@@ -73,3 +73,13 @@ def test_a_schedule_is_drawn_as_a_picture_and_as_a_page(weft, schedule: Path, tm
     assert weft("spatial", "trace", str(schedule), "-o", str(tmp_path / "gantt.html")).exit_code == 0
     page = (tmp_path / "gantt.html").read_text()
     assert "data:image/png;base64," in page and "MXM plane 0 weights" in page and "http" not in page
+
+
+def test_a_decoder_over_chips_has_the_bits_of_one_piece(weft) -> None:
+    figures = last_json(weft("spatial", "racks", "Mixtral-8x7B", "--run", "--chips", "2", "--tensor", "2", "--json"))
+    assert figures["ok"] and figures["same"] and figures["split"] and figures["cycles"] == figures["predicted"]
+
+
+def test_a_decoder_that_does_not_fit_says_by_how_much(weft) -> None:
+    figures = last_json(weft("spatial", "racks", "Llama-2-70B", "--chips", "8", "--json"))
+    assert figures["error"] == "CapacityError" and "too few" in figures["message"]
