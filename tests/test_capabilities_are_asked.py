@@ -29,6 +29,8 @@ ALLOWED = {
 
 def asking(text: str) -> Iterator[tuple[int, str]]:
     """The lines of code that ask, without comments and docstrings."""
+    if not ASKED.search(text):
+        return
     lines = text.splitlines()
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         if token.type == tokenize.COMMENT or (token.type == tokenize.STRING and token.line.lstrip()[:1] in "\"'"):

@@ -25,6 +25,7 @@ OTHER_VARIABLES = ("CACHE_DIR", "CONFIG_DIR", "INTERPRET", "COMMIT")
 CODES = ("int4", "int4_64", "int4_32", "int8", "fp8", "mxfp4", "nvfp4")
 """How a GPU's weights can be held."""
 QUANTIZATIONS = ("", "int8_weights", "int8_dynamic", *CODES)
+SOLVERS = ("min_cut", "exact")
 _BUDGET = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*(([KMGT]?)(i?)B)?", re.IGNORECASE)
 DEVICE_CHECKS = ("auto", "on", "wait", "off")
 
@@ -54,6 +55,8 @@ class Config:
     memory_budget: str = ""
     """The memory that a training step may take beyond parameters and arguments: a share of what it takes without a
     budget (`0.5`), or bytes (`2GiB`). Values are computed again in the backward where it is exceeded."""
+    memory_budget_solver: str = "min_cut"
+    """How it is found what to compute again: `min_cut`, or `exact`, an integer program, which needs SciPy."""
     tune: bool = False
     """Measure schedules of the kernels that take most of the time, and keep the fastest on disk."""
     cuda_graphs: bool = True
@@ -71,14 +74,16 @@ class Config:
     an instruction comes from. The instructions are the same without."""
 
     def __post_init__(self) -> None:
-        if isinstance(self.memory_budget, int | float) and not isinstance(self.memory_budget, bool):
-            object.__setattr__(self, "memory_budget", str(self.memory_budget))
+        budget: Any = self.memory_budget
+        if isinstance(budget, int | float) and not isinstance(budget, bool):
+            object.__setattr__(self, "memory_budget", str(budget))
         for field in fields(self):
             value, wanted = getattr(self, field.name), bool if field.type == "bool" else str
             if not isinstance(value, wanted):
                 kind = "True or False" if wanted is bool else "a string"
                 raise WeftError(f"the option {field.name} is {value!r}", hint=f"it takes {kind}")
         _check_choice("quantize", self.quantize, QUANTIZATIONS)
+        _check_choice("memory_budget_solver", self.memory_budget_solver, SOLVERS)
         _check_choice("fallback", self.fallback, FALLBACKS)
         _check_choice("device_checks", self.device_checks, DEVICE_CHECKS)
         if self.memory_budget:

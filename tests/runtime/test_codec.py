@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -94,3 +95,11 @@ def test_members_of_other_types_are_errors(path: str, value: Any) -> None:
 def test_a_plan_that_refers_to_what_it_does_not_have(path: str, value: Any, message: str) -> None:
     with pytest.raises(ParseError, match=message):
         check_plan(decode(changed(path, value), CLASSES))
+
+
+@pytest.mark.parametrize("number", [float("inf"), float("-inf"), float("nan"), 1.5])
+def test_floats_that_json_has_no_word_for(number: float) -> None:
+    text = json.dumps(encode((number,)), allow_nan=False)
+    assert repr(decode(json.loads(text), {})) == repr((number,))
+    with pytest.raises(ParseError):
+        decode({"$": "number", "text": "1e400"}, {})

@@ -67,6 +67,30 @@ def test_llvm(weft, softmax: str) -> None:
     assert text.startswith("target triple") and "define void @" in text
 
 
+FROZEN = """
+"graph.func"() ({
+^bb0(%x: tensor<8x32xf32>, %w: tensor<32x32xf32>):
+  %two = "graph.full"() {value = 2.0, shape = [], dtype = f32} : () -> tensor<f32>
+  %t = "graph.permute"(%w) {dims = [1, 0]} : (tensor<32x32xf32>) -> tensor<32x32xf32>
+  %s = "graph.mul"(%t, %two) : (tensor<32x32xf32>, tensor<f32>) -> tensor<32x32xf32>
+  %e = "graph.exp"(%s) : (tensor<32x32xf32>) -> tensor<32x32xf32>
+  %y = "graph.dot"(%x, %e) : (tensor<8x32xf32>, tensor<32x32xf32>) -> tensor<8x32xf32>
+  %z = "graph.tanh"(%y) : (tensor<8x32xf32>) -> tensor<8x32xf32>
+  "graph.return"(%z) : (tensor<8x32xf32>) -> ()
+}) {sym_name = "frozen", constants = [1]} : () -> ()
+"""
+
+
+@pytest.mark.parametrize(
+    ("target", "level", "word"),
+    [("cpu", "tile", "tile.kernel"), ("cpu", "llvm", "define"), ("nvidia", "nvidia", "tile.kernel")],
+)
+def test_constants_are_prepared_by_no_kernel_of_the_program(weft, target: str, level: str, word: str) -> None:
+    assert "prepares" in weft("opt", "-", "-p", target, stdin=FROZEN).stdout
+    result = weft("opt", "-", "-p", target, "--level", level, stdin=FROZEN)
+    assert result.exit_code == 0 and word in result.stdout and "graph." not in result.stdout
+
+
 def test_locations_name_the_file(weft, softmax: str) -> None:
     assert f'loc("{softmax}":5:3)' in weft("opt", softmax, "-p", "cpu", "--locations").stdout
 

@@ -5,7 +5,7 @@ The plan only says where each comes from; the arrays live with the loaded progra
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from xdsl.dialects.builtin import ModuleOp
@@ -43,6 +43,11 @@ def preparing(function: FuncOp) -> FuncOp | None:
     return next(
         (op for op in module.body.block.ops if isinstance(op, FuncOp) and op.attributes.get("prepares") == name), None
     )
+
+
+def programs_among(functions: Iterable[FuncOp]) -> list[FuncOp]:
+    """The functions that are programs by themselves; what prepares the constants of one is run when that is loaded."""
+    return [function for function in functions if "prepares" not in function.attributes]
 
 
 def packing_of(group: GroupOp, fixed: Sequence[bool], form: PanelForm) -> Packing | None:

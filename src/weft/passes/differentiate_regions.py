@@ -43,14 +43,17 @@ def keep_histories(block: Block) -> None:
 
 
 def _with_history(op: LoopOp) -> LoopOp:
-    """The loop with one more stack for each state: what it was when each turn began. It takes the op's place."""
+    """The loop with one more stack for each state: what it was when each turn began. It takes the op's place.
+
+    What turns only add to has no stack: its gradient is the same, whatever it is.
+    """
     (region,) = op.bodies
     block = region.block
-    carried = len(op.starts)
+    kept = [n for n in range(len(op.starts)) if n not in _sums(op)]
     last = block.last_op
     assert isinstance(last, YieldOp), "verified"
-    last.operands = [*last.operands, *block.args[1 : 1 + carried]]
-    types = [tensor_of(value.type) for value in op.starts]
+    last.operands = [*last.operands, *(block.args[1 + n] for n in kept)]
+    types = [tensor_of(op.starts[n].type) for n in kept]
     stacks = [tensor_type(Tensor(each.dtype, (op.trip_count, *each.shape))) for each in types]
     made = LoopOp.create(
         operands=list(op.operands),
@@ -67,6 +70,20 @@ def _with_history(op: LoopOp) -> LoopOp:
     op.detach()
     op.erase()
     return made
+
+
+def _sums(op: LoopOp) -> set[int]:
+    """The places of states that each turn adds to, and does nothing else with."""
+    (region,) = op.bodies
+    last = region.block.last_op
+    assert isinstance(last, YieldOp), "verified"
+    found: set[int] = set()
+    for number, after in enumerate(last.operands[: len(op.starts)]):
+        before, made = region.block.args[1 + number], after.owner
+        is_sum = isinstance(made, Operation) and made.name == "graph.add" and before in made.operands
+        if is_sum and before.type == after.type and all(sum(1 for _ in each.uses) == 1 for each in (before, after)):
+            found.add(number)
+    return found
 
 
 def propagate_control(tape: Gradients, op: ControlOp, make: Callable[[GraphBuilder], Gradients]) -> None:
@@ -111,7 +128,9 @@ def _turns(
 ) -> None:
     (region,) = op.bodies
     block, carried = region.block, len(op.starts)
-    own = len(op.stacks) - carried
+    sums = _sums(op)
+    kept = [n for n in range(carried) if n not in sums]
+    own = len(op.stacks) - len(kept)
     stacks, history = op.stacks[:own], op.stacks[own:]
     directions = op.stacked[: len(stacks)]
     states = [n for n, value in enumerate(op.starts) if _is_float(value)]
@@ -122,7 +141,9 @@ def _turns(
     def turn(
         b: GraphBuilder, index: SSAValue, grads: Sequence[SSAValue], slices: Sequence[SSAValue]
     ) -> tuple[list[SSAValue], list[SSAValue]]:
-        before, given, out = slices[:carried], slices[carried : carried + len(op.wholes)], slices[-len(seeds) :]
+        known = dict(zip(kept, slices, strict=False))
+        before = [known[n] if n in known else zeros(b, value) for n, value in enumerate(op.starts)]
+        given, out = slices[len(kept) : len(kept) + len(op.wholes)], slices[-len(seeds) :]
         number = b.sub(size_value(b, op.trip_count - 1, i64), index)
         arguments = [number, *before, *given, *op.captures]
         yielded, inner = _again(b, block, dict(zip(block.args, arguments, strict=True)), make)
@@ -134,8 +155,8 @@ def _turns(
         found = _taken_back(b, inner, sources)
         to_states, rest = found[: len(states)], found[len(states) :]
         to_slices, to_captures = rest[: len(wholes)], rest[len(wholes) :]
-        sums = [b.add(total, new) for total, new in zip(grads[len(states) :], to_captures, strict=True)]
-        return [*to_states, *sums], to_slices
+        totals = [b.add(total, new) for total, new in zip(grads[len(states) :], to_captures, strict=True)]
+        return [*to_states, *totals], to_slices
 
     b = tape.b
     first = [*(grads[op.finals[n]] for n in states), *(zeros(b, op.captures[n]) for n in captures)]

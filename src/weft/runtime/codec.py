@@ -6,6 +6,7 @@ has another type than its class says.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from functools import cache
@@ -23,6 +24,8 @@ _KIND = "$"
 def encode(value: Any) -> Any:
     """JSON-able data that `decode` turns back into the value. Tuples and lists become lists."""
     match value:
+        case float() if not math.isfinite(value):  # JSON has no words for these
+            return {_KIND: "number", "text": str(value)}
         case None | bool() | int() | float() | str():
             return value
         case DType():
@@ -52,6 +55,8 @@ def decode(data: Any, classes: Mapping[str, type]) -> Any:
             return tuple(decode(item, classes) for item in cast("Sequence[Any]", data))
         case {"$": "dtype", "name": str(name)} if name in DTYPES:
             return DTYPES[name]
+        case {"$": "number", "text": "inf" | "-inf" | "nan" as text}:
+            return float(text)
         case {"$": "size", "text": str(text)}:
             return parse_size(text)
         case {"$": str(kind), **members} if kind in classes:

@@ -6,7 +6,7 @@ needs is made before it, and what nobody reads any more is given back after it, 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from weft.ir.expr import evaluate, product
@@ -50,7 +50,9 @@ class Peak:
 
 _WORTH, _WORTH_SHARE = 32 << 20, 0.02
 _MOST_TOGETHER = 8
-"""Kernels that one tape launches where phases are worth their while."""
+"""Kernels that one tape launches where phases are worth their while,"""
+_TOGETHER_WITHIN_A_BUDGET = (8, 4, 2, 1)
+"""and where there is a budget of memory, as many of these as it allows."""
 
 
 def lifetimes(plan: Plan, steps: Iterable[Step] | None = None) -> dict[int, tuple[int, int]]:
@@ -70,9 +72,9 @@ def bytes_of(plan: Plan, buffer: int, sizes: Mapping[str, int]) -> int:
     return evaluate(product(tensor.shape), sizes) * tensor.dtype.bytes
 
 
-def cut_finely(parts: Sequence[tuple[Step, ...]]) -> list[tuple[Step, ...]]:
+def cut_finely(parts: Sequence[tuple[Step, ...]], most: int = _MOST_TOGETHER) -> list[tuple[Step, ...]]:
     """Runs of steps cut into shorter ones, between which memory can be given back."""
-    return [part[k : k + _MOST_TOGETHER] for part in parts for k in range(0, len(part), _MOST_TOGETHER)]
+    return [part[k : k + most] for part in parts for k in range(0, len(part), most)]
 
 
 def plan_phases(plan: Plan, sizes: Mapping[str, int], parts: Sequence[Sequence[Step]]) -> tuple[Phase, ...]:
@@ -119,12 +121,16 @@ def choose_phases(
 def least_phases(
     plan: Plan, sizes: Mapping[str, int], parts: list[tuple[Step, ...]]
 ) -> tuple[list[tuple[Step, ...]], tuple[Phase, ...]]:
-    """The steps of each segment and their phases, or none, whichever take the least memory."""
-    cuts = (parts, cut_finely(parts))
-    ways = [(cut, plan_phases(plan, sizes, cut)) for cut in cuts]
-    best = min(ways, key=lambda way: peak_of(plan, sizes, *way).phased)
-    peak = peak_of(plan, sizes, *best)
-    return best if peak.phased < peak.whole else (parts, ())
+    """The steps of each segment and their phases, or none, whichever take the least memory: shorter segments only where
+    they save some of it."""
+    best: tuple[list[tuple[Step, ...]], tuple[Phase, ...]] = (parts, ())
+    least = peak_of(plan, sizes, *best).whole
+    for cut in (parts, *(cut_finely(parts, most) for most in _TOGETHER_WITHIN_A_BUDGET)):
+        phases = plan_phases(plan, sizes, cut)
+        peak = peak_of(plan, sizes, cut, phases).phased
+        if peak < least * (1 - _WORTH_SHARE):
+            best, least = (cut, phases), peak
+    return best
 
 
 def peak_of(
@@ -133,23 +139,33 @@ def peak_of(
     parts: Sequence[Sequence[Step]],
     phases: Sequence[Phase],
     kept: Iterable[int] = (),
+    together: Sequence[tuple[Collection[int], int]] = (),
 ) -> Peak:
-    """What a program works on at most at once; the inputs `kept` are its caller's and stay."""
+    """What a program works on at most at once; the inputs `kept` are its caller's and stay.
+
+    Inputs that lie `together` are one block of memory of so many bytes.
+    """
     roles = [buffer.role for buffer in plan.buffers]
     there = [number for number, role in enumerate(roles) if role in ("input", "output", "external")]
     whole = sum(bytes_of(plan, b, sizes) for b in there) + plan_arena(plan, sizes).size
-    if not phases:
-        return Peak(whole, whole)
     stays, known = set(kept), set[int]()
-    peak = live = sum(bytes_of(plan, b, sizes) for b in plan.inputs)
+    blocks = [(set(block), size) for block, size in together]
+    shared = sum(bytes_of(plan, b, sizes) for block, _ in blocks for b in block) - sum(size for _, size in blocks)
+    if not phases:
+        return Peak(whole - shared, whole - shared)
+    block_of = {number: each for each in blocks for number in each[0]}
+    peak = live = sum(bytes_of(plan, b, sizes) for b in plan.inputs) - shared
     for steps, phase in zip(parts, phases, strict=True):
         called = {b for step in steps for b in buffers_of(step) if roles[b] == "external"} - known
         live += sum(bytes_of(plan, b, sizes) for b in phase.makes)
         live += sum(bytes_of(plan, b, sizes) for b in called)
         known |= called
         peak = max(peak, live + phase.arena.size)
-        live -= sum(bytes_of(plan, b, sizes) for b in phase.drops if b not in stays)
-    return Peak(peak, whole)
+        for number in (number for number in phase.drops if number not in stays):
+            block, size = block_of.get(number, ({number}, bytes_of(plan, number, sizes)))
+            block.discard(number)
+            live -= 0 if block else size
+    return Peak(peak, whole - shared)
 
 
 def plan_arena(plan: Plan, sizes: Mapping[str, int]) -> Arena:

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from weft.backends.cpu.target import compile_object, host_target
-from weft.backends.llvm.builder import Function, Module, V, i64
+from weft.backends.llvm.builder import Function, Module
+from weft.backends.llvm.values import V, i64
 from weft.forks import compiled_once
 from weft.runtime.linking import link
 

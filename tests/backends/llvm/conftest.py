@@ -15,8 +15,9 @@ import numpy as np
 import pytest
 
 from weft.backends.cpu.target import CpuTarget, host_target
-from weft.backends.llvm.builder import Function, Module, V, i64, memory_type, vector
+from weft.backends.llvm.builder import Function, Module
 from weft.backends.llvm.cast import load_convert, store_convert
+from weft.backends.llvm.values import V, i64, memory_type, vector
 from weft.ir.types import DType
 
 llvm.initialize_native_target()

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from weft.backends.llvm.builder import Function, V
+from weft.backends.llvm.builder import Function
 from weft.backends.llvm.cast import emit_bitcast, emit_cast, round_to
+from weft.backends.llvm.values import V
 from weft.errors import DTypeError
 from weft.ir.types import DTYPES, DType, bf16, c64, f8e4m3, f8e5m2, f16, f32, f64, i8, i16, i32, i64, u8, u16, u32
 

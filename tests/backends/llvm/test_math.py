@@ -8,8 +8,9 @@ import math
 import numpy as np
 import pytest
 
-from weft.backends.llvm.builder import Function, V
+from weft.backends.llvm.builder import Function
 from weft.backends.llvm.math import emit_function
+from weft.backends.llvm.values import V
 from weft.errors import DTypeError
 from weft.ir.types import DType, bf16, boolean, f8e4m3, f8e5m2, f16, f32, f64, i8, i32, i64, u8, u32
 from weft.tile.functions import FUNCTIONS

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from weft.backends.llvm.builder import Function, Module, V
+from weft.backends.llvm.builder import Function, Module
+from weft.backends.llvm.values import V
 
 
 def _function() -> Function:

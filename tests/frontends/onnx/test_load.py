@@ -254,6 +254,7 @@ def test_a_scan_without_turns_stacks_along_its_axis() -> None:
 
 def test_functions_for_values_that_do_not_come_again_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("weft.frontends.onnx.stages._KEPT", 2)
+    monkeypatch.setattr("weft.frontends.onnx.stage_functions._KEPT", 2)
     nodes = [helper.make_node("Reshape", ["x", "n"], ["r"]), helper.make_node("Exp", ["r"], ["y"])]
     function = weft.onnx.load(model(nodes, [info("x", F32, [12]), info("n", I64, [2])], [info("y")]))
     for _ in range(2):
@@ -322,3 +323,32 @@ def test_weights_of_four_bits_are_multiplied_as_their_operator_says() -> None:
     codes = np.stack([packed & 15, packed >> 4], -1).reshape(width, 2, 32).astype(np.float32)
     weights = ((codes - 8) * scales[..., None]).reshape(width, depth)
     np.testing.assert_allclose(weft.onnx.load(proto)(x)[0], x @ weights.T, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.slow
+def test_weights_beside_a_model_may_be_larger_than_a_message(tmp_path: Path) -> None:
+    """Messages end at 2 GB. The file has holes, which take no room."""
+    rows, columns = 65536, 8400
+    with (tmp_path / "w.bin").open("wb") as file:
+        file.truncate(rows * columns * 4)
+        file.write(np.arange(8, dtype=np.float32).tobytes())
+        file.seek((rows * columns - 1) * 4)
+        file.write(np.float32(3).tobytes())
+    weights = onnx.TensorProto(name="w", data_type=F32, dims=[rows, columns], data_location=onnx.TensorProto.EXTERNAL)
+    for key, value in (("location", "w.bin"), ("length", str(rows * columns * 4))):
+        entry = weights.external_data.add()
+        entry.key, entry.value = key, value
+    proto = model([helper.make_node("MatMul", ["x", "w"], ["y"])], [info("x", F32, [1, rows])], [info("y")])
+    proto.graph.initializer.append(weights)
+    onnx.save(proto, tmp_path / "m.onnx")
+    x = np.zeros((1, rows), np.float32)
+    x[0, 0], x[0, -1] = 2, 1
+    (y,) = weft.onnx.load(tmp_path / "m.onnx")(x)
+    assert rows * columns * 4 > 1 << 31
+    assert list(y[0, :8]) == [0, 2, 4, 6, 8, 10, 12, 14] and y[0, -1] == 3
+
+
+def test_arrays_of_another_byte_order_are_told_so() -> None:
+    proto = model([helper.make_node("Relu", ["x"], ["y"])], [info("x", F32, [3])], [info("y")])
+    with pytest.raises(GuardError, match="byte order of other machines, expected float32"):
+        weft.onnx.load(proto)(np.ones(3, ">f4"))

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from weft.backends.cpu.buffers import Buffer
 from weft.backends.cpu.combining import every_position
 from weft.backends.cpu.computed import pointer_address
-from weft.backends.llvm.builder import V, const, memory_type
 from weft.backends.llvm.cast import load_convert, store_convert
 from weft.backends.llvm.math import emit_function
+from weft.backends.llvm.values import V, const, memory_type
 from weft.ir.types import DType, f32
 from weft.tile import dialect as tile
 from weft.tile import pointer_ops

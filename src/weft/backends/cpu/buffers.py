@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from weft.backends.llvm.builder import Function, V, i64, scalar_type, vector
+from weft.backends.llvm.builder import Function
+from weft.backends.llvm.values import V, i64, scalar_type, vector
 from weft.ir.types import DType
 
 

@@ -18,7 +18,8 @@ from weft.backends.cpu.matrix_dot import MatrixRows, multiply_in_tiles
 from weft.backends.cpu.matrix_kernels import MATRIX_COLUMNS
 from weft.backends.cpu.microkernel import Blocking, blocking
 from weft.backends.cpu.row_groups import row_groups
-from weft.backends.llvm.builder import Function, V, const, i64, scalar_type
+from weft.backends.llvm.builder import Function
+from weft.backends.llvm.values import V, const, i64, scalar_type
 from weft.ir.types import DType, f32, i8, i16, i32, u8
 from weft.tile import dialect as tile
 

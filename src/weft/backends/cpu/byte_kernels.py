@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from weft.backends.cpu.microkernel import BYTES_TOGETHER, Blocking
 from weft.backends.cpu.target import CpuTarget
-from weft.backends.llvm.builder import Function, Module, V, const, i64, vector
+from weft.backends.llvm.builder import Function, Module
+from weft.backends.llvm.values import V, const, i64, vector
 from weft.ir.types import DType, f32, i8, i16, u8
 
 DIGITS = {i8: 1, u8: 1, i16: 2, f32: 3}

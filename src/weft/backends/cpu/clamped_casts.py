@@ -9,9 +9,10 @@ from dataclasses import dataclass
 
 from xdsl.ir import SSAValue
 
-from weft.backends.llvm.builder import Function, V
+from weft.backends.llvm.builder import Function
 from weft.backends.llvm.cast import register_type
 from weft.backends.llvm.math_expression import E
+from weft.backends.llvm.values import V
 from weft.ir.attributes import from_attribute
 from weft.ir.types import DType, f32, f64
 from weft.tile import dialect as tile

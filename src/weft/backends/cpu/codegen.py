@@ -27,10 +27,11 @@ from weft.backends.cpu.sort import emit_sort
 from weft.backends.cpu.target import CpuTarget
 from weft.backends.cpu.views import emit_take, emit_view, prepare_views
 from weft.backends.cpu.written import emit_written
-from weft.backends.llvm.builder import Function, Module, V, const, i64, memory_type, scalar_type, vector
+from weft.backends.llvm.builder import Function, Module
 from weft.backends.llvm.cast import emit_cast, load_convert, store_convert, truncate_to
 from weft.backends.llvm.math import emit_function
 from weft.backends.llvm.math_division import Divisor
+from weft.backends.llvm.values import V, const, i64, memory_type, scalar_type, vector
 from weft.errors import LoweringError
 from weft.ir.attributes import from_attribute
 from weft.ir.expr import Size, constant_term

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 from weft.backends.cpu.buffers import Buffer
 from weft.backends.cpu.clusters import Fill
 from weft.backends.cpu.position import Position, lanes_for, walk
-from weft.backends.llvm.builder import Function, V, const, i64, scalar_type, vector
+from weft.backends.llvm.builder import Function
 from weft.backends.llvm.math import emit_function
+from weft.backends.llvm.values import V, const, i64, scalar_type, vector
 from weft.ir.types import DType
 from weft.tile import collective_ops
 from weft.tile import dialect as tile

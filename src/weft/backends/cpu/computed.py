@@ -17,9 +17,10 @@ from weft.backends.cpu.clusters import FusedLoop, sink_value
 from weft.backends.cpu.memory_order import lazy_closure
 from weft.backends.cpu.neighbours import source_axis
 from weft.backends.cpu.position import Position, lanes_for, load_strided, walk
-from weft.backends.llvm.builder import Function, V, const, i64, mangle, memory_type, scalar_type, vector
+from weft.backends.llvm.builder import Function, mangle
 from weft.backends.llvm.cast import load_convert, store_convert
 from weft.backends.llvm.math import emit_function
+from weft.backends.llvm.values import V, const, i64, memory_type, scalar_type, vector
 from weft.ir.attributes import from_attribute
 from weft.ir.types import DType, boolean
 from weft.tile import collective_ops

@@ -22,7 +22,7 @@ from weft.backends.cpu.matrix_dot import emit_matrix_dot, in_matrix_tiles, reads
 from weft.backends.cpu.microkernel import Blocking, blocking, panel_kernel, row_kernel, slab_kernel
 from weft.backends.cpu.panels import PANEL_GAP, copy_panels, transpose_panel
 from weft.backends.cpu.row_groups import row_groups
-from weft.backends.llvm.builder import V, const, i64, memory_type, scalar_type
+from weft.backends.llvm.values import V, const, i64, memory_type, scalar_type
 from weft.errors import LoweringError
 from weft.ir.types import DType
 from weft.tile import dialect as tile
@@ -34,8 +34,8 @@ _SIDE = 4
 """Streams of memory that are read side by side: few enough for one set of the first-level cache."""
 _WAYS, _SET_BYTES = 4, 2048
 """Lines of one set that stay in every first-level cache, and a distance at which lines share a set."""
-_LONGEST_SUM = 512
-"""Terms that are summed up at a time: sums of sums lose fewer digits."""
+_LONGEST_SUM, _LONGEST_SUM_OF_FEW_ROWS = 512, 128
+"""Terms that are summed up at a time: sums of sums lose fewer digits. Few rows wait for memory, not for additions."""
 _MOST_POINTERS = 8
 """Rows of a micro-kernel where there are few: more would leave most of its last block empty."""
 _FEW_BLOCKS = 2
@@ -279,11 +279,12 @@ class _Product:
     def _blocks(self, n: V, pointer: V, stride: V, memory: DType) -> None:
         """All blocks of rows for one panel of columns."""
         b = self.b
-        if self.depth <= _LONGEST_SUM:
+        longest = _LONGEST_SUM_OF_FEW_ROWS if self.few_rows else _LONGEST_SUM
+        if self.depth <= longest:
             self._part(n, pointer, stride, memory, i64(0), self.turns, self.keep)
             return
-        with b.loop(i64(0), self.turns, i64(_LONGEST_SUM)) as k:
-            turns = b.intrinsic("smin", b.sub(self.turns, k), i64(_LONGEST_SUM))
+        with b.loop(i64(0), self.turns, i64(longest)) as k:
+            turns = b.intrinsic("smin", b.sub(self.turns, k), i64(longest))
             keep = self.keep if self.keep.name == "true" else b.icmp("sgt", k, i64(0))
             start = b.gep(pointer, b.mul(k, stride), memory_type(memory))
             self._part(n, start, stride, memory, k, turns, keep)

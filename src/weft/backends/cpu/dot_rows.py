@@ -8,7 +8,7 @@ from xdsl.ir import OpResult
 
 from weft.backends.cpu.buffers import Buffer
 from weft.backends.cpu.clusters import Fill
-from weft.backends.llvm.builder import V, const, i64
+from weft.backends.llvm.values import V, const, i64
 from weft.tile import dialect as tile
 
 if TYPE_CHECKING:

@@ -9,7 +9,8 @@ change places. All that launchers ask for is row-major, so that `order` is not l
 
 from __future__ import annotations
 
-from weft.backends.llvm.builder import Function, Module, V
+from weft.backends.llvm.builder import Function, Module
+from weft.backends.llvm.values import V
 
 _PLAIN = 111
 _LETTERS = {False: ord("N"), True: ord("T")}

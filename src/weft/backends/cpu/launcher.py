@@ -21,7 +21,8 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
 from weft.backends.cpu.thread_pool import PARALLEL, thread_pool
-from weft.backends.llvm.builder import Function, Module, V, i64
+from weft.backends.llvm.builder import Function, Module
+from weft.backends.llvm.values import V, i64
 
 LAUNCHER = "weft_run"
 KERNEL, PRODUCT, ADDRESS, LOOP, BRANCH = 0, 1, 2, 3, 4

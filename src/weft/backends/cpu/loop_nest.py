@@ -22,9 +22,9 @@ from weft.backends.cpu.position import UNROLLED_STEPS, Position, lanes_for, walk
 from weft.backends.cpu.reductions import Accumulator
 from weft.backends.cpu.transposed import emit_transposed, transposed_axes
 from weft.backends.cpu.written import store_unordered
-from weft.backends.llvm.builder import V, const, i64, scalar_type
 from weft.backends.llvm.math import emit_function
 from weft.backends.llvm.math_division import Divisor, can_divide
+from weft.backends.llvm.values import V, const, i64, scalar_type
 from weft.tile import dialect as tile
 from weft.tile.functions import COMBINERS
 

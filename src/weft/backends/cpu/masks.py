@@ -16,7 +16,7 @@ from weft.backends.cpu.computed import conjuncts
 from weft.backends.cpu.memory_order import lazy_closure
 from weft.backends.cpu.position import Position
 from weft.backends.cpu.views import position_in
-from weft.backends.llvm.builder import V, i64
+from weft.backends.llvm.values import V, i64
 from weft.tile import collective_ops
 from weft.tile import dialect as tile
 from weft.tile.view_axes import axes_of

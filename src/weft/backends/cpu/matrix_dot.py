@@ -10,7 +10,8 @@ from xdsl.ir import OpResult
 from weft.backends.cpu.dot_rows import result_of, rows_of
 from weft.backends.cpu.matrix_kernels import MATRIX_COLUMNS, MATRIX_ROWS, elements_of_step, matrix_kernel, narrow_rows
 from weft.backends.cpu.row_groups import row_groups
-from weft.backends.llvm.builder import Function, V, i64
+from weft.backends.llvm.builder import Function
+from weft.backends.llvm.values import V, i64
 from weft.ir.types import DType, bf16, i8, u8
 from weft.tile import dialect as tile
 

@@ -9,8 +9,9 @@ panels of 32 columns with as many neighbours along K together as make four bytes
 
 from __future__ import annotations
 
-from weft.backends.llvm.builder import Function, Module, V, const, i64, vector
+from weft.backends.llvm.builder import Function, Module
 from weft.backends.llvm.cast import store_convert
+from weft.backends.llvm.values import V, const, i64, vector
 from weft.ir.types import DType, bf16, i8, u8
 
 TILE_ROWS, TILE_BYTES = 16, 64

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from weft.backends.cpu.combining import every_position
-from weft.backends.llvm.builder import V, const, i64
 from weft.backends.llvm.printed_values import shown, text_constant
+from weft.backends.llvm.values import V, const, i64
 from weft.ir.attributes import from_attribute
 from weft.tile import control_flow
 from weft.tile import dialect as tile

@@ -11,8 +11,9 @@ from dataclasses import dataclass, replace
 
 from weft.backends.cpu.matrix_kernels import MATRIX_COLUMNS
 from weft.backends.cpu.target import CpuTarget
-from weft.backends.llvm.builder import Function, Module, V, const, i64, memory_type, scalar_type, vector
+from weft.backends.llvm.builder import Function, Module
 from weft.backends.llvm.cast import load_as
+from weft.backends.llvm.values import V, const, i64, memory_type, scalar_type, vector
 from weft.ir.types import DType, bf16, f32, i8, i32
 from weft.lower.machine import CPU, Machine
 

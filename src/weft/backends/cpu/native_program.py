@@ -16,7 +16,8 @@ from collections.abc import Mapping, Sequence
 from weft.backends.cpu.codegen import emit_kernel
 from weft.backends.cpu.target import CpuTarget
 from weft.backends.cpu.thread_pool import PARALLEL, RESET, thread_pool
-from weft.backends.llvm.builder import Function, Module, V, i64
+from weft.backends.llvm.builder import Function, Module
+from weft.backends.llvm.values import V, i64
 from weft.errors import UnsupportedError
 from weft.ir.expr import Size, evaluate, product
 from weft.lower.scalar_arguments import signed

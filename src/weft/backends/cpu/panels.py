@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 
-from weft.backends.llvm.builder import Function, Module, V, const, i64, memory_type, scalar_type, vector
+from weft.backends.llvm.builder import Function, Module
 from weft.backends.llvm.cast import load_as
+from weft.backends.llvm.values import V, const, i64, memory_type, scalar_type, vector
 from weft.ir.types import DType
 
 _PARAMS = [

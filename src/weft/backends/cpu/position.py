@@ -11,7 +11,8 @@ from xdsl.ir import SSAValue
 
 from weft.backends.cpu.buffers import Buffer
 from weft.backends.cpu.target import CpuTarget
-from weft.backends.llvm.builder import Function, V, i64, vector
+from weft.backends.llvm.builder import Function
+from weft.backends.llvm.values import V, i64, vector
 
 UNROLLED_STEPS = 8
 """Steps of the innermost axis that are laid out one after the other instead of as a loop, if there are no more."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from weft.backends.llvm.builder import Function, V, const, i64, scalar_type, vector
+from weft.backends.llvm.builder import Function
 from weft.backends.llvm.math import emit_function
+from weft.backends.llvm.values import V, const, i64, scalar_type, vector
 from weft.ir.types import DType
 from weft.tile import dialect as tile
 from weft.tile.functions import COMBINERS

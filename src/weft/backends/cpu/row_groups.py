@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from weft.backends.llvm.builder import Function, V, i64
+from weft.backends.llvm.builder import Function
+from weft.backends.llvm.values import V, i64
 
 
 def row_groups(b: Function, extent: V, capacity: int, rows: int) -> Iterator[tuple[V, int, V]]:

@@ -13,9 +13,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from weft.backends.llvm.builder import Function, Module, V, i64, mangle, memory_type, vector
+from weft.backends.llvm.builder import Function, Module, mangle
 from weft.backends.llvm.cast import load_convert
 from weft.backends.llvm.math_expression import E
+from weft.backends.llvm.values import V, i64, memory_type, vector
 from weft.ir.attributes import from_attribute
 from weft.ir.types import DType
 from weft.tile import dialect as tile

@@ -17,8 +17,8 @@ from xdsl.ir import OpResult, SSAValue
 
 from weft.backends.cpu.clusters import Fill, FusedLoop, Sink, lazy_closure, sink_value
 from weft.backends.cpu.position import Position, lanes_for, walk
-from weft.backends.llvm.builder import V, i64, memory_type
 from weft.backends.llvm.cast import store_convert
+from weft.backends.llvm.values import V, i64, memory_type
 from weft.tile import dialect as tile
 
 if TYPE_CHECKING:

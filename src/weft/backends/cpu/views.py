@@ -13,7 +13,7 @@ from xdsl.ir import OpResult, SSAValue
 from weft.backends.cpu.clusters import cost_of
 from weft.backends.cpu.memory_order import lazy_closure
 from weft.backends.cpu.position import Position, load_strided
-from weft.backends.llvm.builder import V, i64, vector
+from weft.backends.llvm.values import V, i64, vector
 from weft.tile import collective_ops
 from weft.tile import dialect as tile
 from weft.tile.view_axes import Axes, axes_of

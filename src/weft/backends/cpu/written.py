@@ -21,8 +21,9 @@ from weft.backends.cpu.dot import accumulates_in_place, buffered_operands
 from weft.backends.cpu.memory_order import LAZY
 from weft.backends.cpu.messages import emit_check, emit_print
 from weft.backends.cpu.position import Position
-from weft.backends.llvm.builder import V, mangle
+from weft.backends.llvm.builder import mangle
 from weft.backends.llvm.cast import store_convert
+from weft.backends.llvm.values import V
 from weft.errors import LoweringError
 from weft.ir.types import DType
 from weft.tile import collective_ops, control_flow, pointer_ops

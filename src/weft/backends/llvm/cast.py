@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from weft.backends.llvm.builder import Function, V, const, mangle, memory_type, vector
+from weft.backends.llvm.builder import Function, mangle
 from weft.backends.llvm.math_expression import E
+from weft.backends.llvm.values import V, const, memory_type, vector
 from weft.errors import DTypeError
 from weft.ir.types import DType
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from weft.backends.llvm.builder import Function, V
+from weft.backends.llvm.builder import Function
 from weft.backends.llvm.math_double import DOUBLE_ONLY, SINGLE_THROUGH_DOUBLE
 from weft.backends.llvm.math_erf import erf
 from weft.backends.llvm.math_exp import EXPONENTIALS
@@ -20,6 +20,7 @@ from weft.backends.llvm.math_log import LOGARITHMS
 from weft.backends.llvm.math_power import power
 from weft.backends.llvm.math_trig import TRIGONOMETRY
 from weft.backends.llvm.math_wide import WIDE
+from weft.backends.llvm.values import V
 from weft.errors import DTypeError
 from weft.ir.types import DType
 

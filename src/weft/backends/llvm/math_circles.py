@@ -10,10 +10,11 @@ import math
 from collections.abc import Mapping
 from math import factorial
 
-from weft.backends.llvm.builder import Function, V
+from weft.backends.llvm.builder import Function
 from weft.backends.llvm.math_expression import E, horner, when_any
 from weft.backends.llvm.math_float import FloatFunction
 from weft.backends.llvm.math_trig import circular
+from weft.backends.llvm.values import V
 
 _INF = float("inf")
 # π/2 in three parts, of which whole numbers of up to 20 bits times the first two are exact

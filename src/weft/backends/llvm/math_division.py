@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from weft.backends.llvm.builder import Function, V
+from weft.backends.llvm.builder import Function
 from weft.backends.llvm.math_expression import E
+from weft.backends.llvm.values import V
 
 # Beyond these the reciprocal, or its lower part, may leave the range of the type.
 _FAR = {"float": 2.0**64, "double": 2.0**512}

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from weft.backends.llvm.builder import Function, V, float_literal, mangle, vector
+from weft.backends.llvm.builder import Function, mangle
+from weft.backends.llvm.values import V, float_literal, vector
 
 Number = float | int
 

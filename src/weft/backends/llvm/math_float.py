@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-from weft.backends.llvm.builder import Function, V
+from weft.backends.llvm.builder import Function
 from weft.backends.llvm.cast import load_convert, store_convert
 from weft.backends.llvm.math_expression import E, iterate
+from weft.backends.llvm.values import V
 from weft.ir.types import DType
 
 FloatFunction = Callable[..., E]

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from weft.backends.llvm.builder import Function, V
+from weft.backends.llvm.builder import Function
 from weft.backends.llvm.math_expression import E, constant, iterate
+from weft.backends.llvm.values import V
 from weft.ir.types import DType
 
 IntegerFunction = Callable[[Function, Sequence[V], DType], V]

@@ -9,9 +9,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 
-from weft.backends.llvm.builder import Function, V, mangle
+from weft.backends.llvm.builder import Function, mangle
 from weft.backends.llvm.math_expression import E, constant, horner, when_any
 from weft.backends.llvm.math_float import FloatFunction
+from weft.backends.llvm.values import V
 
 _ROUNDING = 12582912.0  # 1.5 · 2^23, see math_exp
 # π/2 in parts of 24 bits. Subtracting n times the first is exact for n < 2^18. All are positive, which keeps a -0.

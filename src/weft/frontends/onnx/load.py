@@ -152,7 +152,8 @@ class OnnxFunction:
         except (BufferError, RuntimeError, TypeError, ValueError, WeftError) as error:  # no order in it, not to be lent
             raise self._wrong(given, f"a {type(value).__name__} that cannot be read ({str(error)[:200]})") from error
         if type_.dtype is not None and array.dtype != type_.dtype:
-            raise self._wrong(given, f"{array.dtype}{list(array.shape)}")
+            order = "" if array.dtype.isnative else " in the byte order of other machines"
+            raise self._wrong(given, f"{array.dtype}{list(array.shape)}{order}")
         if type_.shape is not None:
             if len(type_.shape) != array.ndim:
                 raise self._wrong(given, f"{array.dtype}{list(array.shape)}")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -15,6 +14,7 @@ from weft.frontends.onnx import operators as operators  # fills the table of con
 from weft.frontends.onnx.dtypes import STRINGS
 from weft.frontends.onnx.model import ModelInput
 from weft.frontends.onnx.read import read_model
+from weft.frontends.onnx.stage_functions import StageFunction
 from weft.frontends.onnx.stages import StagedProgram, Step
 from weft.frontends.onnx.values import Slot, Value
 from weft.frontends.text import read_function
@@ -34,9 +34,9 @@ class GraphTexts(StagedProgram):
         super().__post_init__()
         self.texts: list[tuple[str, Mapping[str, np.ndarray]]] = []
 
-    def _function(self, text: str, constants: Mapping[str, np.ndarray], function: FuncOp) -> Any:
+    def _function(self, text: str, constants: Mapping[str, np.ndarray], function: FuncOp) -> StageFunction:
         self.texts.append((text, constants))
-        return text
+        return StageFunction(text, text, constants)
 
 
 def read_one_graph(path: Path, sizes: Mapping[str, int]) -> tuple[str, dict[str, np.ndarray]]:

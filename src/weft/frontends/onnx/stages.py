@@ -27,10 +27,10 @@ from weft.errors import ModelError, UnsupportedError
 from weft.frontends.onnx.call import HostFunction
 from weft.frontends.onnx.checks import Verdict, combined
 from weft.frontends.onnx.import_nodes import Importer, NeedsElements, RunsOnHost, StageFull, Target, call_host
-from weft.frontends.onnx.model import Model, Node, free_names
+from weft.frontends.onnx.model import Model, Node, ValueType, free_names
+from weft.frontends.onnx.stage_functions import StageFunction, StageFunctions
 from weft.frontends.onnx.stored_steps import Imported, StoredStep, StoredSteps
 from weft.frontends.onnx.values import Absent, Items, Known, Slot, Traced, Value
-from weft.frontends.text import compile_function
 from weft.ops.graph import FuncOp, GraphBuilder, ReturnOp
 from weft.tile.text import print_program
 
@@ -38,7 +38,7 @@ Source: TypeAlias = Known | Absent | tuple[str, Any]
 """Where a value of the next stage, or a result, comes from: `("slot", n)`, `("made", n)`, `("host", n)`, or items."""
 
 _KEPT = 256
-"""Signatures that a state keeps steps for, and functions that a program knows again; the oldest goes first."""
+"""Signatures that a state keeps steps for; the oldest goes first."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,8 @@ class StagedProgram:
     def __post_init__(self) -> None:
         self._lock = threading.RLock()
         self._starts: dict[Any, State] = {}
-        self._functions: OrderedDict[Any, tuple[Any, Mapping[str, np.ndarray]]] = OrderedDict()
+        is_open = any(_is_open(each.type) for each in self.model.graph.inputs)
+        self._functions = StageFunctions(self.config, self.device, self.threads, is_open)
         self._names = itertools.count()
         self._outputs = tuple(each.name for each in self.model.graph.outputs)
         kept = StoredSteps(self.model, self.config, self.device, self.threads)
@@ -255,20 +256,12 @@ class StagedProgram:
         function.attributes["arg_names"] = ArrayAttr(StringAttr(name) for name in names)
         text = print_program(function)
         made = self._function(text, constants, function)
-        return Imported(made, tuple(each for each in arguments if isinstance(each, int)), text, constants)
+        slots = tuple(each for each in arguments if isinstance(each, int))
+        return Imported(made.call, slots, made.text, made.constants)
 
-    def _function(self, text: str, constants: Mapping[str, np.ndarray], function: FuncOp) -> Any:
-        """The compiled function of a stage, made once for its text."""
-        key = text, tuple((name, id(array)) for name, array in constants.items())
-        if key not in self._functions:
-            made = compile_function(
-                function, text=text, constants=constants, config=self.config, device=self.device, threads=self.threads
-            )
-            self._functions[key] = made, constants  # which keep their addresses, that the key has, as long as it does
-            if len(self._functions) > _KEPT:
-                self._functions.popitem(last=False)
-            return made
-        return self._functions[key][0]
+    def _function(self, text: str, constants: Mapping[str, np.ndarray], function: FuncOp) -> StageFunction:
+        """The compiled function of a stage."""
+        return self._functions.of(text, constants, function)
 
 
 def _pruned(target: Target) -> list[int | np.ndarray]:
@@ -334,6 +327,10 @@ def _given(value: Value, slots: Sequence[np.ndarray], by_value: set[int]) -> Val
             return Items(tuple(_given(each, slots, by_value) for each in value.values))
         case _:
             return value
+
+
+def _is_open(type_: ValueType) -> bool:
+    return type_.shape is None or not all(isinstance(size, int) for size in type_.shape)
 
 
 def _structure(value: Value) -> Any:

@@ -12,13 +12,12 @@ from xdsl.dialects.builtin import IntegerAttr, StringAttr, i64
 from xdsl.ir import Operation, OpResult, SSAValue
 from xdsl.rewriter import Rewriter
 
-from weft.errors import LoweringError
 from weft.ir.attributes import to_attribute
 from weft.ir.expr import Size, coefficient_of, floordiv, simplify, symbol
 from weft.ir.types import bf16, f16, tensor_of
 from weft.lower.emit.body import KernelEmitter, TileValue, register_dtype
 from weft.lower.index_space.domain import Domain, Run
-from weft.lower.index_space.evaluate import AddressRecorder, Source
+from weft.lower.index_space.evaluate import AddressRecorder, Loaded, Source
 from weft.ops.layouts import StridedLayout
 from weft.ops.matmul.dot import Dot, TiledDot
 from weft.ops.matmul.quantized import FORMS, Dequantize, Form
@@ -99,10 +98,10 @@ class QuantizedWeights:
         return [tensor_of(value.type).shape[-1] for value in self.op.operands[1:]]
 
     def _stride(self, value: SSAValue, layouts: dict[SSAValue, StridedLayout], domain: Domain) -> Size | None:
-        """How far apart an operand's neighbours along K lie, if that is known."""
+        """How far apart an operand's neighbours along K lie, if it is read as it is and that is known."""
         recorder = AddressRecorder(layouts, space=domain.bounds | {_ALONG: tensor_of(value.type).shape[-1]})
-        recorder.at(Source(value, tensor_of(value.type)), [*self.lead, domain.row_index[-1], symbol(_ALONG)])
-        if len(recorder.addresses) != 1 or recorder.addresses[0].purpose != "load":
+        found = recorder.at(Source(value, tensor_of(value.type)), [*self.lead, domain.row_index[-1], symbol(_ALONG)])
+        if not isinstance(found, Loaded) or len(recorder.addresses) != 1:
             return None
         split = coefficient_of(simplify(recorder.addresses[0].expr, recorder.space), _ALONG)
         return None if split is None else split[0]
@@ -157,8 +156,7 @@ def codes_of(
 def _filled(value: SSAValue, sides: tuple[int, int]) -> SSAValue:
     """A tile of all sides, where a load has left out those along which it does not move."""
     load = value.owner
-    if not isinstance(load, tile.LoadOp):
-        raise LoweringError("codes and factors are read as they are")
+    assert isinstance(load, tile.LoadOp), "asked before"
     load.extents = tile.Sizes(
         tuple(
             own if held == side else side

@@ -33,7 +33,7 @@ from weft.lower.index_space.evaluate import Address, AddressRecorder, Source
 from weft.lower.lowered import Argument, KernelCall, Lowered, made_of_sums
 from weft.lower.machine import Machine
 from weft.lower.regroup import regroup
-from weft.lower.schedule.gpu_schedule import PersistentRows, choose_persistent_rows
+from weft.lower.schedule.persistent_rows import PersistentRows, choose_persistent_rows
 from weft.ops.base import Reduction
 from weft.ops.graph import GraphBuilder, GroupOp
 from weft.ops.layouts import StridedLayout, contiguous

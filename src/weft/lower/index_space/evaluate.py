@@ -173,6 +173,11 @@ class Dummy:
 
 
 @dataclass(frozen=True)
+class Loaded(Dummy):
+    """What is read from memory, and is used as it is."""
+
+
+@dataclass(frozen=True)
 class Address:
     """A recorded address; `store` and `position` say what it is for."""
 
@@ -200,7 +205,7 @@ class AddressRecorder(Evaluator):
     def load(self, value: SSAValue, address: Size, mask: Value | None, other: float | int | bool) -> Value:
         tensor = tensor_of(value.type)
         self.addresses.append(Address(simplify(address, self.bounds()), "load", tensor.dtype.bytes))
-        return Dummy(tensor.dtype)
+        return Loaded(tensor.dtype)
 
     def constant(self, value: float | int | bool, dtype: DType) -> Value:
         return Dummy(dtype)

@@ -14,7 +14,7 @@ from weft.ir.types import Tensor, bf16, boolean, f16, f32, f64, i32, i64
 from weft.ops.base import Precision, Structured, broadcast_shapes, op, same_dtype
 from weft.ops.composites import narrowed, widened
 from weft.ops.graph import GraphBuilder
-from weft.ops.matmul.dot import transposed
+from weft.ops.matmul.attention_rows import ScoreRule, gradients_by_blocks, row_gradients, rows_at_once
 from weft.ops.numerics import rounded_once
 from weft.ops.rules import Gradients, Values, align_batched, batch_size, with_batch
 from weft.ops.samples import Input, Sample
@@ -141,25 +141,20 @@ class AnyAttention(Structured):
         dtype = b.tensor(operands[0]).dtype
         g, q, k, v = (widened(b, value) for value in (grads[0], *operands[:3]))
         operands, sink = (operands[:-1], operands[-1]) if sinks else (operands, None)
-        capped, shares, sunk = _shares(b, q, k, operands[3:4], causal, scale, softcap, sink)
-        on_shares = b.dot(g, transposed(b, v))
-        last = (b.tensor(shares).rank - 1,)
-        mean = b.sum(b.mul(on_shares, shares), dims=last, keep=True)
-        for on_lse in grads[1:]:
-            mean = b.sub(mean, b.reshape(on_lse, shape=(*b.tensor(on_lse).shape, 1)))
-        on_scores = b.mul(shares, b.sub(on_shares, mean))
-        scaled = b.mul(on_scores, b.full_like(on_scores, scale))
-        if softcap:  # the derivative of a tanh is 1 - tanh²
-            share = b.div(capped, b.full_like(capped, softcap))
-            scaled = b.mul(scaled, b.sub(b.full_like(share, 1), b.mul(share, share)))
-        found = [b.dot(scaled, k), b.dot(transposed(b, scaled), q), b.dot(transposed(b, shares), g)]
-        gradients: list[SSAValue | None] = [narrowed(b, value, dtype) for value in found]
+        masks, on_lse = operands[3:4], grads[1:]
+        rule = ScoreRule(causal, scale, softcap)
+        if sink is None and (rows := rows_at_once(b, q, k, masks)):
+            found = gradients_by_blocks(b, g, on_lse, q, k, v, masks, rule, rows)
+            gradients: list[SSAValue | None] = [narrowed(b, value, dtype) for value in found]
+            return (*gradients, *(None for _ in operands[3:]))
+        made = row_gradients(b, g, on_lse, q, k, v, masks, rule, sink)
+        gradients = [narrowed(b, value, dtype) for value in (made.q, made.k, made.v)]
         for mask in operands[3:4]:
             kind = b.tensor(mask).dtype
-            gradients.append(None if kind == boolean else narrowed(b, on_scores, kind))
+            gradients.append(None if kind == boolean else narrowed(b, made.scores, kind))
         gradients += [None for _ in operands[4:]]
-        if sink is not None and sunk is not None:
-            gradients.append(narrowed(b, b.neg(b.mul(sunk, mean)), b.tensor(sink).dtype))
+        if sink is not None and made.sink is not None:
+            gradients.append(narrowed(b, made.sink, b.tensor(sink).dtype))
         return tuple(gradients)
 
     @classmethod
@@ -246,48 +241,3 @@ def _attended(
         lse = (np.log(total) + base)[..., 0]
         means = np.matmul(powers, v) / (total if undefined else np.where(total == 0, 1, total))
     return means.astype(q.dtype), lse.astype(q.dtype)
-
-
-def _shares(
-    b: GraphBuilder,
-    q: SSAValue,
-    k: SSAValue,
-    masks: Values,
-    causal: bool,
-    scale: float,
-    softcap: float,
-    sink: SSAValue | None,
-) -> tuple[SSAValue, SSAValue, SSAValue | None]:
-    """The scores before they are masked, the weights of values: their softmax, zero in a row without any key, and what
-    sinks take of it."""
-    scores = b.dot(q, transposed(b, k))
-    scores = b.mul(scores, b.full_like(scores, scale))
-    if softcap:
-        cap = b.full_like(scores, softcap)
-        scores = b.mul(b.tanh(b.div(scores, cap)), cap)
-    unmasked = scores
-    nothing = b.full_like(scores, float("-inf"))
-    for mask in masks:
-        if b.tensor(mask).dtype == boolean:
-            scores = b.where(mask, scores, nothing)
-        else:
-            wide = b.tensor(scores).dtype
-            scores = b.add(scores, mask if b.tensor(mask).dtype == wide else b.cast(mask, dtype=wide))
-    *_, rows, columns = b.tensor(scores).shape
-    if causal:
-        row = b.iota(shape=(rows, 1), dim=0, dtype=i64)
-        scores = b.where(b.ge(row, b.iota(shape=(1, columns), dim=1, dtype=i64)), scores, nothing)
-    last = (b.tensor(scores).rank - 1,)
-    greatest = b.max(scores, dims=last, keep=True)
-    zero, one = b.full_like(scores, 0), b.full_like(scores, 1)
-    if sink is not None:
-        sink = b.cast(sink, dtype=b.tensor(scores).dtype)
-        greatest = b.maximum(greatest, sink)
-    base = b.where(b.eq(greatest, nothing), zero, greatest)
-    powers = b.exp(b.sub(scores, base))
-    total, beside = b.sum(powers, dims=last, keep=True), None
-    if sink is not None:
-        beside = b.exp(b.sub(sink, base))
-        total = b.add(total, beside)
-    divisor = b.where(b.eq(total, zero), one, total)
-    return unmasked, b.div(powers, divisor), None if beside is None else b.div(beside, divisor)

@@ -13,6 +13,7 @@ It asks for a solver, HiGHS in SciPy, and says how far the answer is from what n
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -34,11 +35,17 @@ class ExactChoice:
     @property
     def gap(self) -> float:
         """By what share the answer may be worse than the best."""
-        return (self.choice.work - self.bound) / self.choice.work if self.choice.work else 0.0
+        return max(0.0, 1 - self.bound / self.choice.work) if self.choice.work else 0.0
 
     def __str__(self) -> str:
         kept, work = self.choice.bytes, self.choice.work
         return f"{kept} bytes kept, {work} of work again, at least {self.bound:.0f} (gap {self.gap:.2%})"
+
+
+def exact_choices(problem: RecomputeProblem, known: Sequence[Choice], *, seconds: float = SECONDS) -> list[ExactChoice]:
+    """The answers of least work that keep no more than each of those that are known."""
+    found = [exact_choice(problem, choice.bytes, seconds=seconds / max(len(known), 1)) for choice in known]
+    return [each for each in found if each is not None]
 
 
 def exact_choice(problem: RecomputeProblem, limit: int, *, seconds: float = SECONDS) -> ExactChoice | None:
@@ -47,13 +54,16 @@ def exact_choice(problem: RecomputeProblem, limit: int, *, seconds: float = SECO
         from scipy.optimize import Bounds, LinearConstraint, milp
         from scipy.sparse import coo_array
     except ImportError:
-        raise UnsupportedError("the exact choice of what to keep needs SciPy", hint="pip install weft[solver]") from None
+        raise UnsupportedError(
+            "the exact choice of what to keep needs SciPy", hint="pip install weft[solver]"
+        ) from None
     values, count = problem.values, len(problem.values)
     rows: list[tuple[dict[int, float], float, float]] = []
     for number, value in enumerate(values):
         if value.is_read:
-            rows.append(({number: 1, count + number: 1}, 1, np.inf))
-        rows += [({operand: 1, count + operand: 1, count + number: -1}, 0, np.inf) for operand in set(value.operands)]
+            rows.append(({number: 1.0, count + number: 1.0}, 1.0, np.inf))
+        for operand in set(value.operands):
+            rows.append(({operand: 1.0, count + operand: 1.0, count + number: -1.0}, 0.0, np.inf))
     scale = max(limit, 1)
     rows.append(({number: value.bytes / scale for number, value in enumerate(values)}, -np.inf, limit / scale))
     places = [(row, column, factor) for row, (factors, _, _) in enumerate(rows) for column, factor in factors.items()]

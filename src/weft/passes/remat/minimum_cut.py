@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 from weft.passes.remat.recompute_problem import Choice, RecomputeProblem
 
@@ -33,7 +34,7 @@ def choices(problem: RecomputeProblem) -> list[Choice]:
     sides = _computed_at(problem, prices)[::-1]
     found = [problem.choice(*_answer(problem, side)) for side in sides]
     step = max((choice.bytes for choice in found), default=0) // _FINE
-    for less, more in zip(sides, sides[1:], strict=False):
+    for less, more in pairwise(sides):
         found += _between(problem, less, more, step)
     return _undominated(found)
 
@@ -45,8 +46,17 @@ def choices_by_peak(problem: RecomputeProblem) -> list[Choice]:
     that keep what all layers, or every second, or fourth, begin with: those of one layer are computed again by
     themselves.
     """
+    return lowest_peaks(problem, [choice for each in problems_by_layer(problem) for choice in choices(each)])
+
+
+def problems_by_layer(problem: RecomputeProblem) -> list[RecomputeProblem]:
+    """The problem, where what all layers begin with is kept, or every second of them, or every fourth."""
     narrows = problem.narrows()
-    found = [choice for every in (1, 2, 4) for choice in choices(problem.keeping(narrows[every - 1 :: every]))]
+    return [problem.keeping(narrows[every - 1 :: every]) for every in (1, 2, 4)]
+
+
+def lowest_peaks(problem: RecomputeProblem, found: Sequence[Choice]) -> list[Choice]:
+    """Answers from the least work to the lowest peak, each with a peak that is clearly below the last one's."""
     rated = sorted(((problem.peak(choice), choice) for choice in found), key=lambda each: (each[1].work, each[0]))
     taken: list[tuple[int, Choice]] = []
     for peak, choice in rated:

@@ -109,7 +109,9 @@ class RecomputeProblem:
         What is computed again is computed where it is first read, and is there until it is read last, as what is kept
         is from the beginning.
         """
-        order: list[tuple[int, tuple[int, ...]]] = []  # what is computed, -1 for a step of the backward's, and its reads
+        order: list[
+            tuple[int, tuple[int, ...]]
+        ] = []  # what is computed, -1 for a step of the backward's, and its reads
         there = set(choice.kept)
         for reads in self.reads:
             left = list(reversed(reads))
@@ -153,5 +155,7 @@ class RecomputeProblem:
     def keeping(self, numbers: Iterable[int]) -> RecomputeProblem:
         """The problem in which these values cannot be computed again."""
         fixed = set(numbers)
-        values = (replace(each, can_be_computed_again=False) if n in fixed else each for n, each in enumerate(self.values))
+        values = (
+            replace(each, can_be_computed_again=False) if n in fixed else each for n, each in enumerate(self.values)
+        )
         return replace(self, values=tuple(values))

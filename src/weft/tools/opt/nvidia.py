@@ -19,6 +19,7 @@ from weft.backends.nvidia.plan.fuse_horizontally import fuse_horizontally
 from weft.backends.nvidia.plan.fuse_small_kernels import fuse_small_kernels
 from weft.backends.nvidia.target import NvidiaTarget, llvm_to_ptx
 from weft.diagnostics import nearest
+from weft.lower.constants import programs_among
 from weft.lower.machine import machine_of
 from weft.lower.plan import build_plan
 from weft.passes.registry import PASSES
@@ -135,7 +136,7 @@ def _lowered(module: ModuleOp, options: NvidiaOptions) -> list[KernelOp]:
     """The kernels that the functions of a program become."""
     start, kernels = time.perf_counter(), list[KernelOp]()
     target = options.target
-    for function in functions_of(module):
+    for function in programs_among(functions_of(module)):
         planned = build_plan(function, machine=machine_of(target.capabilities, target.multiprocessors))
         fuse_horizontally(planned)
         fuse_small_kernels(planned, target, nvidia_kernel_passes())

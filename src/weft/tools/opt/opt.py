@@ -25,6 +25,7 @@ from weft.backends.target import find_target
 from weft.config import Config
 from weft.discovery import is_target, unknown_target
 from weft.errors import ParseError, WeftError
+from weft.lower.constants import programs_among
 from weft.lower.machine import CPU, machine_of
 from weft.lower.plan import build_plan
 from weft.ops.base import REGISTRY
@@ -228,7 +229,7 @@ def _tiles(module: ModuleOp, options: Options, gpu: NvidiaTarget | None = None) 
     start = time.perf_counter()
     kernels = [kernel.clone() for kernel in kernels_of(module)]
     machine = CPU if gpu is None else machine_of(gpu.capabilities, gpu.multiprocessors)
-    for function in functions_of(module):
+    for function in programs_among(functions_of(module)):
         kernels.extend(build_plan(function, machine=machine).kernels.values())
     options.seconds["lower_to_tile"] = time.perf_counter() - start
     tiles = ModuleOp([])
@@ -241,7 +242,7 @@ def _tiles(module: ModuleOp, options: Options, gpu: NvidiaTarget | None = None) 
 
 def _llvm(module: ModuleOp, target: CpuTarget, options: Options) -> str:
     """LLVM IR of the kernels."""
-    functions = functions_of(module)
+    functions = programs_among(functions_of(module))
     if len(functions) > 1:
         raise UsageError("LLVM code is printed for one function at a time", hint="keep one graph.func in the file")
     if functions:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from weft.backends.llvm.builder import Function, Module, V
+from weft.backends.llvm.builder import Function, Module
+from weft.backends.llvm.values import V
 from weft.backends.nvidia.emit.block import SHARED_SYMBOL, Threads, do, i32
 from weft.backends.nvidia.emit.memory.unaligned_store import Lines, write_lines
 from weft.backends.nvidia.ir.rings import LINE

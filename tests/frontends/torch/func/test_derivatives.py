@@ -205,7 +205,9 @@ def test_arguments_by_name_are_shared_by_the_batch() -> None:
     assert found.shape == (4, 4)
 
 
-@pytest.mark.parametrize("function", [lambda x: (x[1:] * x[:-1]).sum(), lambda x: nn.functional.glu(x.view(3, 2), -1).prod()])
+@pytest.mark.parametrize(
+    "function", [lambda x: (x[1:] * x[:-1]).sum(), lambda x: nn.functional.glu(x.view(3, 2), -1).prod()]
+)
 def test_tangents_inside_of_a_batch_are_those_of_each(function) -> None:
     x, t = torch.randn(2, 3, 6, dtype=torch.float64)
     found = weft.vmap(lambda x, t: weft.jvp(function, (x,), (t,)))(x, t)

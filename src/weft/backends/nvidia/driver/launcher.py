@@ -11,7 +11,8 @@ the table, each in a word of its own.
 
 from __future__ import annotations
 
-from weft.backends.llvm.builder import Function, Module, V, i64
+from weft.backends.llvm.builder import Function, Module
+from weft.backends.llvm.values import V, i64
 from weft.backends.nvidia.driver.modules import CLUSTER_DIMENSION, PROGRAMMATIC_SERIALIZATION
 from weft.backends.nvidia.driver.tensor_maps import MAP_ALIGNMENT, MAP_WORDS
 

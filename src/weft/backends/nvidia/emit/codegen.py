@@ -10,8 +10,9 @@ from collections.abc import Sequence
 
 from xdsl.ir import Block, Operation, SSAValue
 
-from weft.backends.llvm.builder import Function, Module, V, i64, memory_type
+from weft.backends.llvm.builder import Function, Module
 from weft.backends.llvm.cast import emit_cast, load_convert, register_type
+from weft.backends.llvm.values import V, i64, memory_type
 from weft.backends.nvidia.code import Launch
 from weft.backends.nvidia.emit import (
     control,

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 
 from xdsl.ir import Block
 
-from weft.backends.llvm.builder import Function, V
-from weft.backends.llvm.builder import i64 as i64_of
+from weft.backends.llvm.builder import Function
 from weft.backends.llvm.cast import emit_cast
+from weft.backends.llvm.values import V
+from weft.backends.llvm.values import i64 as i64_of
 from weft.backends.nvidia.emit.block import short
 from weft.backends.nvidia.emit.emitters import EMITTERS
 from weft.backends.nvidia.emit.memory.global_memory import address_of, load_chunk

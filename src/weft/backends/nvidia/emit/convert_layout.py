@@ -5,8 +5,8 @@ from __future__ import annotations
 from math import prod
 from typing import TYPE_CHECKING
 
-from weft.backends.llvm.builder import V
 from weft.backends.llvm.cast import register_type
+from weft.backends.llvm.values import V
 from weft.backends.nvidia.emit.block import i32, load_shared, store_shared
 from weft.backends.nvidia.emit.emitters import EMITTERS
 from weft.backends.nvidia.ir.dialect import SHARED, ConvertOp, integer, layout_of

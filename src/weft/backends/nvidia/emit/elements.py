@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from xdsl.ir import SSAValue
 
-from weft.backends.llvm.builder import V, const, i64
 from weft.backends.llvm.cast import emit_bitcast, emit_cast, register_type, truncate_to
+from weft.backends.llvm.values import V, const, i64
 from weft.backends.nvidia.emit.block import fitted, wide
 from weft.backends.nvidia.emit.dot.wgmma import laid_down
 from weft.backends.nvidia.emit.dot.wgmma_dot import begins_dot, packed_for_dot

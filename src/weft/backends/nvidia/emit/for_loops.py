@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from xdsl.ir import SSAValue
 
-from weft.backends.llvm.builder import V, i64
+from weft.backends.llvm.values import V, i64
 from weft.backends.nvidia.emit.dot.lhs_row import held_in, load_lhs_row
 from weft.backends.nvidia.emit.emitters import EMITTERS
 from weft.backends.nvidia.emit.loops import loop_with

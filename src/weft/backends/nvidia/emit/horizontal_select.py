@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from weft.backends.llvm.builder import V, i64
+from weft.backends.llvm.values import V, i64
 from weft.backends.nvidia.emit.emitters import EMITTERS
 
 if TYPE_CHECKING:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from weft.backends.llvm.builder import Function, V
+from weft.backends.llvm.builder import Function
+from weft.backends.llvm.values import V
 
 
 def loop_with(

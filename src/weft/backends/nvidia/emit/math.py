@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from math import log, log2
 
-from weft.backends.llvm.builder import Function, V
+from weft.backends.llvm.builder import Function
 from weft.backends.llvm.math import emit_function
 from weft.backends.llvm.math_double import SINGLE_THROUGH_DOUBLE, through_double
 from weft.backends.llvm.math_expression import E, horner
 from weft.backends.llvm.math_float import FloatFunction
 from weft.backends.llvm.math_series import SERIES
+from weft.backends.llvm.values import V
 from weft.ir.types import DType
 
 _LOG2_E = 1.4426950216293335  # rounded to f32

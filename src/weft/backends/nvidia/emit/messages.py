@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from weft.backends.llvm.builder import V, const
 from weft.backends.llvm.printed_values import shown, text_constant
+from weft.backends.llvm.values import V, const
 from weft.backends.nvidia.emit.block import i32
 from weft.backends.nvidia.emit.emitters import EMITTERS
 from weft.backends.nvidia.emit.math import asm

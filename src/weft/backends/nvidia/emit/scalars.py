@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from weft.backends.llvm.builder import i64 as i64_of
 from weft.backends.llvm.cast import emit_cast
+from weft.backends.llvm.values import i64 as i64_of
 from weft.backends.nvidia.emit.block import i32
 from weft.backends.nvidia.emit.emitters import EMITTERS
 from weft.backends.nvidia.emit.memory.global_memory import address_of, load_chunk

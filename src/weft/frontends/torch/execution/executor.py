@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch._C import _len_torch_dispatch_stack as _modes  # pyright: ignore[reportPrivateUsage]
-from torch._C._dynamo.guards import _empty_strided_cpu  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue, reportUnknownVariableType]
 from torch._subclasses.fake_tensor import FakeTensor
 
 from weft.frontends.torch.execution.device_checks import Watch
@@ -34,16 +33,16 @@ class CpuExecutor(TorchExecutor[Executable]):
 
     def __init__(self, executable: Executable, opaque: OpaqueRuntime) -> None:
         super().__init__(executable, opaque, torch.device("cpu"))
-        self.memory = ResultMemory()
         self.launch = executable.launch
         self.is_frugal = isinstance(executable, FrugalExecutable)
+        self.memory = ResultMemory(keeps=not self.is_frugal)
 
     def release(self) -> None:
         super().release()
         self.memory.release()
 
     def _maker(self, shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype) -> Callable[..., torch.Tensor]:
-        return _empty_strided_cpu if self.is_frugal else self.memory.maker(shape, strides, dtype)
+        return self.memory.maker(shape, strides, dtype)
 
     def _enter(self, frame: Frame[torch.Tensor]) -> None:
         if frame.arena is not None:

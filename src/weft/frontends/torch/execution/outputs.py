@@ -25,14 +25,16 @@ _KEPT = 3
 
 
 class ResultMemory:
-    """The blocks of one program's results, by their size in bytes."""
+    """The blocks of one program's results, by their size in bytes, if it keeps any."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, keeps: bool = True) -> None:
+        self._keeps = keeps
         self._blocks: dict[int, list[torch.UntypedStorage]] = {}
 
     def maker(self, shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype) -> Callable[..., torch.Tensor]:
         """What makes tensors of a shape, given that, their strides and their type."""
-        return self.tensor if span(shape, strides) * dtype.itemsize >= LARGE else _empty_strided_cpu
+        is_kept = self._keeps and span(shape, strides) * dtype.itemsize >= LARGE
+        return self.tensor if is_kept else _empty_strided_cpu
 
     def tensor(self, shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """A tensor for a large result; its content is undefined."""

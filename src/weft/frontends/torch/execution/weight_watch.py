@@ -21,7 +21,8 @@ import numpy as np
 import torch
 
 from weft.backends.cpu.target import compile_object, host_target
-from weft.backends.llvm.builder import Function, Module, V, i64
+from weft.backends.llvm.builder import Function, Module
+from weft.backends.llvm.values import V, i64
 from weft.forks import compiled_once
 from weft.runtime.linking import link
 

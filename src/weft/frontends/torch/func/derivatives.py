@@ -202,12 +202,14 @@ def _jvp_by_gradients(function: Callable[..., Any], primals: Any, tangents: Any,
     """
 
     def pulled(seeds: Any) -> tuple[Any, Any]:
-        found = torch.func.vjp(function, *primals, has_aux=has_aux)
+        found: Any = torch.func.vjp(function, *primals, has_aux=has_aux)
         return found[1](seeds), (found[0], *found[2:])
 
     example = function(*primals)
-    zeros = pytree.tree_map(torch.zeros_like, example[0] if has_aux else example)
-    _, push, (value, *aux) = torch.func.vjp(pulled, zeros, has_aux=True)
+    # Any gradients do, as they enter linearly; of some, torch takes logarithms, so they are not zero.
+    seeds = pytree.tree_map(torch.ones_like, example[0] if has_aux else example)
+    found: Any = torch.func.vjp(pulled, seeds, has_aux=True)
+    _, push, (value, *aux) = found
     (moved,) = push(tuple(tangents))
     return value, moved, *aux
 

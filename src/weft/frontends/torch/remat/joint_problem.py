@@ -1,4 +1,5 @@
-"""A joint graph, forward and backward in one, as a `RecomputeProblem`: what values take, and what it takes to make them.
+"""A joint graph, forward and backward in one, as a `RecomputeProblem`: what values take, and what it takes to make
+them.
 
 Work is counted in bytes that are moved; arithmetic of products, convolutions and attention is worth the bytes that the
 device moves in the same time.

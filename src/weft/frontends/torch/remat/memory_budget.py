@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,7 +24,9 @@ from weft.config import Config, MemoryBudget
 from weft.diagnostics import warn
 from weft.frontends.torch.remat.joint_problem import JointProblem, joint_problem
 from weft.frontends.torch.remat.predict_peak import predict_peak
-from weft.passes.remat.minimum_cut import choices, choices_by_peak
+from weft.passes.remat.exact_choice import exact_choices
+from weft.passes.remat.minimum_cut import choices, choices_by_peak, lowest_peaks, problems_by_layer
+from weft.passes.remat.recompute_problem import Choice, RecomputeProblem
 
 log = logging.getLogger("weft")
 
@@ -63,11 +65,11 @@ def partition_joint(joint: fx.GraphModule, arguments: Sequence[Any], *, config: 
     def predict(forward: fx.GraphModule, backward: fx.GraphModule) -> int | None:
         return predict_peak(forward, backward, results, config)
 
-    return partition_within(joint, arguments, MemoryBudget.read(config.memory_budget), predict, **options)
+    return partition_within(joint, arguments, config, predict, **options)
 
 
 def partition_within(
-    joint: fx.GraphModule, arguments: Sequence[Any], budget: MemoryBudget, predict: Predict, **options: Any
+    joint: fx.GraphModule, arguments: Sequence[Any], config: Config, predict: Predict, **options: Any
 ) -> Parts:
     """The forward and backward graph of a joint one whose step takes no more memory than a budget, where that can be.
 
@@ -79,25 +81,37 @@ def partition_within(
         if problem is None:  # the backward reads nothing
             return parts
         kept = problem.bytes_of(chooser.default)
-        limit = budget.limit(kept if peak is None else peak)
+        limit = MemoryBudget.read(config.memory_budget).limit(kept if peak is None else peak)
         if (kept if peak is None else peak) <= limit:
             return _noted(parts, peak)
         least, best = peak, parts
-        for choice in (choices if peak is None else choices_by_peak)(problem.problem):
-            if choice.bytes > min(limit, kept):
-                continue
+        known = _answers(problem.problem, by_peak=peak is not None, exact=config.memory_budget_solver == "exact")
+        # What alone exceeds the limit cannot be within it, but may be the least where nothing is.
+        for choice in sorted(known, key=lambda each: each.bytes > limit):
             chooser.wanted = frozenset(problem.names[number] for number in choice.kept)
             tried = partitioners.min_cut_rematerialization_partition(joint, arguments, **options)
             found = predict(*tried) if peak is not None else choice.bytes
             log.debug("%d bytes kept, %d of work again: a peak of %s", choice.bytes, choice.work, found)
             if found is not None and found <= limit:
                 return _noted(tried, found if peak is not None else None)
-            if found is not None and (least is None or found < least):
+            if found is not None and found < (kept if least is None else least):
                 least, best = found, tried
         what = f"a memory budget of {_mebibytes(limit)} cannot be held"
         why = "what is not kept has to be computed again, and that takes memory, too"
         warn("memory", what, why, f"the least that was found is {_mebibytes(kept if least is None else least)}")
-        return _noted(best, least)
+        return _noted(best, least if peak is not None else None)
+
+
+def _answers(problem: RecomputeProblem, *, by_peak: bool, exact: bool) -> list[Choice]:
+    """What may be kept, from the least work on."""
+    if not exact:
+        return choices_by_peak(problem) if by_peak else choices(problem)
+    found: list[Choice] = []
+    for each in problems_by_layer(problem) if by_peak else [problem]:
+        better = exact_choices(each, choices(each))
+        log.info("the exact choice of what to keep: %s", "; ".join(map(str, better)))
+        found += [answer.choice for answer in better]
+    return lowest_peaks(problem, found)
 
 
 def _noted(parts: Parts, peak: int | None) -> Parts:
@@ -107,7 +121,7 @@ def _noted(parts: Parts, peak: int | None) -> Parts:
 
 
 @contextmanager
-def _chosen() -> Iterator[_Chooser]:
+def _chosen() -> Generator[_Chooser]:
     """Let torch's partitioner ask here what is kept, in this thread alone."""
     with _PATCHED:
         chooser = _Chooser(partitioners.choose_saved_values_set)

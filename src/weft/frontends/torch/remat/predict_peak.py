@@ -7,7 +7,7 @@ known byte for byte. It is what a step takes beyond what its caller holds: param
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from torch import fx
@@ -17,7 +17,7 @@ from weft.errors import WeftError
 from weft.frontends.torch.devices import target_on
 from weft.frontends.torch.importer.graph_device import graph_device
 from weft.frontends.torch.importer.import_graph import import_graph
-from weft.frontends.torch.importer.imported_graph import Calling, Returned, Viewed
+from weft.frontends.torch.importer.imported_graph import Calling, Passed, Returned, Viewed
 from weft.frontends.torch.splitting import split_graph
 from weft.lower.steps import Plan
 from weft.pipelines import plan_cpu
@@ -40,10 +40,17 @@ def predict_peak(forward: fx.GraphModule, backward: fx.GraphModule, results: int
         return None
     if first is None or then is None:
         return None
-    given = set(_names(forward))
-    mine = [number for number, name in first.inputs(forward)]
-    held = [number for number, name in then.inputs(backward) if name in given]
-    return max(first.peak(mine), first.bytes_of(first.results(results)) + then.peak(held))
+    sources = first.sources(forward)
+    held: list[int] = []
+    blocks: dict[int, list[int]] = {}
+    for number, name in then.inputs(backward):
+        source = sources.get(name)
+        if isinstance(source, Passed):
+            held.append(number)
+        elif source is not None:
+            blocks.setdefault(source, []).append(number)
+    peak = then.peak(held, [(block, first.bytes_of([buffer])) for buffer, block in blocks.items()])
+    return max(first.peak(first.plan.inputs), first.bytes_of(first.results(results)) + peak)
 
 
 @dataclass(frozen=True)
@@ -66,9 +73,20 @@ class _Planned:
         buffers = [self.plan.outputs[each.result] if isinstance(each, Returned) else None for each in outputs]
         return {n for n in buffers[:count] if n is not None} - {n for n in buffers[count:] if n is not None}
 
-    def peak(self, held: Collection[int]) -> int:
+    def sources(self, module: fx.GraphModule) -> dict[str, Passed | int]:
+        """Where arguments and results lie, by name: in what the caller passes, or in a buffer."""
+        found: dict[str, Passed | int] = {name: Passed(n) for n, name in enumerate(_names(module))}
+        (output,) = module.graph.find_nodes(op="output")
+        for node, each in zip(output.args[0], self.calling.outputs, strict=True):
+            base = each.base if isinstance(each, Viewed) else each
+            if isinstance(node, fx.Node) and isinstance(base, Returned | Passed):
+                found.setdefault(node.name, base if isinstance(base, Passed) else self.plan.outputs[base.result])
+        return found
+
+    def peak(self, held: Collection[int], together: Sequence[tuple[Collection[int], int]] = ()) -> int:
         """What it takes at most beyond arguments that are its caller's."""
-        return peak_of(self.plan, {}, *frugal_parts(self.plan, {}), kept=held).phased - self.bytes_of(held)
+        parts, phases = frugal_parts(self.plan, {})
+        return peak_of(self.plan, {}, parts, phases, held, together).phased - self.bytes_of(held)
 
     def bytes_of(self, buffers: Collection[int]) -> int:
         return sum(bytes_of(self.plan, number, {}) for number in set(buffers))

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from weft.backends.llvm.builder import Function, V
+from weft.backends.llvm.builder import Function
+from weft.backends.llvm.values import V
 from weft.backends.nvidia.emit.block import i32
 from weft.backends.nvidia.emit.math import asm
 from weft.backends.nvidia.emit.memory.global_memory import joined, pair

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from weft.backends.llvm.builder import V, const
 from weft.backends.llvm.cast import emit_cast, register_type
+from weft.backends.llvm.values import V, const
 from weft.backends.nvidia.emit.block import i32, load_shared, store_shared
 from weft.backends.nvidia.emit.emitters import EMITTERS
 from weft.backends.nvidia.emit.loops import loop_with

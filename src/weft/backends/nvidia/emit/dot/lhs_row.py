@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from xdsl.ir import Operation
 
-from weft.backends.llvm.builder import V, i64
+from weft.backends.llvm.values import V, i64
 from weft.backends.nvidia.emit.block import SHARED_SYMBOL, do, i32, short, shuffle_xor, wide
 from weft.backends.nvidia.emit.dot.dequantize import in_order, numbers_of
 from weft.backends.nvidia.emit.dot.mma import reads_alone

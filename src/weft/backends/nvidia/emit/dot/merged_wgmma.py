@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from xdsl.ir import OpResult, SSAValue
 
-from weft.backends.llvm.builder import V
+from weft.backends.llvm.values import V
 from weft.backends.nvidia.ir.rings import SlotOp, SlotType
 from weft.backends.nvidia.ir.wgmma import ROWS, WgmmaOp, WgmmaWaitOp
 

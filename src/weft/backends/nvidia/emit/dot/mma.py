@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from itertools import product
 from typing import TypeAlias
 
-from weft.backends.llvm.builder import Function, V
+from weft.backends.llvm.builder import Function
+from weft.backends.llvm.values import V
 from weft.backends.nvidia.emit.block import i32
 from weft.backends.nvidia.ir.mma import HALF, LANES, Fragments
 

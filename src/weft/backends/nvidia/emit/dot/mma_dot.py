@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from weft.backends.llvm.builder import V
+from weft.backends.llvm.values import V
 from weft.backends.nvidia.emit.dot.dequantize import Decoder
 from weft.backends.nvidia.emit.dot.mma import multiply
 from weft.backends.nvidia.emit.dot.per_lane_dot import multiply_per_lane

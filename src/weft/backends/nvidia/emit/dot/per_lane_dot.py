@@ -16,7 +16,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from weft.backends.llvm.builder import Function, V
+from weft.backends.llvm.builder import Function
+from weft.backends.llvm.values import V
 from weft.backends.nvidia.emit.block import i32
 from weft.backends.nvidia.emit.dot.dequantize import ONE, Decoder
 from weft.backends.nvidia.emit.dot.lhs_row import LhsRowParts, held_by

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from weft.backends.llvm.builder import Function, V
+from weft.backends.llvm.builder import Function
+from weft.backends.llvm.values import V
 from weft.backends.nvidia.emit.block import i32
 from weft.backends.nvidia.ir.rings import LINE, SlotType
 from weft.backends.nvidia.ir.wgmma import DEPTH_BYTES, OPERAND_NAMES, ROWS

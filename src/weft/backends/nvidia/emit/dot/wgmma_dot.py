@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from weft.backends.llvm.builder import V
+from weft.backends.llvm.values import V
 from weft.backends.nvidia.emit.block import i32
 from weft.backends.nvidia.emit.dot.merged_wgmma import joined, merged_slot, merged_sums, split_sums
 from weft.backends.nvidia.emit.dot.wgmma import descriptor, multiply, wait

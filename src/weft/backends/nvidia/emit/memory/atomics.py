@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from weft.backends.llvm.builder import V, const, memory_type
 from weft.backends.llvm.cast import load_convert, register_type, store_convert
 from weft.backends.llvm.math import emit_function
+from weft.backends.llvm.values import V, const, memory_type
 from weft.backends.nvidia.emit.emitters import EMITTERS
 from weft.backends.nvidia.emit.math import asm
 from weft.backends.nvidia.emit.memory.gather_scatter import address_of

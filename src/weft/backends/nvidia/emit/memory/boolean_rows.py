@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from weft.backends.llvm.builder import Function, V, i64
+from weft.backends.llvm.builder import Function
+from weft.backends.llvm.values import V, i64
 from weft.backends.nvidia.emit.block import converged, i32, wide
 from weft.backends.nvidia.emit.memory.global_memory import load_words
 from weft.backends.nvidia.ir.accesses import BLOCK, CHUNK, NEIGHBOURS, QUAD

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from xdsl.dialects.builtin import IntegerAttr
 
-from weft.backends.llvm.builder import V, i64
+from weft.backends.llvm.values import V, i64
 from weft.backends.nvidia.emit.block import SHARED_SYMBOL, do, i32, short
 from weft.backends.nvidia.emit.emitters import EMITTERS
 from weft.backends.nvidia.emit.memory.gather_scatter import address_of

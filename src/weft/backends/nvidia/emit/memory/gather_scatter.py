@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from weft.backends.llvm.builder import V, const, i64
 from weft.backends.llvm.cast import register_type
+from weft.backends.llvm.values import V, const, i64
 from weft.backends.nvidia.emit.block import i32, load_shared
 from weft.backends.nvidia.emit.emitters import EMITTERS
 from weft.backends.nvidia.emit.math import emit_map

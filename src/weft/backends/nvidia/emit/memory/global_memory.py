@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from weft.backends.llvm.builder import Function, V, const, memory_type
+from weft.backends.llvm.builder import Function
 from weft.backends.llvm.cast import load_convert, store_convert
+from weft.backends.llvm.values import V, const, memory_type
 from weft.backends.nvidia.emit.math import asm
 from weft.ir.types import DType
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from xdsl.ir import SSAValue
 
-from weft.backends.llvm.builder import V
 from weft.backends.llvm.cast import register_type
+from weft.backends.llvm.values import V
 from weft.backends.nvidia.emit.block import i32, load_shared, store_shared
 from weft.backends.nvidia.ir.dialect import layout_of
 from weft.backends.nvidia.ir.layouts import Layout

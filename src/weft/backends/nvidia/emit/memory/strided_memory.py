@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from xdsl.ir import SSAValue
 
-from weft.backends.llvm.builder import V, i64
+from weft.backends.llvm.values import V, i64
 from weft.backends.nvidia.emit.block import i32, wide
 from weft.backends.nvidia.emit.dot.mma import reads_alone
 from weft.backends.nvidia.emit.emitters import EMITTERS

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from weft.backends.llvm.builder import V
+from weft.backends.llvm.values import V
 from weft.backends.nvidia.emit.block import converged, do, i32
 from weft.backends.nvidia.emit.emitters import EMITTERS
 from weft.backends.nvidia.ir.rings import LINE, SlotType, TmaLoadOp

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from weft.backends.llvm.builder import V, i64
+from weft.backends.llvm.values import V, i64
 from weft.backends.nvidia.emit.block import SHARED_SYMBOL, do, elected, i32, wide
 from weft.backends.nvidia.emit.emitters import EMITTERS
 from weft.backends.nvidia.emit.memory.global_memory import pair

@@ -11,8 +11,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from weft.backends.llvm.builder import Function, V, memory_type
+from weft.backends.llvm.builder import Function
 from weft.backends.llvm.cast import load_convert
+from weft.backends.llvm.values import V, memory_type
 from weft.backends.nvidia.emit.block import i32, short, shuffle
 from weft.backends.nvidia.emit.memory.global_memory import load_chunk, load_words, packed, pieces, store_words
 from weft.backends.nvidia.ir.alignment import WIDEST

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from weft.backends.llvm.builder import Function, V, i64
+from weft.backends.llvm.builder import Function
+from weft.backends.llvm.values import V, i64
 from weft.backends.nvidia.emit.block import converged, do, i32, shuffle, wide
 from weft.backends.nvidia.ir.layouts import WARP
 from weft.backends.nvidia.ir.rings import LINE

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias, TypeVar
 
-from weft.backends.llvm.builder import Function, V
+from weft.backends.llvm.builder import Function
+from weft.backends.llvm.values import V
 from weft.backends.nvidia.emit.block import (
     Threads,
     i32,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from weft.backends.llvm.builder import V
+from weft.backends.llvm.values import V
 from weft.backends.nvidia.emit.block import i32, load_shared, shuffle, store_shared
 from weft.backends.nvidia.emit.emitters import EMITTERS
 from weft.backends.nvidia.emit.reduce.across_threads import axis_bits

@@ -10,7 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from weft.backends.llvm.builder import Function, V
+from weft.backends.llvm.builder import Function
+from weft.backends.llvm.values import V
 from weft.backends.nvidia.emit.block import Threads, converged, do, i32, shared_pointer, shuffle_xor
 from weft.backends.nvidia.emit.warps.ring_buffers import Ring, expect, wait_for
 from weft.backends.nvidia.ir.layouts import WARP

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from weft.backends.llvm.builder import V
+from weft.backends.llvm.values import V
 from weft.backends.nvidia.emit.block import i32, load_shared, shuffle, store_shared
 from weft.backends.nvidia.emit.emitters import EMITTERS
 from weft.backends.nvidia.emit.reduce.across_threads import Exchange, Parts, axis_bits, bits_at, reduce_axis

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from xdsl.ir import SSAValue
 
-from weft.backends.llvm.builder import Function, V, const
+from weft.backends.llvm.builder import Function
+from weft.backends.llvm.values import V, const
 from weft.backends.nvidia.emit.emitters import EMITTERS
 from weft.backends.nvidia.emit.math import emit_map, reciprocal, rough_exp, rough_powers
 from weft.backends.nvidia.emit.reduce.across_threads import Exchange, Parts, groups, reduce_axis, tree

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from weft.backends.llvm.builder import Function, const, i64
+from weft.backends.llvm.builder import Function
 from weft.backends.llvm.cast import register_type
+from weft.backends.llvm.values import const, i64
 from weft.backends.nvidia.emit.block import i32, wide
 from weft.backends.nvidia.emit.emitters import EMITTERS
 from weft.backends.nvidia.emit.math import emit_map

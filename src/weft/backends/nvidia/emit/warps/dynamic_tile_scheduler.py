@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from weft.backends.llvm.builder import Function, V
+from weft.backends.llvm.builder import Function
+from weft.backends.llvm.values import V
 from weft.backends.nvidia.emit.block import converged, do, i32
 from weft.backends.nvidia.emit.warps.ring_buffers import Ring, wait_for
 from weft.backends.nvidia.ir.dynamic_tile_scheduler import NUMBERS

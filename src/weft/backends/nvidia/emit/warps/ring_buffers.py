@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from weft.backends.llvm.builder import Function, V
+from weft.backends.llvm.builder import Function
+from weft.backends.llvm.values import V
 from weft.backends.nvidia.emit.block import do, i32
 from weft.backends.nvidia.ir.rings import SlotType
 from weft.backends.nvidia.ir.row_streams import PieceType

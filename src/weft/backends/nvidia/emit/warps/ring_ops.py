@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from xdsl.dialects.builtin import IntegerAttr
 
-from weft.backends.llvm.builder import V
+from weft.backends.llvm.values import V
 from weft.backends.nvidia.emit.block import do, i32
 from weft.backends.nvidia.emit.emitters import EMITTERS
 from weft.backends.nvidia.emit.memory.global_memory import load_chunk

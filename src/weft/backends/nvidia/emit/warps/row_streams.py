@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from weft.backends.llvm.builder import Function, V, i64
+from weft.backends.llvm.builder import Function
+from weft.backends.llvm.values import V, i64
 from weft.backends.nvidia.emit.block import SHARED_SYMBOL, Threads, converged, do, elected, i32, meet, short
 from weft.backends.nvidia.emit.emitters import EMITTERS
 from weft.backends.nvidia.emit.memory.global_memory import load_chunk, load_words

@@ -1,0 +1,132 @@
+"""Models with open sizes: one program serves all sizes at which the import says the same, and no others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx.reference
+import pytest
+from onnx import TensorProto as T
+from onnx import helper, numpy_helper
+
+import weft.onnx
+from weft.config import Config
+from weft.errors import WeftError
+from weft.frontends.onnx.load import OnnxFunction
+
+CONFIG = Config.from_options({"cache": False})
+
+
+def model_of(nodes: list[Any], inputs: dict[str, Any], outputs: list[str], arrays: dict[str, Any]) -> Any:
+    given = [helper.make_tensor_value_info(name, *each) for name, each in inputs.items()]
+    results = [helper.make_tensor_value_info(name, T.FLOAT, None) for name in outputs]
+    weights = [numpy_helper.from_array(np.asarray(array), name) for name, array in arrays.items()]
+    graph = helper.make_graph(nodes, "model", given, results, weights)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def compiled(function: OnnxFunction) -> int:
+    """How many functions were made for a model."""
+    return function._program._functions.compiled  # type: ignore[attr-defined]
+
+
+def agrees(function: OnnxFunction, model: Any, **arrays: np.ndarray) -> None:
+    wanted: Any = onnx.reference.ReferenceEvaluator(model).run(None, arrays)
+    for found, each in zip(function(**arrays), wanted, strict=True):
+        assert found.shape == each.shape
+        np.testing.assert_allclose(found, each, atol=2e-6)
+
+
+def attention() -> Any:
+    """Tokens of a batch, compared with each other in heads whose shape is computed, and averaged."""
+    node, rng = helper.make_node, np.random.default_rng(0)
+    nodes = [
+        node("Gather", ["table", "ids"], ["e"]),
+        node("MatMul", ["e", "w"], ["q"]),
+        node("Shape", ["q"], ["shape"]),
+        node("Slice", ["shape", "zero", "two"], ["leading"]),
+        node("Concat", ["leading", "heads"], ["split"], axis=0),
+        node("Reshape", ["q", "split"], ["h"]),
+        node("Transpose", ["h"], ["t"], perm=[0, 2, 1, 3]),
+        node("Transpose", ["h"], ["k"], perm=[0, 2, 3, 1]),
+        node("MatMul", ["t", "k"], ["scores"]),
+        node("Softmax", ["scores"], ["p"], axis=-1),
+        node("MatMul", ["p", "t"], ["o"]),
+        node("Transpose", ["o"], ["back"], perm=[0, 2, 1, 3]),
+        node("Reshape", ["back", "shape"], ["y"]),
+        node("ReduceMean", ["y"], ["mean"], axes=[1], keepdims=0),
+    ]
+    arrays = {"table": rng.normal(0, 1, (50, 16)).astype("f"), "w": rng.normal(0, 0.2, (16, 16)).astype("f")}
+    arrays |= {"zero": np.array([0]), "two": np.array([2]), "heads": np.array([4, 4])}
+    return model_of(nodes, {"ids": (T.INT64, ["batch", "length"])}, ["y", "mean"], arrays)
+
+
+def test_a_third_size_is_not_compiled() -> None:
+    model = attention()
+    function = weft.onnx.load(model, config=CONFIG, threads=1)
+    rng = np.random.default_rng(1)
+    for shape in ((2, 5), (3, 9), (4, 11), (2, 6), (5, 5), (7, 3)):
+        agrees(function, model, ids=rng.integers(0, 50, shape))
+    assert compiled(function) == 2, "one of numbers, one of symbols"
+    agrees(function, model, ids=rng.integers(0, 50, (3, 1)))
+    assert compiled(function) == 3, "a size of 1 is broadcast: it has a program of its own"
+    with pytest.raises(WeftError, match="index"):
+        function(np.full((4, 6), 50))
+
+
+def test_what_a_model_decides_by_its_sizes_is_decided_at_each() -> None:
+    """Longer inputs go another way, which no program of the shorter ones may take."""
+    node = helper.make_node
+    long = helper.make_graph(
+        [node("Neg", ["x"], ["a"])], "long", [], [helper.make_tensor_value_info("a", T.FLOAT, None)]
+    )
+    short = helper.make_graph(
+        [node("Abs", ["x"], ["b"])], "short", [], [helper.make_tensor_value_info("b", T.FLOAT, None)]
+    )
+    nodes = [
+        node("Shape", ["x"], ["shape"]),
+        node("Gather", ["shape", "one"], ["length"], axis=0),
+        node("Greater", ["length", "limit"], ["is_long"]),
+        node("If", ["is_long"], ["y"], then_branch=long, else_branch=short),
+    ]
+    arrays = {"one": np.array(1), "limit": np.array(8)}
+    model = model_of(nodes, {"x": (T.FLOAT, [2, "length"])}, ["y"], arrays)
+    function = weft.onnx.load(model, config=CONFIG, threads=1)
+    rng = np.random.default_rng(0)
+    for length in (5, 7, 3, 9, 12, 6, 20):
+        agrees(function, model, x=rng.normal(0, 1, (2, length)).astype("f"))
+    assert compiled(function) <= 4
+
+
+@pytest.mark.parametrize(("sizes", "count"), [([(2, 9), (3, 9), (5, 9), (4, 9)], 2), ([(2, 8), (2, 10), (2, 12)], 3)])
+def test_convolutions_share_a_program_for_any_number_of_images(sizes: list[tuple[int, int]], count: int) -> None:
+    rng = np.random.default_rng(0)
+    nodes = [helper.make_node("Conv", ["x", "w"], ["y"], pads=[1, 1, 1, 1], strides=[2, 2])]
+    arrays = {"w": rng.normal(0, 0.2, (4, 3, 3, 3)).astype("f")}
+    model = model_of(nodes, {"x": (T.FLOAT, ["n", 3, 8, "width"])}, ["y"], arrays)
+    function = weft.onnx.load(model, config=CONFIG, threads=1)
+    for images, width in sizes:
+        agrees(function, model, x=rng.normal(0, 1, (images, 3, 8, width)).astype("f"))
+    assert compiled(function) == count
+
+
+def test_positions_are_counted_at_each_size() -> None:
+    """A range as long as the input is a constant of each import: it becomes an op that counts."""
+    node = helper.make_node
+    nodes = [
+        node("Shape", ["x"], ["shape"]),
+        node("Gather", ["shape", "one"], ["length"], axis=0),
+        node("Range", ["zero", "length", "one"], ["places"]),
+        node("Cast", ["places"], ["wide"], to=T.FLOAT),
+        node("Div", ["x", "scale"], ["small"]),
+        node("Add", ["small", "wide"], ["y"]),
+    ]
+    arrays = {"zero": np.array(0), "one": np.array(1), "scale": np.float32(3)}
+    model = model_of(nodes, {"x": (T.FLOAT, ["n", "length"])}, ["y"], arrays)
+    function = weft.onnx.load(model, config=CONFIG, threads=1)
+    rng = np.random.default_rng(0)
+    for shape in ((2, 5), (3, 9), (4, 40), (6, 7), (2, 3)):
+        agrees(function, model, x=rng.normal(0, 1, shape).astype("f"))
+    assert compiled(function) == 2
