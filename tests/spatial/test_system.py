@@ -62,6 +62,12 @@ def test_chips_of_a_node_are_linked_to_each_other_and_nodes_to_the_next() -> Non
     assert next_hop(TSP1, 0, 9) == 8
 
 
+def test_a_stage_may_lie_across_a_node_and_one_that_is_not_whole() -> None:
+    system = distributed(4, 14, 7)
+    assert not system_violations(system)
+    assert simulate_system(system, random_program(4).inputs).cycles == system.cycles
+
+
 def test_a_vector_takes_a_hop() -> None:
     assert TSP1.link_latency == 24 + 216 + 12
 

@@ -108,3 +108,13 @@ def test_a_bad_machine_file_is_refused_with_its_line(weft, tmp_path: Path) -> No
     (tmp_path / "mine.yaml").write_text(text.replace("planes: [4,", "planes: [three,", 1))
     result = last_json(weft("spatial", "machine", str(tmp_path / "mine.yaml"), "--json"))
     assert result["error"] == "MachineError" and f"mine.yaml:{line}" in str(result) and "matrix.planes" in str(result)
+
+
+def test_a_decoder_over_chips_has_the_bits_of_one_piece(weft) -> None:
+    figures = last_json(weft("spatial", "racks", "Mixtral-8x7B", "--run", "--chips", "2", "--tensor", "2", "--json"))
+    assert figures["ok"] and figures["same"] and figures["split"] and figures["cycles"] == figures["predicted"]
+
+
+def test_a_decoder_that_does_not_fit_says_by_how_much(weft) -> None:
+    figures = last_json(weft("spatial", "racks", "Llama-2-70B", "--chips", "8", "--json"))
+    assert figures["error"] == "CapacityError" and "too few" in figures["message"]

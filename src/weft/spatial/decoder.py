@@ -133,20 +133,21 @@ def tensor_parallel(shape: DecoderShape, chips: Sequence[int], lanes: int, ffn: 
     return Placement(groups(shape.kv_heads, chips), out, inner, down)
 
 
-def in_stages(shape: DecoderShape, chips: Sequence[int], lanes: int) -> Placement:
+def in_stages(shape: DecoderShape, chips: Sequence[int], lanes: int, together: int = 4) -> Placement:
     """A layer over chips one after another: attention, its output, the hidden layer, and what is behind it.
 
     What follows each other is cut where the fullest chip has the fewest tiles of weights: between groups of heads, and
-    between vectors of columns.
+    between columns, as many vectors of which stay together as there are planes.
     """
-    deep, wide = -(-shape.hidden // lanes), -(-shape.ffn // lanes) * max(1, shape.experts)
+    deep, wide = -(-shape.hidden // lanes), -(-shape.ffn // lanes)
     group = deep * (shape.repeats + 2) * max(1, -(-shape.width // lanes))
     queries = shape.kv_heads * max(1, -(-shape.repeats * shape.width // lanes))
+    inner_columns = -(-wide // together)
     units = {
         "attention": [group * 2 // 3] * shape.kv_heads,
-        "out": [queries] * deep,
-        "ffn": [2 * deep] * wide,
-        "down": [wide] * deep,
+        "out": [together * queries] * -(-deep // together),
+        "ffn": [together * 2 * deep] * (inner_columns * max(1, shape.experts)),
+        "down": [together * wide * max(1, shape.experts)] * -(-deep // together),
     }
     costs = [cost for each in units.values() for cost in each]
     least, most = max(costs), sum(costs)
@@ -160,13 +161,13 @@ def in_stages(shape: DecoderShape, chips: Sequence[int], lanes: int) -> Placemen
     attention = [(chip, (a, b)) for chip, a, b in _runs(found["attention"])]
     # What is added to the result lies on the chips of the output: both are cut where one of them is.
     edges = sorted({edge for name in ("out", "down") for _, a, b in _runs(found[name]) for edge in (a, b)})
-    both = [(a, (a * lanes, min(shape.hidden, b * lanes))) for a, b in pairwise(edges)]
-    per_expert = wide // max(1, shape.experts)
+    size = together * lanes
+    both = [(a, (a * size, min(shape.hidden, b * size))) for a, b in pairwise(edges)]
     inner: list[tuple[int, Span]] = []
     for expert in range(max(1, shape.experts)):
-        for chip, a, b in _runs(found["ffn"][expert * per_expert : (expert + 1) * per_expert]):
+        for chip, a, b in _runs(found["ffn"][expert * inner_columns : (expert + 1) * inner_columns]):
             first = expert * shape.ffn
-            inner.append((chip, (first + a * lanes, first + min(shape.ffn, b * lanes))))
+            inner.append((chip, (first + a * size, first + min(shape.ffn, b * size))))
     return Placement(
         attention,
         [(found["out"][first], span) for first, span in both],

@@ -203,7 +203,7 @@ def _ways(
 
 
 def _hidden_layer(name: str) -> bool:
-    return name in ("hidden layers", "experts")
+    return name in ("hidden layers", "experts", "collectives of hidden layers")
 
 
 def _seconds(timing: Timing, machine: StreamingMachine) -> dict[str, float]:
@@ -224,8 +224,11 @@ def _gpu_parts(model: Model, gpu: Gpu, context: int, batch: int) -> list[tuple[i
             continue
         step, parts = step_costs(program, costs, "fp8"), dict[str, float]()
         for part in step.parts:
-            kind = "collectives" if part.kind == "collective" else "attention"
-            if part.name.startswith(("block", "shared")) and part.kind != "collective":
+            kind = "attention"
+            if part.kind == "collective":
+                hidden = part.name.startswith(("block", "expert", "dispatch", "combine"))
+                kind = "collectives of hidden layers" if hidden else "collectives"
+            elif part.name.startswith(("block", "shared")):
                 kind = "hidden layers"
             elif part.kind == "experts" or part.name in ("router", "top experts"):
                 kind = "experts"

@@ -198,7 +198,11 @@ def _block_jobs(model: Model, source: Placed, output: Placed, product: BlockProd
             Pass(tile if isinstance(tile, TensorTile) else model.tile(tile), part, places) for part, tile in parts
         )
         found.append(Job(block, output.inside(), np.arange(len(places)), passes))
-    return found
+    # Heads that share keys follow each other, so that a tile stays where it is.
+    order: dict[tuple[int | TensorTile, ...], int] = {}
+    for job in found:
+        order.setdefault(tuple(each.tile for each in job.passes), len(order))
+    return sorted(found, key=lambda job: order[tuple(each.tile for each in job.passes)])
 
 
 def _sum_jobs(model: Model, source: Placed, output: Placed) -> list[Job]:

@@ -100,7 +100,7 @@ class Distribution:
                 for chip in sorted(to - at):
                     near = [each for each in at if each // per_node == chip // per_node]
                     source = near[0] if near else min(at, key=lambda each: (abs(each - chip) // per_node, each))
-                    hops.setdefault((source, next_hop(self.machine, source, chip)), set()).add(owner)
+                    hops.setdefault((source, self._next(source, chip)), set()).add(owner)
             if not hops:
                 return
             across = {pair: owners for pair, owners in hops.items() if pair[0] // per_node != pair[1] // per_node}
@@ -108,6 +108,11 @@ class Distribution:
             for (_, chip), owners in (across or hops).items():
                 for owner in owners:
                     holders[owner].add(chip)
+
+    def _next(self, chip: int, to: int) -> int:
+        """The next chip on the way: of a last node that is not whole, one that is there."""
+        found, per_node = next_hop(self.machine, chip, to), self.machine.network.chips_per_node
+        return found if found < len(self.chips) else chip - chip % per_node + to % per_node
 
     def _round(self, tensor: Placed, hops: Mapping[tuple[int, int], set[int]]) -> None:
         emitters: dict[int, Emitter] = {}
