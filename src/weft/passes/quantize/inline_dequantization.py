@@ -111,7 +111,8 @@ def _comes_later(use: Use, chain: Sequence[Elementwise], order: dict[Operation, 
         return True
     for reader in readers(use.operation.results[0]) if isinstance(use.operation, View) else (use.operation,):
         others = (_origin(each) for each in reader.operands if _is_made(each) and each.owner is not chain[-1])
-        if not isinstance(reader, DimensionReduction) and not any(order.get(each, -1) > here for each in others):
+        waits = any(isinstance(each, Operation) and order.get(each, -1) > here for each in others)
+        if not isinstance(reader, DimensionReduction) and not waits:
             return False
     return True
 

@@ -10,6 +10,7 @@ It asks for a solver, HiGHS in SciPy, and says how far the answer is from what n
 # SciPy is no dependency of Weft's own, and has no types.
 # pyright: reportMissingImports=false, reportMissingModuleSource=false, reportUnknownVariableType=false
 # pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportMissingTypeStubs=false
+# pyright: reportArgumentType=false
 
 from __future__ import annotations
 

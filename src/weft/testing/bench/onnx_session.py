@@ -1,7 +1,8 @@
 """ONNX Runtime's sessions as `weft bench` opens them, with no framework in sight."""
 
 # onnxruntime has no types.
-# pyright: reportMissingImports=false, reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportMissingImports=false, reportMissingTypeStubs=false
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 
 from __future__ import annotations
 

@@ -112,7 +112,7 @@ def _is_made(node: fx.Node) -> bool:
 
 def view_of(base: Returned | Passed, owner: torch.Tensor, meta: torch.Tensor) -> Viewed:
     """The output that looks at the memory of a result or an argument as the captured tensor does at its owner's."""
-    start = owner.storage_offset()
+    start: Any = owner.storage_offset()
     if meta.itemsize != owner.itemsize:
         start = start * owner.itemsize // meta.itemsize
     dtype = str(meta.dtype).removeprefix("torch.")
