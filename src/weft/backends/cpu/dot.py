@@ -34,7 +34,8 @@ _SIDE = 4
 """Streams of memory that are read side by side: few enough for one set of the first-level cache."""
 _WAYS, _SET_BYTES = 4, 2048
 """Lines of one set that stay in every first-level cache, and a distance at which lines share a set."""
-_LONGEST_SUM, _LONGEST_SUM_OF_FEW_ROWS = 512, 128
+_LONGEST_SUM = 512
+_LONGEST_SUM_OF_FEW_ROWS = 128
 """Terms that are summed up at a time: sums of sums lose fewer digits. Few rows wait for memory, not for additions."""
 _MOST_POINTERS = 8
 """Rows of a micro-kernel where there are few: more would leave most of its last block empty."""
