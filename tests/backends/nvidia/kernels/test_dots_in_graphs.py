@@ -16,7 +16,7 @@ from weft.backends.nvidia.ir.tma_store import TmaStoreOp, TruncatePackOp
 from weft.backends.nvidia.ir.wgmma import WgmmaOp
 from weft.backends.nvidia.target import target_named
 from weft.ir.types import DType, Tensor, bf16, f8e4m3, f8e5m2, f32, i8, i32
-from weft.lower.dot import dot
+from weft.lower.dot import dot_runs
 from weft.lower.machine import gpu_machine
 from weft.lower.schedule.dot_model import estimate
 from weft.pipelines import annotate, compile_kernels
@@ -106,7 +106,7 @@ def test_sums_of_8_bit_floats_are_made_in_parts_unless_they_may_be_fast() -> Non
 
 @pytest.mark.parametrize(("m", "n", "k"), [(70, 384, 160), (130, 300, 144)])
 def test_wide_tiles_are_summed_half_by_half(m: int, n: int, k: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dot, "estimates", lambda products, machine: [estimate(products, (128, 256), machine)])
+    monkeypatch.setattr(dot_runs, "estimates", lambda products, machine: [estimate(products, (128, 256), machine)])
     rng = np.random.default_rng(0)
     x, w = (rng.standard_normal(shape).astype(f8e4m3.numpy) for shape in ((m, k), (n, k)))
     s = rng.random((1, n)).astype(np.float32)
