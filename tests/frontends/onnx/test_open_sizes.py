@@ -14,6 +14,7 @@ from onnx import helper, numpy_helper
 import weft.onnx
 from weft.config import Config
 from weft.errors import WeftError
+from weft.frontends.onnx import stage_functions
 from weft.frontends.onnx.load import OnnxFunction
 
 CONFIG = Config.from_options({"cache": False})
@@ -130,3 +131,24 @@ def test_positions_are_counted_at_each_size() -> None:
     for shape in ((2, 5), (3, 9), (4, 40), (6, 7), (2, 3)):
         agrees(function, model, x=rng.normal(0, 1, shape).astype("f"))
     assert compiled(function) == 2
+
+
+def test_programs_that_no_other_size_shares_are_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triangular numbers look linear in any two sizes that follow each other, and are not."""
+    monkeypatch.setattr(stage_functions, "_PROGRAMS", 2, raising=False)
+    node = helper.make_node
+    nodes = [
+        node("Shape", ["x"], ["shape"]),
+        node("Gather", ["shape", "one"], ["length"], axis=0),
+        node("Add", ["length", "one"], ["next"]),
+        node("Mul", ["length", "next"], ["twice"]),
+        node("Div", ["twice", "two"], ["triangle"]),
+        node("Cast", ["triangle"], ["factor"], to=T.FLOAT),
+        node("Mul", ["x", "factor"], ["y"]),
+    ]
+    model = model_of(nodes, {"x": (T.FLOAT, ["n", "length"])}, ["y"], {"one": np.array(1), "two": np.array(2)})
+    function = weft.onnx.load(model, config=CONFIG, threads=1)
+    for length in (4, 5, 6, 7, 8, 4):
+        agrees(function, model, x=np.ones((2, length), "f"))
+    families = function._program._functions._families  # type: ignore[attr-defined]
+    assert max(len(family.programs) for family in families) <= 2

@@ -299,12 +299,13 @@ class Family:
     constants: Mapping[str, np.ndarray]
     imported: list[Outline] = field(default_factory=list[Outline])
     programs: list[tuple[Outline, Any, str]] = field(default_factory=list[tuple[Outline, Any, str]])
-    """Each with its compiled function and its text."""
+    """Each with its compiled function and its text, the one used last at the end."""
 
     def program_of(self, outline: Outline) -> tuple[Any, str] | None:
-        """The compiled function that a stage is one size of."""
-        for known, made, text in self.programs:
+        """The compiled function that a stage is one size of; it is then the last to be let go."""
+        for place, (known, made, text) in enumerate(self.programs):
             if known.says(outline):
+                self.programs.append(self.programs.pop(place))
                 return made, text
         return None
 

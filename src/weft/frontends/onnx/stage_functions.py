@@ -20,8 +20,8 @@ from weft.tile.text import print_program
 _LOG = logging.getLogger(__name__)
 _KEPT = 256
 """Functions that are known again; the oldest goes first."""
-_FAMILIES, _OUTLINES = 16, 3
-"""Families of stages that are kept, and imports that the next one of a family is compared with."""
+_FAMILIES, _OUTLINES, _PROGRAMS = 16, 3, 16
+"""Families of stages that are kept, and of a family imports that the next one is compared with, and programs."""
 
 
 @dataclass(frozen=True)
@@ -99,4 +99,5 @@ class StageFunctions:
             _LOG.warning("a stage is compiled for each of its sizes: %s", error)
             return None
         family.programs.append((opened, made, text))
+        del family.programs[:-_PROGRAMS]
         return StageFunction(made, text, constants)

@@ -292,6 +292,23 @@ def test_a_module_may_be_evaluated_while_others_train() -> None:
     check(on_ranks(2, _trains_in_part))
 
 
+def _freezes_and_thaws(rank: int) -> list[list[bool]]:
+    model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8))
+    spread, x = weft.distribute(model, {"tp": 2}, {"0.weight": "[{tp}, {}]"}), torch.ones(2, 8)
+    found: list[list[bool]] = []
+    for first in (False, True, False):
+        spread.zero_grad()
+        spread.model[0].requires_grad_(first)
+        spread(x).sum().backward()
+        found.append([parameter.grad is not None for parameter in spread.parameters()])
+    return found
+
+
+def test_parameters_may_be_frozen_and_thawed_between_steps() -> None:
+    for found in on_ranks(2, _freezes_and_thaws):
+        assert found == [[False, False, True, True], [True] * 4, [False, False, True, True]]
+
+
 class Shifted(nn.Module):
     """A module with tensors that are neither parameters nor buffers."""
 

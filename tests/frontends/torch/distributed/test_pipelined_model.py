@@ -205,6 +205,23 @@ def _refused(rank: int) -> list[str]:
     return told
 
 
+def _freezes_later(rank: int) -> str:
+    x = torch.ones(8, 8)
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    spread: Any = weft.distribute(model, {"pp": 2}, Plan(pipeline=Pipeline("pp", 2, (x,))))
+    spread.requires_grad_(False)
+    try:
+        spread.step(lambda y: y.mean(), x)
+    except UnsupportedError as error:
+        return str(error)
+    return "it went on"
+
+
+def test_parameters_of_a_pipeline_that_are_frozen_later_are_refused() -> None:
+    for told in on_ranks(2, _freezes_later):
+        assert "is frozen now" in told
+
+
 def test_what_is_no_pipeline_is_refused() -> None:
     for told in on_ranks(2, _refused):
         expected = (

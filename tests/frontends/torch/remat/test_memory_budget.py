@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from weft.config import Config, MemoryBudget
 from weft.errors import WeftError
@@ -89,4 +91,37 @@ def test_the_exact_solver_stays_within_the_budget() -> None:
     options = {"memory_budget": 0.8, "memory_budget_solver": "exact", "fallback": "error"}
     found = gradients(module, torch.compile(module, backend="weft", options=options), x)
     for one, other in zip(found, exact, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+class Dropping(nn.Module):
+    """Checkpointed layers with dropout, among others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.deep, self.up, self.down = Deep(4), nn.Linear(32, 128), nn.Linear(128, 32)
+
+    def layer(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(F.dropout(F.gelu(self.up(x)), 0.25))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for _ in range(2):
+            x = x + checkpoint(self.layer, x, use_reentrant=False)
+        return self.deep(x)
+
+
+@pytest.mark.parametrize("solver", ["min_cut", "exact"])
+def test_checkpoints_draw_the_same_numbers_again_within_a_budget(solver: str) -> None:
+    if solver == "exact":
+        pytest.importorskip("scipy")
+    torch.manual_seed(0)
+    module, x = Dropping(), torch.randn(256, 32)
+    found: list[list[torch.Tensor]] = []
+    for budget in ("", "0.5"):
+        torch._dynamo.reset()
+        options: Any = {"fallback": "quiet", "memory_budget": budget, "memory_budget_solver": solver}
+        compiled = torch.compile(module, backend="weft", options=options)
+        torch.manual_seed(1)
+        found.append(gradients(module, compiled, x))
+    for one, other in zip(*found, strict=True):
         torch.testing.assert_close(one, other)

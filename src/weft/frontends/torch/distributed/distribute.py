@@ -136,9 +136,9 @@ class DistributedModel(nn.Module):
                 "an input of a model on many ranks requires a gradient, and only parameters get one",
                 hint="detach it, or distribute a model that has what computes it",
             )
-        trains = torch.is_grad_enabled() and any(p.requires_grad for p in self.model.parameters())
-        modes = tuple(module.training for module in self.model.modules())
-        key = (spec, trains, modes, tuple(_described(leaf) for leaf in leaves))
+        wanted = tuple(torch.is_grad_enabled() and p.requires_grad for p in self.model.parameters())
+        trains, modes = any(wanted), tuple(module.training for module in self.model.modules())
+        key = (spec, wanted, modes, tuple(_described(leaf) for leaf in leaves))
         if key not in self.programs:
             self.agreement.check(described_call(leaves, spec, trains, modes))
             self.programs[key] = self._compile(leaves, spec, trains)

@@ -140,6 +140,7 @@ class PipelinedModel(nn.Module):
         count = self.pipeline.micro_batches
         batches = cut_batch([*leaves, *below], count)
         first = pytree.tree_unflatten(batches[0][len(leaves) :], inner)
+        self._check_what_trains()
         stages = self._stages(batches[0][: len(leaves)], spec, loss, first)
         given = [stages.arguments(self, batch) for batch in batches]
         seed = self.agreement.seed() if stages.captured.is_random else None
@@ -162,6 +163,17 @@ class PipelinedModel(nn.Module):
             dist.broadcast(total, self.line.last, group=self.line.group)
         stages.add_gradients(self, gradients)
         return total[0]
+
+    def _check_what_trains(self) -> None:
+        """Ranks know of the parameters of others only what these were when the model was distributed."""
+        before = dict(self.skeleton[0].named_parameters())
+        for name, parameter in self.model.named_parameters():
+            if parameter.requires_grad != before[name].requires_grad:
+                now = "trains" if parameter.requires_grad else "is frozen"
+                raise UnsupportedError(
+                    f"{name} {now} now, unlike when the pipeline was made",
+                    hint="set requires_grad before weft.distribute",
+                )
 
     def clip_grad_norm_(self, max_norm: float) -> torch.Tensor:
         """Scale gradients so that the 2-norm of all stages' together is at most this; the norm before is given back.

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -50,10 +50,15 @@ def joint_problem(
     numbers = {node: number for number, node in enumerate(nodes)}
     returned = _gradients(graph, backward)
     values: list[Value] = []
+    there: list[bool] = []
     for node in nodes:
         is_read = node in returned or any(backward(user) for user in node.users)
         operands = tuple(numbers[each] for each in node.all_input_nodes if each in numbers)
-        values.append(_value(node, operands, is_read))
+        value = _value(node, operands, is_read)
+        there.append(value.can_be_kept or (value.can_be_computed_again and all(there[n] for n in operands)))
+        if not there[-1] and _is_single(node):  # what is asked to be computed again, and cannot be
+            value, there[-1] = replace(value, can_be_kept=True), True
+        values.append(value)
     reads = [
         tuple(numbers[each] for each in node.all_input_nodes if each in numbers)
         for node in graph.nodes
@@ -81,10 +86,16 @@ def _value(node: fx.Node, operands: tuple[int, ...], is_read: bool) -> Value:
     if node.op == "get_attr":
         return Value(0, 0, (), is_read, can_be_kept=False)
     policy = node.meta.get("recompute")
-    kept = policy not in (CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.PREFER_RECOMPUTE)
-    single = isinstance(held, torch.Tensor | torch.SymInt | torch.SymFloat | torch.SymBool | int | float | bool)
-    again = _is_pure(node) and policy is not CheckpointPolicy.MUST_SAVE
-    return Value(_bytes(held), _work(node), operands, is_read, kept and single, again)
+    in_checkpoint = policy in (CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.PREFER_RECOMPUTE)
+    # Torch lets what a checkpoint has drawn be drawn again from the same state.
+    again = (_is_pure(node) or (in_checkpoint and _is_random(node))) and policy is not CheckpointPolicy.MUST_SAVE
+    return Value(_bytes(held), _work(node), operands, is_read, _is_single(node) and not in_checkpoint, again)
+
+
+def _is_single(node: fx.Node) -> bool:
+    """Whether a node's value is one that can be kept, and not several of which each is taken."""
+    kinds = torch.Tensor | torch.SymInt | torch.SymFloat | torch.SymBool | int | float | bool
+    return isinstance(node.meta.get("val"), kinds)
 
 
 def _is_written(node: fx.Node) -> bool:
@@ -101,7 +112,11 @@ def _is_pure(node: fx.Node) -> bool:
         return not isinstance(target, torch._ops.HigherOrderOperator) and not node.is_impure()
     if target.namespace in _COLLECTIVES or target._schema.is_mutable:
         return False
-    return torch.Tag.nondeterministic_seeded not in target.tags and not node.is_impure()
+    return not _is_random(node) and not node.is_impure()
+
+
+def _is_random(node: fx.Node) -> bool:
+    return isinstance(node.target, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in node.target.tags
 
 
 def _work(node: fx.Node) -> int:
