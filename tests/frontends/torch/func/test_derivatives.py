@@ -227,3 +227,9 @@ def test_second_derivatives_of_products_hold_where_factors_are_zero(zeros: tuple
     close(hessian(torch.prod)(x), reference.hessian(lambda x: running(x)[3])(x))
     expected = reference.hessian(lambda x: (running(x) * weights).sum())(x)
     close(hessian(lambda x: (torch.cumprod(x, 0) * weights).sum())(x), expected)
+
+
+def test_derivatives_of_sinc_at_zero_are_its_limits() -> None:
+    x = torch.tensor([0.0, 0.5])
+    close(grad(lambda x: torch.sinc(x).sum())(x), reference.grad(lambda x: torch.sinc(x).sum())(x))
+    close(hessian(lambda x: torch.sinc(x).sum())(x)[0], torch.tensor([-(torch.pi**2) / 3, 0.0]))
