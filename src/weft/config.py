@@ -26,7 +26,7 @@ CODES = ("int4", "int4_64", "int4_32", "int8", "fp8", "mxfp4", "nvfp4")
 """How a GPU's weights can be held."""
 QUANTIZATIONS = ("", "int8_weights", "int8_dynamic", *CODES)
 SOLVERS = ("min_cut", "exact")
-_BUDGET = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*(([KMGT]?)(i?)B)?", re.IGNORECASE)
+_BUDGET = re.compile(r"((?:\d+(?:\.\d*)?|\.\d+)(?:e-\d{1,3})?)\s*(([KMGT]?)(i?)B)?", re.IGNORECASE)
 DEVICE_CHECKS = ("auto", "on", "wait", "off")
 
 

@@ -14,6 +14,7 @@ from weft.planner.hardware import find_gpu
 from weft.planner.mapping import Mapping
 from weft.planner.model import find_model
 from weft.planner.search import Settings, open_costs, predictor
+from weft.planner.traffic import traffic_of
 from weft.tools.cli import app
 
 H200 = find_gpu("h200")
@@ -86,6 +87,14 @@ def test_runs_that_are_none_name_their_field(tmp_path: Path, text: str, named: s
     path.write_text(text, encoding="utf-8")
     with pytest.raises(CalibrationError, match=named):
         read_runs(path)
+
+
+def test_files_of_spreadsheets_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "runs.csv"
+    path.write_text("isl,osl,concurrency,tpot_ms\n9,9,9,9", encoding="utf-8-sig")  # with a byte order mark
+    assert read_runs(path)[0].isl == 9
+    path.write_text("seconds,isl,osl\n0,9,9\n1,9,9", encoding="utf-8-sig")
+    assert traffic_of(str(path)).isl == 9
 
 
 def test_a_run_of_another_model_is_refused() -> None:

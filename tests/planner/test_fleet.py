@@ -85,6 +85,16 @@ def test_what_there_is_no_room_for_is_told(tmp_path: Path) -> None:
     assert set(told["unserved_requests_s"]) == {"Llama-3.1-8B", "Llama-3.1-70B"}
 
 
+@pytest.mark.parametrize(("gpus", "served"), [(0, False), (1, True), (2, True)])
+def test_spares_take_no_gpus_that_are_not_there_nor_those_of_requests(tmp_path: Path, gpus: int, served: bool) -> None:
+    service = {"name": "a", "model": "Llama-3.1-8B", "traffic": "isl=1000,osl=200,rate=1", "max_gpus": 1}
+    path = write(tmp_path, pools=[{"gpu": "h100", "gpus": gpus}], services=[service])
+    found = plan_fleet(read_fleet(path))
+    assert found.used(found.fleet.pools[0]) == gpus
+    assert (not found.unserved) == served
+    assert found.missing_spares == ({} if gpus == 2 else {"a": 1})
+
+
 @pytest.mark.parametrize(
     ("fleet", "named"),
     [

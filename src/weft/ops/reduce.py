@@ -137,13 +137,19 @@ class Prod(DimensionReduction):
         b: GraphBuilder, grads: Values, operands: Values, results: Values, dims: tuple[int, ...], keep: bool
     ) -> Gradients:
         (x,) = operands
-        # The product of the others is that of the nonzero ones, unless another one is zero.
-        zero = b.eq(x, b.full_like(x, 0))
-        nonzero = b.where(zero, b.full_like(x, 1), x)
+        # The product of the others is that of the nonzero ones times that of other zeros. The latter is written by sums
+        # over the zeros, so that derivatives of this gradient are right, too: the third, where two others are zero.
+        zero, none, one = b.eq(x, b.full_like(x, 0)), b.full_like(x, 0), b.full_like(x, 1)
+        nonzero = b.where(zero, one, x)
         others = b.div(b.prod(nonzero, dims=dims, keep=True), nonzero)
-        weight = b.cast(zero, dtype=b.tensor(x).dtype)
-        other_zeros = b.sub(b.sum(weight, dims=dims, keep=True), weight)
-        alone = b.where(b.eq(other_zeros, b.full_like(x, 0)), others, b.full_like(x, 0))
+        weight, zeros = b.cast(zero, dtype=b.tensor(x).dtype), b.where(zero, x, none)
+        count = b.sub(b.sum(weight, dims=dims, keep=True), weight)
+        single = b.sub(b.sum(zeros, dims=dims, keep=True), zeros)
+        squares = b.mul(zeros, zeros)
+        pair = b.sub(b.mul(single, single), b.sub(b.sum(squares, dims=dims, keep=True), squares))
+        several = b.where(b.eq(count, b.full_like(x, 2)), b.mul(pair, b.full_like(x, 0.5)), none)
+        product = b.where(b.eq(count, none), one, b.where(b.eq(count, one), single, several))
+        alone = b.mul(product, others)
         return (b.mul(spread(b, grads[0], x, dims), alone),)
 
 

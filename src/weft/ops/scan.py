@@ -82,15 +82,19 @@ class CumProd(DimensionScan):
     def vjp(b: GraphBuilder, grads: Values, operands: Values, results: Values, dim: int) -> Gradients:
         (g,), (x,), (y,) = grads, operands, results
         # Before the first zero a product of the others is y / x. The zero itself has the products that it spoiled;
-        # after it all of them are zero.
+        # after it all of them are zero, as multiples of the first one: so second derivatives are right, too.
         zero, one = b.full_like(x, 0), b.full_like(x, 1)
         vanishes = b.eq(x, zero)
+        nonzero = b.where(vanishes, one, x)
         seen = b.cumsum(b.cast(vanishes, dtype=i64), dim=dim)
-        first = b.logical_and(vanishes, b.eq(seen, b.full_like(seen, 1)))
-        spoiled = b.cumprod(b.where(first, one, x), dim=dim)
-        before = b.div(reverse_cumsum(b, b.mul(g, y), dim), b.where(vanishes, one, x))
-        at_first = reverse_cumsum(b, b.mul(g, spoiled), dim)
-        return (b.where(b.eq(seen, b.full_like(seen, 0)), before, b.where(first, at_first, zero)),)
+        first, second = (b.logical_and(vanishes, b.eq(seen, b.full_like(seen, n))) for n in (1, 2))
+        spoiled = b.where(first, one, x)
+        before = b.div(reverse_cumsum(b, b.mul(g, y), dim), nonzero)
+        at_first = reverse_cumsum(b, b.mul(g, b.cumprod(spoiled, dim=dim)), dim)
+        at_second = reverse_cumsum(b, b.mul(g, b.cumprod(b.where(second, one, spoiled), dim=dim)), dim)
+        others = b.where(vanishes, b.where(second, at_second, zero), b.div(at_first, nonzero))
+        after = b.mul(b.sum(b.where(first, x, zero), dims=(dim,), keep=True), others)
+        return (b.where(b.eq(seen, b.full_like(seen, 0)), before, b.where(first, at_first, after)),)
 
 
 class ExtremumScan(DimensionScan):

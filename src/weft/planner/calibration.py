@@ -95,7 +95,7 @@ def scaled(costs: StepCosts, few: float, many: float) -> StepCosts:
 def read_runs(path: Path) -> list[Run]:
     """Runs from CSV with a header, or a JSON list of objects; a field that is missing or wrong is named."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
         rows: Any = json.loads(text) if path.suffix == ".json" else list(csv.DictReader(text.splitlines()))
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
         raise CalibrationError(f"the runs cannot be read: {error}", location=str(path)) from error

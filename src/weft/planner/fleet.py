@@ -2,14 +2,15 @@
 
 Every service is planned on every kind of GPU (`planner/plan.py`), which gives requests a second and GPUs of a replica.
 How many replicas of which are taken is a linear program (`planner/linear_program.py`) whose optimum is rounded to whole
-replicas; the optimum is told beside it, so that what rounding costs is seen. Demand that no GPU is left for is told.
+replicas; the optimum is told beside it, so that what rounding costs is seen. Demand, and spares, that no GPU is left
+for are told.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from weft.planner.model import Model, find_model
 from weft.planner.plan import Choice, choose
 from weft.planner.program import BYTES
 from weft.planner.search import ENGINES, Settings, open_costs
+from weft.planner.tables import Array
 from weft.planner.traffic import Targets, Traffic, targets_of, traffic_of
 
 _UNSERVED = 1e3
@@ -91,6 +93,8 @@ class FleetPlan:
     """Dollars an hour that one more GPU of a full pool would save; requests that are not served count as such."""
     refused: dict[str, str] = field(default_factory=dict[str, str])
     """Pairs of service and pool that cannot be, with the reason."""
+    missing_spares: dict[str, int] = field(default_factory=dict[str, int])
+    """Spare replicas of each service that there is no room for."""
 
     @property
     def dollars(self) -> float:
@@ -241,6 +245,19 @@ class _Sharing:
         penalty = np.full(len(self.demand), dearest * _UNSERVED)
         return minimise(np.array(self.price), gives, np.array(self.demand), takes, np.array(room), penalty)
 
+    def home(self, values: Sequence[float] | Array, s: int) -> int | None:
+        """The pair that serves most of a service; None where nothing does."""
+        columns = [column for column, pair in enumerate(self.pairs) if pair[0] == s and values[column] > 0]
+        return max(columns, key=lambda column: (values[column] * self.rate[column], -column), default=None)
+
+    def whole_replicas(self, solved: Optimum, room: list[float]) -> tuple[list[int], list[float]]:
+        """How many replicas of each pair there are in so much room, and what is left of it."""
+        counts, left = [int(each + 1e-6) for each in solved.values], list(room)
+        for column, (_, p) in enumerate(self.pairs):
+            left[p] -= counts[column] * self.gpus[column]
+        self.round_up(counts, left)
+        return counts, left
+
     def lacking(self, counts: list[int], s: int) -> float:
         """Requests a second of a service that so many replicas leave; none below a billionth of its demand."""
         given = sum(n * self.rate[column] for column, n in enumerate(counts) if self.pairs[column][0] == s)
@@ -264,27 +281,33 @@ class _Sharing:
 
 def _share_out(fleet: Fleet, found: Mapping[tuple[int, int], Choice], refused: dict[str, str]) -> FleetPlan:
     services, pools, sharing = fleet.services, fleet.pools, _Sharing(fleet, found)
-    room = [float(pool.gpus) for pool in pools]
-    first = sharing.solve(room)
+    whole = [float(pool.gpus) for pool in pools]
+    first = sharing.solve(whole)
     # Spares are in the pool that serves most of a service, and come out of its room.
-    home: dict[int, int] = {}
+    room, spares = list(whole), [0] * len(sharing.pairs)
     for s, service in enumerate(services):
-        columns = [column for column, pair in enumerate(sharing.pairs) if pair[0] == s]
-        if columns and service.settings.spare:
-            home[s] = max(columns, key=lambda column: (first.values[column] * sharing.rate[column], -column))
-            pool = sharing.pairs[home[s]][1]
-            room[pool] = max(0.0, room[pool] - service.settings.spare * sharing.gpus[home[s]])
-    solved = sharing.solve(room)
-    counts = [int(each + 1e-6) for each in solved.values]
-    taken = [0.0] * len(pools)
-    for column, (_, p) in enumerate(sharing.pairs):
-        taken[p] += counts[column] * sharing.gpus[column]
-    sharing.round_up(counts, [each - gone for each, gone in zip(room, taken, strict=True)])
+        if (home := sharing.home(first.values, s)) is not None:
+            spares[home] = service.settings.spare
+            room[sharing.pairs[home][1]] -= service.settings.spare * sharing.gpus[home]
+    solved = sharing.solve([max(0.0, each) for each in room])
+    counts, left = sharing.whole_replicas(solved, room)
+    if min(left) < 0 or any(sharing.lacking(counts, s) for s in range(len(services))):
+        # Requests come before spares, which get what is left.
+        solved = first
+        counts, left = sharing.whole_replicas(solved, whole)
+        spares = [0] * len(sharing.pairs)
+        for s, service in enumerate(services):
+            if (home := sharing.home(counts, s)) is not None:
+                pool = sharing.pairs[home][1]
+                spares[home] = min(service.settings.spare, int(left[pool] / sharing.gpus[home] + 1e-9))
+                left[pool] -= spares[home] * sharing.gpus[home]
     shares = [
-        Share(services[s], pools[p], found[s, p], counts[column], spare)
+        Share(services[s], pools[p], found[s, p], counts[column], spares[column])
         for column, (s, p) in enumerate(sharing.pairs)
-        if (spare := services[s].settings.spare if home.get(s) == column else 0) or counts[column]
+        if counts[column] or spares[column]
     ]
     unserved = {each.name: lacking for s, each in enumerate(services) if (lacking := sharing.lacking(counts, s))}
+    kept = [sum(each.spare for each in shares if each.service is service) for service in services]
+    without = {each.name: lost for each, n in zip(services, kept, strict=True) if (lost := each.settings.spare - n)}
     worth = {pool.name: solved.worth[p] for p, pool in enumerate(pools) if solved.worth[p] > 1e-9}
-    return FleetPlan(fleet, shares, unserved, float(np.dot(sharing.price, solved.values)), worth, refused)
+    return FleetPlan(fleet, shares, unserved, float(np.dot(sharing.price, solved.values)), worth, refused, without)

@@ -14,6 +14,8 @@ def fleet_page(plan: FleetPlan) -> str:
         f'<p class="warn">{safe(name)}: {rate:.2f} requests/s are not served: no pool has room</p>'
         for name, rate in plan.unserved.items()
     ]
+    for name, count in plan.missing_spares.items():
+        parts.append(f'<p class="warn">{safe(name)}: no room for {count} spare replicas</p>')
     least = f"${plan.least_dollars:,.0f} at least in parts of replicas, without spares"
     parts.append(f"<p>${plan.dollars:,.0f} an hour; {least}.</p>")
     parts.append("<h2>How much of each pool is used</h2>")

@@ -106,7 +106,7 @@ def _number(name: str, value: Any, location: str | None = None) -> float:
 
 def _trace(path: Path) -> Traffic:
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
         rows: Any = json.loads(text) if path.suffix == ".json" else list(csv.DictReader(text.splitlines()))
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
         raise TrafficError(

@@ -52,6 +52,7 @@ def figures(found: FleetPlan) -> dict[str, Any]:
             for each in found.shares
         ],
         "unserved_requests_s": found.unserved,
+        "missing_spares": found.missing_spares,
         "cannot_be": found.refused,
     }  # fmt: skip
 
@@ -59,6 +60,8 @@ def figures(found: FleetPlan) -> dict[str, Any]:
 def _show(terminal: Terminal, found: FleetPlan) -> None:
     for name, rate in found.unserved.items():
         terminal.show(Text(f"{name}: {rate:.2f} requests/s are not served: no pool has room", style="bold yellow"))
+    for name, count in found.missing_spares.items():
+        terminal.show(Text(f"{name}: no room for {count} spare replicas", style="yellow"))
     table = Table("service", "pool", "mapping", "replicas", "spare", "GPUs", "requests/s", "TTFT p90 ms", "TPOT p90 ms")
     for each in found.shares:
         seen = each.choice.outcome

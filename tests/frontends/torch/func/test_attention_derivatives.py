@@ -45,3 +45,16 @@ def test_second_derivatives_and_tangents_by_blocks(function: Callable[..., Any])
     with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
         expected = torch.func.jvp(torch.func.grad(loss, places), (q, k, v), (tq, tk, tv))
     torch.testing.assert_close(found, expected)
+
+
+def test_tangents_of_gradients_inside_of_a_batch() -> None:
+    torch.manual_seed(0)
+    x, t = torch.randn(2, 3, 1, 2, 5, 4, dtype=torch.float64)
+
+    def loss(x: Any) -> Any:
+        return attend(x, x * 2, x.cos()).pow(3).sum()
+
+    found = weft.vmap(lambda x, t: weft.jvp(lambda x: weft.grad(loss)(x), (x,), (t,))[1])(x, t)
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+        expected = [torch.func.jvp(torch.func.grad(loss), (x[n],), (t[n],))[1] for n in range(3)]
+    torch.testing.assert_close(found, torch.stack(expected))

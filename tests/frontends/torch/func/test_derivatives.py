@@ -214,3 +214,22 @@ def test_tangents_inside_of_a_batch_are_those_of_each(function) -> None:
     expected = [torch.func.jvp(function, (x[n],), (t[n],)) for n in range(3)]
     for n, each in enumerate(expected):
         torch.testing.assert_close(tuple(one[n] for one in found), each)
+
+
+@pytest.mark.parametrize("zeros", [(), (2,), (1, 2), (0, 3), (0, 1, 2)])
+def test_second_derivatives_of_products_hold_where_factors_are_zero(zeros: tuple[int, ...]) -> None:
+    x, weights = torch.arange(1.0, 5), torch.arange(1.0, 5)
+    x[list(zeros)] = 0
+
+    def running(x: torch.Tensor) -> torch.Tensor:
+        return torch.stack([x[0], x[0] * x[1], x[0] * x[1] * x[2], x[0] * x[1] * x[2] * x[3]])
+
+    close(hessian(torch.prod)(x), reference.hessian(lambda x: running(x)[3])(x))
+    expected = reference.hessian(lambda x: (running(x) * weights).sum())(x)
+    close(hessian(lambda x: (torch.cumprod(x, 0) * weights).sum())(x), expected)
+
+
+def test_derivatives_of_sinc_at_zero_are_its_limits() -> None:
+    x = torch.tensor([0.0, 0.5])
+    close(grad(lambda x: torch.sinc(x).sum())(x), reference.grad(lambda x: torch.sinc(x).sum())(x))
+    close(hessian(lambda x: torch.sinc(x).sum())(x)[0], torch.tensor([-(torch.pi**2) / 3, 0.0]))

@@ -69,11 +69,17 @@ def test_peaks_never_rise_when_a_budget_falls() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "limit"), [("0.5", 500), ("0", 0), ("1", 1000), ("2KiB", 2048), ("1.5 MB", 1_500_000), ("70B", 70)]
+    ("text", "limit"),
+    [("0.5", 500), ("0", 0), ("1", 1000), ("5e-02", 50), ("2KiB", 2048), ("1.5 MB", 1_500_000), ("70B", 70)],
 )
 def test_a_budget_is_a_share_or_bytes(text: str, limit: int) -> None:
     assert MemoryBudget.read(text).limit(1000) == limit
     assert Config(memory_budget=text).memory_budget == text
+
+
+def test_a_small_share_may_be_a_float() -> None:
+    share: Any = 0.00005  # which Python writes as 5e-05
+    assert MemoryBudget.read(Config(memory_budget=share).memory_budget).limit(10**6) == 50
 
 
 @pytest.mark.parametrize("text", ["1.5", "-1", "2GX", "half", True])

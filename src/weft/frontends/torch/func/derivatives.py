@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 import torch.utils._pytree as pytree
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from xdsl.ir import SSAValue
 
 from weft.diagnostics import calling_line
@@ -165,6 +166,10 @@ class Jvp(Transformed):
         primals, tangents = args
         if current_capture() is not None:
             with suppress(RuntimeError):  # what has no second derivative in torch may have a tangent
+                return _jvp_by_gradients(self.inner.eager, primals, tangents, self.has_aux)
+            with suppress(NotImplementedError):
+                return torch.func.jvp(self.inner.eager, primals, tangents, has_aux=self.has_aux)
+            with sdpa_kernel(SDPBackend.MATH):  # torch's other kinds of attention have neither
                 return _jvp_by_gradients(self.inner.eager, primals, tangents, self.has_aux)
         return torch.func.jvp(self.inner.eager, primals, tangents, has_aux=self.has_aux)
 

@@ -1,6 +1,7 @@
 """Softmax and its kin for functions that are going to be differentiated: the greatest element is a shift alone.
 
 Results do not depend on the shift, so no gradient flows through it; deriving the maximum would compute a sum of zeros.
+Quotients that have a limit where their denominator is zero are said by it there, so that derivatives have theirs.
 """
 
 # Torch's operators have no types that can be followed.
@@ -8,6 +9,7 @@ Results do not depend on the shift, so no gradient flows through it; deriving th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -57,7 +59,17 @@ def _logsumexp(x: torch.Tensor, dim: Sequence[int], keepdim: bool = False) -> An
     return (result if keepdim else result.squeeze(dims)).to(x.dtype)
 
 
+def _sinc(x: torch.Tensor) -> Any:
+    if not x.is_floating_point():
+        return NotImplemented
+    angle = _wide(x) * math.pi
+    none = angle == 0
+    divisor = torch.where(none, 1, angle)
+    return torch.where(none, 1 - angle * angle / 6, torch.sin(divisor) / divisor).to(x.dtype)
+
+
 SHIFTED: dict[Any, Callable[..., Any]] = {
+    _ops.sinc.default: _sinc,
     _ops._softmax.default: _softmax,
     _ops._log_softmax.default: _log_softmax,
     _ops.logsumexp.default: _logsumexp,
