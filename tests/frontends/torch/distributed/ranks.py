@@ -28,9 +28,13 @@ def on_ranks(count: int, function: Callable[..., Any], *arguments: Any, seconds:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["transformers", "weft.frontends.torch.backend", function.__module__])
     queue: Any = context.Queue()
+    # No rank leaves before all have ended: the first one keeps the store by which the others still find each other.
+    ended = context.Event()
     # The server may have seen another environment than this process has by now.
     meet = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(count)}
-    ranks = [context.Process(target=_rank, args=(n, count, meet, queue, function, arguments)) for n in range(count)]
+    ranks = [
+        context.Process(target=_rank, args=(n, count, meet, queue, ended, function, arguments)) for n in range(count)
+    ]
     for rank in ranks:
         rank.start()
     results: dict[int, Any] = {}
@@ -47,6 +51,7 @@ def on_ranks(count: int, function: Callable[..., Any], *arguments: Any, seconds:
                 if not lived:
                     break
     finally:
+        ended.set()
         for rank in ranks:
             rank.join(timeout=5)
             if rank.is_alive():
@@ -65,6 +70,7 @@ def _rank(
     count: int,
     environment: dict[str, str],
     queue: Any,
+    ended: Any,
     function: Callable[..., Any],
     arguments: tuple[Any, ...],
 ) -> None:
@@ -78,4 +84,5 @@ def _rank(
     queue.put((number, result))
     queue.close()
     queue.join_thread()
+    ended.wait()
     os._exit(0)
