@@ -117,8 +117,9 @@ def _prepare(settings: dict[str, Any]) -> Callable[[dict[str, Any], Answer], Non
 
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
-    # What the compiler itself takes when it is first used is no operator's.
+    # What the compiler and Dynamo themselves take when they are first used is no operator's.
     torch.compile(_first, backend="weft", options={"cache": False})(torch.randn(64, 64))
+    measured("contiguous", 1 << 12)
 
     def handle(request: dict[str, Any], answer: Answer) -> None:
         try:
