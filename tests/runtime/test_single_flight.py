@@ -141,12 +141,12 @@ def test_a_forked_child_does_not_keep_the_lock_of_its_parent(tmp_path: Path) -> 
     flight, _ = cache.lead(KEY, lambda: None)
     child = os.fork()
     if child == 0:
-        time.sleep(30)
+        signal.pause()
         os._exit(0)
     try:
         flight.release()
         worker = start(root, seconds=0)
-        assert worker.communicate(timeout=25)[0].strip() == "7"
+        assert worker.communicate(timeout=120)[0].strip() == "7"
     finally:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
