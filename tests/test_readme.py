@@ -39,6 +39,22 @@ def test_what_is_printed_is_what_is_shown(tmp_path: Path) -> None:
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
 
 
+def test_means_are_those_of_the_tables() -> None:
+    tables = (ROOT / "docs/performance.md").read_text(encoding="utf-8")
+
+    def mean(heading: str, machine: str = "") -> str:
+        section = tables.partition(f"\n### {heading}\n")[2].partition("\n### ")[0]
+        found = re.search(rf"{machine}[^;\n]*?geometric mean ([\d.]+)", section)
+        assert found is not None, heading
+        return found[1]
+
+    said = README.partition("In the geometric mean of a suite")[2].partition("[The tables]")[0]
+    assert re.findall(r"\d+\.\d+", said) == [
+        *map(mean, ("Memory-bound kernels", "GEMM", "Attention", "Models")),
+        *(mean("Models on a CPU", machine) for machine in ("AArch64", "x86-64")),
+    ]
+
+
 @pytest.mark.parametrize("link", re.findall(r"\]\(([^)#]+)\)", PROSE))
 def test_links_lead_to_files(link: str) -> None:
     assert link.startswith("https://") or (ROOT / link).is_file()

@@ -164,7 +164,7 @@ class WaitOp(_RingOp):
 class SlotOp(_RingOp):
     """A slot of the stage that was waited for."""
 
-    name = "nvidia.take"
+    name = "nvidia.ring_slot"
     slot = attr_def(IntegerAttr)
     out = result_def(SlotType)
 
