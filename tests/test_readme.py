@@ -26,7 +26,7 @@ def test_the_python_blocks_run(tmp_path: Path) -> None:
     asked = "print(explanation)\nprint(explanation.programs())\n"
     script.write_text("\n".join([*blocks, asked]), encoding="utf-8")
     environment = {**os.environ, "WEFT_CACHE_DIR": str(tmp_path / "cache")}
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, env=environment, timeout=300)
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, env=environment, timeout=600)
     assert done.returncode == 0, done.stderr
     assert "Kernels" in done.stdout and "tile.kernel" in done.stdout
 
@@ -34,7 +34,7 @@ def test_the_python_blocks_run(tmp_path: Path) -> None:
 def test_what_is_printed_is_what_is_shown(tmp_path: Path) -> None:
     command = [sys.executable, ROOT / "tests/docs/pages.py", ROOT / "README.md"]
     environment = {**os.environ, "WEFT_CACHE_DIR": str(tmp_path)}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=600)
     assert README.count("<!-- output of: previous block -->") >= 2
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
 
