@@ -507,15 +507,21 @@ def _called_with_other_inputs(rank: int) -> list[Any]:
             except RankError as error:
                 told.append((error.ranks, error.message))
         assert spread(torch.ones(4, 8)).shape == (4, 8), "and go on together"
+        spread(torch.ones(2, 8))
+        try:
+            spread(torch.ones(4 - 2 * rank, 8))
+        except RankError as error:
+            told.append((error.ranks, error.message))
     return told
 
 
 def test_ranks_that_are_called_with_other_inputs_are_named() -> None:
     for told in on_ranks(2, _called_with_other_inputs):
-        (ranks, shapes), (_, dtypes) = told
+        (ranks, shapes), (_, dtypes), (_, known) = told
         assert ranks == (1,)
         assert "rank 1 calls the model with (0: float32[8, 8])" in shapes and "rank 0 with (0: float32[2, 8])" in shapes
         assert "float64[2, 8]" in dtypes
+        assert "float32[4, 8]" in known and "float32[2, 8]" in known  # though all have compiled both
 
 
 class Packed(nn.Module):
