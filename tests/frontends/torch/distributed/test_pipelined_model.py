@@ -18,7 +18,6 @@ import weft
 from tests.frontends.torch.distributed.ranks import on_ranks
 from tests.frontends.torch.distributed.test_distribute import plan_for
 from weft.errors import RankError, ShardingError, UnsupportedError
-from weft.frontends.torch.distributed.capture_model import capture_model
 from weft.frontends.torch.distributed.hints import Pipeline, Plan
 from weft.testing.models import SMALL
 
@@ -72,14 +71,6 @@ def trains(
         errors["output"] = float((found[key] - wanted[key]).abs().max() / wanted[key].abs().max())
     dist.barrier()
     return {"errors": errors, "held": [name for name, _ in spread.model.named_parameters()]}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def traced_before() -> None:
-    """What tracing imports is imported once, before ranks are forked."""
-    for family in ("llama", "mixtral", "bert"):
-        deep(family, 1)
-    capture_model(nn.Linear(2, 2), (torch.ones(1, 2),), {})
 
 
 def check(results: list[Any]) -> None:
