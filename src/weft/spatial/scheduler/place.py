@@ -7,6 +7,7 @@ the stages of a pipeline, as one token sees them.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
@@ -52,11 +53,20 @@ def place_model(
         for tensor in tensors_read(layer):
             readers.setdefault(tensor.number, set()).update(_chips(layer))
     pending: dict[int, Placed] = {}
+    left = Counter(layer.output.root.number for layer in model.layers)
+
+    def there(number: int) -> int:
+        return max(chip.done[number] for chip in made.chips if number in chip.done)
 
     def deliver(numbers: Iterable[int]) -> None:
-        """Send what was computed of tensors since the last time: parts of one from all chips at once."""
-        for number in [each for each in dict.fromkeys(numbers) if each in pending]:
-            made.deliver(pending.pop(number), readers.get(number, set()))
+        """Send what was computed of tensors since the last time, and others that are whole by then, at once."""
+        own = [each for each in dict.fromkeys(numbers) if each in pending]
+        moved = [each for each in own if any(readers.get(each, set()) - {owner} for owner in made.parts[each])]
+        if moved:
+            end = max(there(number) for number in moved) + machine.link_latency
+            own += [each for each in pending if each not in own and not left[each] and there(each) <= end]
+        made.exchange([(pending.pop(number), readers.get(number, set())) for number in own])
+        for number in own:
             del made.parts[number]
 
     turn = -1
@@ -75,6 +85,7 @@ def place_model(
         made.parts.setdefault(output.root.number, {}).setdefault(own[0], []).extend(sent)
         made.copies[output.root.number] = set(own) if len(own) > 1 else set()
         pending[output.root.number] = output.root
+        left[output.root.number] -= 1
         progress()
     # Results go to those who read them next, all parts of a tensor at once.
     for number, chosen in (to or {}).items():
