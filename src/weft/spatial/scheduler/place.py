@@ -1,8 +1,8 @@
 """Schedules a graph that says which chips compute what: parts of layers on chips, and transfers between them.
 
 A layer runs as a whole on each of its chips, as soon as it has what it reads; what a chip has computed goes to every
-other chip that reads it. With `in_turn` a chip begins when the one before it has finished and has sent its results:
-the stages of a pipeline, as one token sees them.
+other chip that reads it. With `in_turn` a chip computes nothing before the one before it has finished: the stages of a
+pipeline, as one token sees them. Only weights, which wait for nobody, are loaded before.
 """
 
 from __future__ import annotations
@@ -69,16 +69,17 @@ def place_model(
         for number in own:
             del made.parts[number]
 
-    turn = -1
+    turn, ended = -1, 0
     for layer in model.layers:
         own, output = _chips(layer), layer.output
         next_turn = in_turn and len(own) == 1 and own[0] != turn
         deliver(list(pending) if next_turn else [each.number for each in tensors_read(layer)])
         if next_turn:
             turn = own[0]
-            made.chips[turn].not_before = max((max(chip.done.values(), default=0) for chip in made.chips), default=0)
+            made.chips[turn].not_before = ended
         for chip in own:
             made.chips[chip].add_layer(layer)
+            ended = max(ended, made.chips[chip].done[output.root.number])
         parts = [Part(job.block, job.positions, job.pixels) for job in layer.jobs]
         computed.setdefault(output.number, {})[own[0]] = parts
         sent = [replace(p, block=p.block + output.first_block, positions=p.positions + output.shift) for p in parts]
