@@ -23,6 +23,7 @@ from weft.ops.base import Elementwise, GraphOp, Movement, Reduction, Scan, Scatt
 from weft.ops.graph import FuncOp, ReturnOp
 from weft.ops.reduce import DimensionReduction
 from weft.passes.dot.split_dots import share_rows
+from weft.passes.grouping.accumulate_products import AccumulateProducts, replaced_arguments
 from weft.passes.grouping.build_groups import (
     CLAIM,
     ValueLayouts,
@@ -82,7 +83,12 @@ class _Grouping:
         self.apart: set[Operation] = set()
         self.notes: dict[Operation, str] = {}
         self.targets = result_targets(function)
+        self.replaced = replaced_arguments(function)
         self.layouts = ValueLayouts(function)
+
+    @property
+    def accumulation(self) -> AccumulateProducts:
+        return AccumulateProducts(self.consumers, self.group_of, self.order, self.replaced)
 
     def run(self) -> None:
         operations = list(self.order)
@@ -144,6 +150,11 @@ class _Grouping:
         for value in self._sources(op.operands):
             if isinstance(value, OpResult):
                 producers[self.group_of[value.op]] = None
+        if isinstance(op, GraphOp) and (product := self.accumulation.product_of(op)) is not None:
+            self._join(op, adding := self.group_of[product])
+            adding.kind = "accumulate"
+            self._depend(adding, producers)
+            return
         for group in producers:
             if isinstance(op, GraphOp) and self._fits(op, group) and self._acyclic(group, producers):
                 self._join(op, group)
