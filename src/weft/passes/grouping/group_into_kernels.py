@@ -155,7 +155,7 @@ class _Grouping:
             adding.kind = "accumulate"
             self._depend(adding, producers)
             return
-        for group in producers:
+        for group in self._latest_product_first(op, producers):
             if isinstance(op, GraphOp) and self._fits(op, group) and self._acyclic(group, producers):
                 self._join(op, group)
                 self._depend(group, producers)
@@ -175,6 +175,15 @@ class _Grouping:
         if not isinstance(op, GraphOp):
             # Calls that Weft does not look into keep their order: they may draw random numbers.
             self.last_alone = self.group_of[op]
+
+    def _latest_product_first(self, op: Operation, producers: Iterable[Group]) -> Iterable[Group]:
+        """The kernels that make what an op reads; if it adds up matmuls, first that of the last of them.
+
+        The first would have to wait for the others, and all their results be there at once.
+        """
+        if op.name != "graph.add" or not all(group.kind == "dot" for group in producers):
+            return producers
+        return sorted(producers, key=lambda group: -min(self.order[each] for each in group.ops))
 
     def _sibling(self, op: GraphOp, producers: Iterable[Group]) -> Group | None:
         """A kernel that reads the same result of a matmul or a call as the op does, and can compute it, too."""
