@@ -110,4 +110,3 @@ def test_values_are_those_of_the_sum(dtype: torch.dtype, batch: tuple[int, ...])
         torch._dynamo.reset()
         found = torch.compile(total, backend="weft", options=options)(*values)
         torch.testing.assert_close(found.double(), exact, rtol=0, atol=exact.abs().max().item() * TOLERANCES[dtype])
-

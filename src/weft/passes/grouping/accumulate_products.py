@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import cast
 
 from xdsl.ir import Operation, OpResult, SSAValue
 
@@ -69,6 +69,6 @@ def _is_claimed(value: SSAValue) -> bool:
 def replaced_arguments(function: FuncOp) -> dict[SSAValue, SSAValue]:
     """The arguments that results of a function may be written over, and these results."""
     pairs = function.attributes.get("replaced")
-    known = [] if pairs is None else cast("Any", from_attribute(pairs))
+    known = cast("list[tuple[int, int]]", [] if pairs is None else from_attribute(pairs))
     returned, arguments = function.returned.operands, function.block.args
     return {arguments[argument]: returned[result] for argument, result in known}

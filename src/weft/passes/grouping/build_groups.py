@@ -106,9 +106,9 @@ def _written_for(value: SSAValue, layout: StridedLayout) -> tuple[SSAValue, Stri
 
 def _accumulated_in(value: SSAValue) -> SSAValue:
     """The first of the temporaries, each written over the one before, that become a value; itself if there is none."""
-    first = value
+    first: SSAValue = value
     while isinstance(first, OpResult) and isinstance(group := first.op, GroupOp) and IN_PLACE in group.attributes:
-        pairs = dict(cast("Any", from_attribute(group.attributes[IN_PLACE])))
+        pairs = dict(cast("list[tuple[int, int]]", from_attribute(group.attributes[IN_PLACE])))
         if first.index not in pairs:
             break
         first = group.operands[pairs[first.index]]

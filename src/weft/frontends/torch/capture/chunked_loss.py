@@ -9,7 +9,7 @@ budget): as few as keep products busy. Logits that something else reads, too, ar
 
 # Torch's functions have no types that can be followed.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportPrivateUsage=false
+# pyright: reportUnnecessaryIsInstance=false
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from weft.config import Config
 from weft.diagnostics import warn
 from weft.frontends.torch.capture.chunked_cross_entropy import chunked_cross_entropy
 
-_LINEAR, _MATMULS = torch._C._nn.linear, (operator.matmul, torch.matmul, torch.mm)
+_LINEAR, _MATMULS = functional.linear, (operator.matmul, torch.matmul, torch.mm)
 _SAME_PLACES = ("float", "double", "to", "contiguous", "view", "reshape", "flatten", torch.reshape, torch.flatten)
 _PARAMETERS = ("input", "target", "weight", "size_average", "ignore_index", "reduce", "reduction", "label_smoothing")
 _WHOLE = slice(None, None, None)
@@ -93,7 +93,7 @@ def _projection_of(loss: fx.Node) -> _Loss | str:
     logits, labels = given["input"], given["target"]
     if _rank(logits) != 2 or _rank(labels) != 1:
         return "its logits are not rows, or its labels no indices"
-    if not isinstance(_tensor(labels).shape[0], int):
+    if any(isinstance(size, torch.SymInt) for size in (*_tensor(logits).shape, *_tensor(labels).shape)):
         return "the number of its rows is not known"
     node, views, wide = logits, list[fx.Node](), None
     while node.op in ("call_method", "call_function") and len(node.users) == 1:
