@@ -71,6 +71,10 @@ def _table(device: str) -> dict[Any, Callable[..., Any]]:
     table[_ops._native_multi_head_attention.default] = multi_head_attention
     table[_ops._trilinear.default] = trilinear
     table[_ops._new_zeros_with_same_feature_meta.default] = zero_tangent
+    table[_ops.triangular_solve.default] = matrix_functions.triangular_solve
+    table[_ops.cholesky_solve.default] = matrix_functions.cholesky_solve
+    table[_ops.cholesky_inverse.default] = matrix_functions.cholesky_inverse
+    table[_ops.linalg_lu_solve.default] = matrix_functions.lu_solve
     if device == "cpu":
         table[_ops.native_dropout.default] = native_dropout
         table[_ops.log_sigmoid_forward.default] = log_sigmoid_forward
@@ -148,11 +152,7 @@ _OWN: dict[Any, Callable[..., Any]] = {
     _ops.special_ndtri.default: special_functions.ndtri,
     _ops.special_erfcx.default: special_functions.erfcx,
     _ops.polygamma.default: special_functions.polygamma,
-    _ops.triangular_solve.default: matrix_functions.triangular_solve,
-    _ops.cholesky_solve.default: matrix_functions.cholesky_solve,
-    _ops.cholesky_inverse.default: matrix_functions.cholesky_inverse,
     _ops.lu_unpack.default: matrix_functions.lu_unpack,
-    _ops.linalg_lu_solve.default: matrix_functions.lu_solve,
     _ops.linalg_householder_product.default: matrix_functions.householder_product,
     _ops.ormqr.default: matrix_functions.ormqr,
     _ops.fractional_max_pool2d.default: pooled_windows.fractional_max_pool2d,

@@ -1,7 +1,7 @@
 """Functions of matrices that were factored already, by solves with triangles and by products of reflections.
 
-`decompositions` traces them where a graph has one. What torch writes down as a sequence (row exchanges, reflections) is
-written out for matrices of up to `_LARGEST` rows; factorisations themselves are LAPACK's.
+`decompositions` traces them where a graph has one; solves with triangles are a library's. What torch writes down as a
+sequence (row exchanges, reflections) is written out where it is short; factorisations themselves are LAPACK's.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-_LARGEST = 64
+_LONGEST = 16
+"""Exchanges and reflections that are written out: of more, the call of LAPACK is faster."""
 
 
 def triangular_solve(
@@ -24,14 +25,16 @@ def triangular_solve(
 
 def cholesky_solve(b: Tensor, factor: Tensor, upper: bool = False) -> Tensor:
     """The solution for a matrix with this Cholesky factor."""
-    _only_real(factor)
+    if factor.is_complex():
+        return NotImplemented
     first = torch.linalg.solve_triangular(factor.mT if upper else factor, b, upper=False)
     return torch.linalg.solve_triangular(factor if upper else factor.mT, first, upper=True)
 
 
 def cholesky_inverse(factor: Tensor, upper: bool = False) -> Tensor:
     """The inverse of a matrix with this Cholesky factor."""
-    _only_real(factor)
+    if factor.is_complex():
+        return NotImplemented
     eye = torch.eye(factor.shape[-1], dtype=factor.dtype, device=factor.device).expand(factor.shape)
     lower = torch.linalg.solve_triangular(factor.mT if upper else factor, eye, upper=False)
     return lower.mT @ lower
@@ -57,7 +60,8 @@ def lu_unpack(
 
 def lu_solve(lu: Tensor, pivots: Tensor, b: Tensor, *, left: bool = True, adjoint: bool = False) -> Tensor:
     """The solution for a matrix that is given by its factors."""
-    _only_real(lu)
+    if lu.is_complex() or lu.shape[-1] > _LONGEST:
+        return NotImplemented
     if not left:
         return lu_solve(lu, pivots, b.mT, adjoint=not adjoint).mT
     order = _order(pivots, lu.shape[-1])
@@ -89,10 +93,9 @@ def ormqr(a: Tensor, tau: Tensor, other: Tensor, left: bool = True, transpose: b
 
 def _reflected(a: Tensor, tau: Tensor, x: Tensor, forwards: bool) -> Tensor:
     """Reflections applied from the left, the first one first or last."""
-    _only_real(a)
     rows, count = a.shape[-2], tau.shape[-1]
-    if count > _LARGEST:
-        raise NotImplementedError(f"{count} reflections")
+    if count > _LONGEST or a.is_complex():
+        raise NotImplementedError(f"{count} reflections of {a.dtype}")
     places = torch.arange(rows, device=a.device)
     for n in range(count) if forwards else reversed(range(count)):
         v = torch.where(places > n, a[..., :, n], (places == n).to(a.dtype)).unsqueeze(-1)
@@ -102,7 +105,7 @@ def _reflected(a: Tensor, tau: Tensor, x: Tensor, forwards: bool) -> Tensor:
 
 def _order(pivots: Tensor, rows: int) -> Tensor:
     """Which row stands where after all exchanges."""
-    if rows > _LARGEST:
+    if rows > _LONGEST:
         raise NotImplementedError(f"exchanges of {rows} rows")
     places = torch.arange(rows, device=pivots.device)
     order = places.expand(*pivots.shape[:-1], rows)
@@ -115,8 +118,3 @@ def _order(pivots: Tensor, rows: int) -> Tensor:
 
 def _rows(x: Tensor, order: Tensor) -> Tensor:
     return torch.gather(x, -2, order.unsqueeze(-1).expand(x.shape))
-
-
-def _only_real(x: Tensor) -> None:
-    if x.is_complex():
-        raise NotImplementedError("complex matrices")
