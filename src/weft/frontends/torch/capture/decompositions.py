@@ -114,7 +114,7 @@ def index_reduce(
 ) -> torch.Tensor:
     """Rows brought to places and combined there."""
     if x.dim() == 0:
-        raise NotImplementedError("a tensor without dimensions")
+        return index_reduce(x.view(1), 0, index, source.view(1), reduce, include_self=include_self).view(())
     shape = [1] * x.dim()
     shape[dim] = -1
     places = index.view(shape).expand(source.shape)
