@@ -71,6 +71,7 @@ def _table(device: str) -> dict[Any, Callable[..., Any]]:
     table[_ops._native_multi_head_attention.default] = multi_head_attention
     table[_ops._trilinear.default] = trilinear
     table[_ops._new_zeros_with_same_feature_meta.default] = zero_tangent
+    table |= get_decompositions([_ops.tril_indices.default, _ops.triu_indices.default])
     table[_ops.triangular_solve.default] = matrix_functions.triangular_solve
     table[_ops.cholesky_solve.default] = matrix_functions.cholesky_solve
     table[_ops.cholesky_inverse.default] = matrix_functions.cholesky_inverse

@@ -1,6 +1,6 @@
 """Forms of operators whose derivatives or batches torch has not, or only by looking at data, in ones that it has.
 
-    trace(x)  ─►  diagonal(x).sum()        `evaluate_graph` runs these in place of what a captured graph calls
+trace(x)  ─►  diagonal(x).sum()        `evaluate_graph` runs these in place of what a captured graph calls
 """
 
 # torch leaves some of its functions without types.
@@ -102,7 +102,11 @@ _FUNCTIONS: dict[Any, Callable[..., Any]] = {
     torch.index_reduce: index_reduce,
     functional.soft_margin_loss: soft_margin_loss,
 }
-_METHODS: dict[str, Callable[..., Any]] = {"trace": trace, "scatter_reduce": scatter_reduce, "index_reduce": index_reduce}
+_METHODS: dict[str, Callable[..., Any]] = {
+    "trace": trace,
+    "scatter_reduce": scatter_reduce,
+    "index_reduce": index_reduce,
+}
 
 
 def form_of(target: Any) -> Callable[..., Any] | None:

@@ -33,7 +33,7 @@ def traced_under_transforms() -> bool:
 
 @contextmanager
 def without_forward_mode() -> Generator[None]:
-    """As outside of levels of forward mode: some functions of shapes fail inside of them, where torch prints tensors."""
+    """As outside of levels of forward mode: some functions of shapes fail inside, where torch prints tensors."""
     level = forward_ad._current_level
     forward_ad._current_level = -1
     try:
