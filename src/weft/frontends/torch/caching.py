@@ -27,8 +27,8 @@ from weft.frontends.torch.importer.aliasing import shared_arguments
 from weft.frontends.torch.importer.checks import Check
 from weft.frontends.torch.importer.encoding import operator_named
 from weft.frontends.torch.importer.facts import size_facts
-from weft.frontends.torch.importer.imported_graph import Calling, Number, Passed, Returned, Viewed
 from weft.frontends.torch.importer.float_sizes import FloatFormula
+from weft.frontends.torch.importer.imported_graph import Calling, Number, Passed, Returned, Viewed
 from weft.frontends.torch.importer.sizes import Source, SymbolReader, SymbolRule
 from weft.frontends.torch.locations import location_of
 from weft.frontends.torch.report import Fallback
@@ -44,7 +44,9 @@ from weft.runtime.sources import source_digest, versions
 
 T = TypeVar("T")
 
-_CLASSES = table(Calling, Returned, Viewed, Passed, Number, Check, Fallback, SymbolReader, SymbolRule, Source, FloatFormula)
+_CLASSES = table(
+    *(Calling, Returned, Viewed, Passed, Number, Check, Fallback, SymbolReader, SymbolRule, Source, FloatFormula)
+)
 
 
 def graph_key(

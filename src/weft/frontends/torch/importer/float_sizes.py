@@ -1,4 +1,4 @@
-"""Whole numbers that a program computes in floats from sizes, such as `int(s0 ** 0.5)`: a call computes them as Python does.
+"""Whole numbers that a program computes in floats from sizes, such as `int(s0 ** 0.5)`: calls do it as Python does.
 
 To the graph such a number is a symbol like any other. Where floats are exact (`int(1.5 * s0)`, `ceil(s0 / 3)`) there is
 no need of one: the number is a quotient of sizes.
@@ -22,7 +22,7 @@ from weft.ir.expr import Size, ceildiv, evaluate, floordiv, symbol, symbols_of
 
 ROUNDED = ("TruncToInt", "FloorToInt", "CeilToInt", "RoundToInt")
 """What makes a whole number of a float."""
-_OPERATORS: Mapping[str, tuple[int, Callable[..., float]]] = {
+_OPERATORS: Mapping[str, tuple[int, Callable[..., Any]]] = {
     "TruncToInt": (1, math.trunc),
     "FloorToInt": (1, math.floor),
     "CeilToInt": (1, math.ceil),
@@ -162,7 +162,7 @@ def _append(
 
 
 def _quotient(expression: Any, shape_env: Any, convert: Callable[[Any, Any], Size]) -> Size | None:
-    """`int(1.5 * s0)` is `3 * s0 // 2`, how resizing by a factor says what comes out; and `ceil(s0 / 3)` is exact too."""
+    """`int(1.5 * s0)` is `3 * s0 // 2`, how resizing by a factor says what comes out; `ceil(s0 / 3)` is exact too."""
     name = type(expression).__name__
     if name not in ("TruncToInt", "FloorToInt", "CeilToInt"):
         return None
