@@ -26,6 +26,7 @@ CODES = ("int4", "int4_64", "int4_32", "int8", "fp8", "mxfp4", "nvfp4")
 """How a GPU's weights can be held."""
 QUANTIZATIONS = ("", "int8_weights", "int8_dynamic", *CODES)
 SOLVERS = ("min_cut", "exact")
+_BUDGET_HINT = "it takes a share from 0 to 1 of what a step takes without it (0.5), or bytes (800MB, 2GiB)"
 _BUDGET = re.compile(r"((?:\d+(?:\.\d*)?|\.\d+)(?:e-\d{1,3})?)\s*(([KMGT]?)(i?)B)?", re.IGNORECASE)
 DEVICE_CHECKS = ("auto", "on", "wait", "off")
 
@@ -77,9 +78,14 @@ class Config:
     an instruction comes from. The instructions are the same without."""
 
     def __post_init__(self) -> None:
-        for name, numbers in (("memory_budget", int | float), ("chunked_loss", int)):
-            if isinstance(number := getattr(self, name), numbers) and not isinstance(number, bool):
-                object.__setattr__(self, name, str(number))
+        budget: Any = self.memory_budget
+        if budget is None or (isinstance(budget, int | float) and not isinstance(budget, bool)):
+            object.__setattr__(self, "memory_budget", "" if budget is None else str(budget))
+        elif not isinstance(budget, str):
+            raise WeftError(f"the option memory_budget is {budget!r}", hint=_BUDGET_HINT)
+        rows: Any = self.chunked_loss
+        if isinstance(rows, int) and not isinstance(rows, bool):
+            object.__setattr__(self, "chunked_loss", str(rows))
         for field in fields(self):
             value, wanted = getattr(self, field.name), bool if field.type == "bool" else str
             if not isinstance(value, wanted):
@@ -151,7 +157,7 @@ class MemoryBudget:
         if found is None or (not found[2] and not 0 <= float(found[1]) <= 1):
             raise WeftError(
                 f"the option memory_budget is {text!r}",
-                hint="it takes a share from 0 to 1 of what a step takes without it (0.5), or bytes (800MB, 2GiB)",
+                hint=_BUDGET_HINT,
             )
         if not found[2]:
             return cls(share=float(found[1]))
