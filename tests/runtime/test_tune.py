@@ -20,6 +20,7 @@ from weft.ir.types import Tensor, f32
 from weft.lower.plan import build_plan
 from weft.ops.graph import FuncOp, GraphBuilder, GroupOp, ReturnOp
 from weft.passes.grouping.build_groups import SCHEDULE
+from weft.passes.update_in_place import in_place_of
 from weft.pipelines import compile_cpu, cpu_passes, run_passes
 from weft.runtime.arrays import run_arrays
 from weft.runtime.cache import DiskCache
@@ -137,6 +138,25 @@ def test_a_program_computes_the_same_with_other_tiles(axis: int) -> None:
     code = compile_object(emit_kernels(planned.kernels, host_target()), host_target())
     (found,) = run_arrays(Executable(planned.plan, code, planned.prepare), arrays)
     np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+def test_products_that_add_to_what_is_there_are_tuned_too() -> None:
+    weights = {name: Tensor(f32, (DEPTH, COLUMNS)) for name in ("w", "v")}
+    function = FuncOp.make("sums", {"x": Tensor(f32, (ROWS, DEPTH)), **weights})
+    b, (x, w, v) = GraphBuilder(function.block), function.block.args
+    b.insert(ReturnOp.make([b.tanh(b.add(b.dot(x, w), b.dot(b.relu(x), v)))]))
+    function.attributes["constants"] = to_attribute((1, 2))
+    kernels = tunable_kernels(grouped(function))
+    assert len(kernels) == 2 and sum(len(in_place_of(each.groups[0])) for each in kernels) == 1
+    Tuner(host_target(), timer=Clock(), threads=1).tune(function)
+    assert schedules(function) == [True, False, True]  # between them relu has a kernel of its own
+    rng = np.random.default_rng()
+    arrays = [rng.standard_normal(shape).astype(np.float32) for shape in ((ROWS, DEPTH), *[(DEPTH, COLUMNS)] * 2)]
+    planned = build_plan(function, partial(panel_form, host_target()))
+    code = compile_object(emit_kernels(planned.kernels, host_target()), host_target())
+    (found,) = run_arrays(Executable(planned.plan, code, planned.prepare), arrays)
+    wide = [array.astype(np.float64) for array in arrays]
+    np.testing.assert_allclose(found, np.tanh(wide[0] @ wide[1] + np.maximum(wide[0], 0) @ wide[2]), atol=1e-4)
 
 
 def test_the_option(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,9 +33,8 @@ from weft.ops.base import View, viewed
 from weft.ops.graph import FuncOp, GroupOp, ReturnOp
 from weft.ops.matmul.attention import AnyAttention
 from weft.ops.matmul.dot import Dot
-from weft.passes.grouping.build_groups import SCHEDULE
+from weft.passes.grouping.build_groups import IN_PLACE, SCHEDULE
 from weft.passes.simplify.constant_values import constant_arguments
-from weft.passes.update_in_place import in_place_of
 from weft.runtime.arrays import ArrayCall
 from weft.runtime.cache import DiskCache, cache_key
 from weft.runtime.cores import available_cores
@@ -242,7 +241,7 @@ def tunable_kernels(function: FuncOp) -> list[TunedKernel]:
     constants: set[SSAValue] = set(constant_arguments(function))
     kernels: dict[str, TunedKernel] = {}
     for group in function.block.ops:
-        if not isinstance(group, GroupOp) or group.claim or SCHEDULE in group.attributes or in_place_of(group):
+        if not isinstance(group, GroupOp) or group.claim or SCHEDULE in group.attributes:
             continue
         values = (*group.operands, *group.results)
         if not isinstance(anchor_of(group), Dot | AnyAttention) or not all(tensor_of(v.type).is_static for v in values):
@@ -254,7 +253,10 @@ def tunable_kernels(function: FuncOp) -> list[TunedKernel]:
 
 
 def _alone(group: GroupOp, constants: set[SSAValue]) -> FuncOp:
-    """A function of a group and the views that it reads: constants of the program are constants of it."""
+    """A function of a group and the views that it reads: constants of the program are constants of it.
+
+    What the group writes over an operand, the function writes to memory of its own, which takes as long.
+    """
     roots = list(dict.fromkeys(viewed(operand) for operand in group.operands))
     function = FuncOp.make("alone", {f"x{number}": tensor_of(root.type) for number, root in enumerate(roots)})
     values: dict[SSAValue, SSAValue] = dict(zip(roots, function.block.args, strict=True))
@@ -271,7 +273,7 @@ def _alone(group: GroupOp, constants: set[SSAValue]) -> FuncOp:
     copy = GroupOp.create(
         operands=[bring(operand) for operand in group.operands],
         result_types=group.result_types,
-        attributes=dict(group.attributes),
+        attributes={name: value for name, value in group.attributes.items() if name != IN_PLACE},
         regions=[group.body.clone()],
     )
     function.block.add_op(copy)
