@@ -97,3 +97,24 @@ def test_vectors_outside_of_a_tensor_are_refused_with_the_line(tmp_path: Path) -
     with pytest.raises(ParseError, match="blocks of") as caught:
         schedule_streams(load_streams(path), TSP1)
     assert "stream.mlir" in str(caught.value.location)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("first_tile = 0 : i64", "first_tile = 1 : i64", "weights are in tiles 1 to 20, and a vector has 20 tiles"),
+        ("first_tile = 0 : i64", "first_tile = -1 : i64", "weights are in tiles -1 to 18"),
+        ("tiles = 20 : i64", "tiles = 0 : i64", "weights are in tiles 0 to -1"),
+        ("tiles = 20 : i64", "tiles = 19 : i64", "loaded as a whole"),
+        ("columns = false", "columns = true", "loaded as a whole"),
+    ],
+)
+def test_weights_outside_of_a_plane_are_refused_with_the_line(tmp_path: Path, old: str, new: str, said: str) -> None:
+    path = tmp_path / "stream.mlir"
+    save_streams(map_streams(*_arguments(4)), path)
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new, 1))
+    with pytest.raises(ParseError, match=said) as caught:
+        schedule_streams(load_streams(path), TSP1)
+    assert "stream.mlir" in str(caught.value.location)

@@ -107,7 +107,11 @@ class _Quantizer(Rounding):
         rule = getattr(self, f"_{op.name.removeprefix('graph.')}", None)
         made = rule(op, operands, found) if rule is not None and isinstance(op, GraphOp) else None
         if made is None:
-            raise self._refusal(op, f"of {', '.join(type(each).__name__ for each in found)} is not quantized")
+            of = ", ".join(
+                f"{'a constant' if _array(known) is not None else 'a tensor'} {list(_shape(each))}"
+                for each, known in zip(op.operands, found, strict=True)
+            )
+            raise self._refusal(op, f"of {of} is not quantized")
         if isinstance(made, SSAValue):
             self.roots[result] = made
         else:

@@ -35,7 +35,7 @@ def map_streams(function: FuncOp, machine: StreamingMachine, constants: Mapping[
 
 def map_graph(function: FuncOp, machine: StreamingMachine, constants: Mapping[str, np.ndarray]) -> Model:
     """The layers of a function with their jobs, as the scheduler sees them."""
-    return read_streams(map_streams(function, machine, constants))
+    return read_streams(map_streams(function, machine, constants), machine.lanes.tiles)
 
 
 def compile_graph(function: FuncOp, machine: StreamingMachine, constants: Mapping[str, np.ndarray]) -> Program:
@@ -45,15 +45,20 @@ def compile_graph(function: FuncOp, machine: StreamingMachine, constants: Mappin
 
 def schedule_streams(streams: StreamProgram, machine: StreamingMachine) -> Program:
     """The schedule of a program of streams for one chip."""
-    model = read_streams(streams)
-    if model.lanes != machine.width:
-        raise UnsupportedError(
-            f"the streams are {model.lanes} lanes wide, and those of {machine.name} {machine.width}",
-            hint="map the graph for this machine",
-        )
+    model = _read(streams, machine)
     if is_vector_stack(model, machine):
         return _shorter(model, machine)
     return _schedule_layers(model, machine)
+
+
+def _read(streams: StreamProgram, machine: StreamingMachine) -> Model:
+    lanes = streams.op.lanes.value.data
+    if lanes != machine.width:
+        raise UnsupportedError(
+            f"the streams are {lanes} lanes wide, and those of {machine.name} {machine.width}",
+            hint="map the graph for this machine",
+        )
+    return read_streams(streams, machine.lanes.tiles)
 
 
 def _shorter(model: Model, machine: StreamingMachine) -> Program:
@@ -85,7 +90,7 @@ def _program(chip: ChipSchedule) -> Program:
 
 def optimize_streams(streams: StreamProgram, machine: StreamingMachine, seconds: float) -> tuple[Program, Optimum]:
     """The schedule whose layers start as a solver finds best in so many seconds, and what it says of them."""
-    model = read_streams(streams)
+    model = _read(streams, machine)
     chip = ChipSchedule(machine, model, movable=True)
     starts = [chip.add_layer(layer) for layer in model.layers]
     assert chip.movable is not None, "it was asked for"

@@ -35,14 +35,17 @@ from weft.spatial.stream_dialect import (
 from weft.spatial.stream_program import StreamProgram
 
 
-def read_streams(program: StreamProgram) -> Model:
-    """The layers of a program; one that is inconsistent is refused with the line of the op."""
-    return _Reader(program).run()
+def read_streams(program: StreamProgram, tiles_across: int) -> Model:
+    """The layers of a program; one that is inconsistent is refused with the line of the op.
+
+    A vector of the machine is so many of its tiles wide.
+    """
+    return _Reader(program, tiles_across).run()
 
 
 class _Reader:
-    def __init__(self, program: StreamProgram) -> None:
-        self.program = program
+    def __init__(self, program: StreamProgram, tiles_across: int) -> None:
+        self.program, self.tiles_across = program, tiles_across
         self.model = Model(program.op.lanes.value.data)
         self.model.macs = program.op.macs.value.data
         self.model.origins = json.loads(program.op.origins.data)
@@ -187,7 +190,11 @@ class _Reader:
         read = load.vectors.owner if isinstance(load, LoadWeightsOp) else None
         if not isinstance(load, LoadWeightsOp) or not isinstance(read, ReadOp):
             _refuse(install, "weights are loaded from vectors that are read")
+        self._check_lanes(load)
         if isinstance(read.tensor.owner, TileOp):
+            whole = np.array_equal(listed(read.places), np.arange(self.model.lanes))
+            if not whole or load.columns.value.data or load.tiles.value.data != self.tiles_across:
+                _refuse(load, "a tile of constant weights is loaded as a whole, by rows")
             return read.tensor.owner.number.value.data
         if read.tensor not in self.tensors:
             _refuse(read, "weights are read from a tile or a tensor")
@@ -195,6 +202,8 @@ class _Reader:
         self._check_places(read, tensor, read.block.value.data, places)
         if np.any(np.diff(places) != 1):
             _refuse(read, "weights are vectors that follow each other")
+        if len(places) > self.model.lanes:
+            _refuse(read, f"{len(places)} vectors are weights of a plane, which has {self.model.lanes}")
         return TensorTile(
             tensor,
             tensor.number,
@@ -205,6 +214,13 @@ class _Reader:
             load.first_tile.value.data,
             load.tiles.value.data,
         )
+
+    def _check_lanes(self, load: LoadWeightsOp) -> None:
+        first, count = load.first_tile.value.data, load.tiles.value.data
+        if first < 0 or count < 1 or first + count > self.tiles_across:
+            _refuse(
+                load, f"weights are in tiles {first} to {first + count - 1}, and a vector has {self.tiles_across} tiles"
+            )
 
     def _check_places(self, op: Operation, tensor: Placed, block: int, places: np.ndarray) -> None:
         inside = len(places) and places.min() >= 0 and places.max() < tensor.pixels

@@ -14,7 +14,7 @@ result is written while others are computed, and the next product starts with th
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -27,10 +27,11 @@ from weft.spatial.scheduler.emit import Emitter, groups_of, texts_of
 from weft.spatial.scheduler.expression import constants_of, streams_of
 from weft.spatial.scheduler.mesh import Stage, place_expression
 from weft.spatial.scheduler.stack_memory import CONSTANTS, TENSOR_SLICES, StackMemory
+from weft.spatial.scheduler.stack_planes import PlaneEmission, StackPlane
 
 # Streams from the west half to the middle and beyond: sums, vectors of the planes in the east, constants, tensors of
 # expressions. To the west: vectors of the planes there, results.
-_SUMS, _RESULTS, _CONSTANTS, _BESIDE = 0, 8, (16, 20), (24, 25)
+_RESULTS, _CONSTANTS, _BESIDE = 8, (16, 20), (24, 25)
 _EVER = -(1 << 30)
 """When what memory holds from the start is there."""
 _Issue = tuple[Opcode, int, int, dict[str, int]]
@@ -81,22 +82,6 @@ def schedule_vector_stack(model: Model, machine: StreamingMachine) -> Program | 
 
 
 @dataclass
-class _Tiles:
-    """What a plane does: for each of its tiles, when a vector meets it, and what these are."""
-
-    met: list[int] = field(default_factory=list[int])
-    tiles: list[int] = field(default_factory=list[int])
-    taken: list[int] = field(default_factory=list[int])
-    """The tag of the vector."""
-    read_at: list[int] = field(default_factory=list[int])
-    """Its address."""
-    made: list[int] = field(default_factory=list[int])
-    rows: list[int] = field(default_factory=list[int])
-    details: list[int] = field(default_factory=list[int])
-    origins: list[int] = field(default_factory=list[int])
-
-
-@dataclass
 class _Block:
     """A block of a result whose sums are not complete: the passes that are left."""
 
@@ -111,8 +96,9 @@ class _VectorStack:
     def __init__(self, machine: StreamingMachine, model: Model, interval: int, phases: tuple[int, ...]) -> None:
         self.machine, self.model, self.interval, self.phases = machine, model, interval, phases
         self.units, self.emitter = Units(machine), Emitter()
-        self.planes = [_Tiles() for _ in phases]
+        self.planes = [StackPlane() for _ in phases]
         self.memory = StackMemory(machine, model)
+        self.emission = PlaneEmission(machine, self.units, self.memory, self.emitter)
         self.there: dict[tuple[int, int], int] = {}
         """The cycle from which a block of a tensor can be read."""
         self.taken: set[tuple[int, int]] = set()
@@ -126,8 +112,8 @@ class _VectorStack:
             self._layer(layer)
         for plane, done in enumerate(self.planes):
             if done.met:
-                self._weights(plane, done)
-                self._vectors(plane, done)
+                self.emission.weights(plane, done, self.interval)
+                self.emission.vectors(plane, done)
 
     def is_crowded(self, layer: Layer) -> bool:
         """Whether an expression reads two vectors of one slice at once."""
@@ -198,14 +184,14 @@ class _VectorStack:
         """When a pass can be at the earliest, and what is issued for it apart from weights."""
         latency, source = self.machine.latency, layer.source
         assert source is not None, "a product has a source"
-        ready = self.there.get((source.number, each.block), _EVER) + self._way(plane) + latency.read
+        ready = self.there.get((source.number, each.block), _EVER) + self.emission.way(plane) + latency.read
         last = len(own.passes) == 1
         if last:
             ready = max(ready, self._beside_ready(layer, own.block) - self._to_vector_unit)
         met = max(self._next(plane), ready)
         met += (self.phases[plane] - met) % self.interval
         while True:
-            address, cycle = source.base + each.block, met - self._way(plane) - latency.read
+            address, cycle = source.base + each.block, met - self.emission.way(plane) - latency.read
             issues: list[_Issue] = [(Opcode.READ, self.units.memory(0, 0), cycle, {"address": address})]
             if last:
                 issues += self._express(layer, plane, own.block, met + self._to_vector_unit)
@@ -248,17 +234,12 @@ class _VectorStack:
                     earliest = max(earliest, there + way - (_sum_depth(stages) - stage.depth) * latency.alu)
         return earliest
 
-    def _way(self, plane: int) -> int:
-        """Registers from where vectors lie to a plane."""
-        return self.machine.edge + (1 if self.units.half_of_plane(plane) else -1)
-
     def _express(self, layer: Layer, plane: int, block: int, taken: int) -> list[_Issue]:
         """What the vector unit computes of a sum that reaches it in a cycle, and the write of it."""
         latency, output = self.machine.latency, layer.output
         stages = self._stages(layer)
         ends = taken + _sum_depth(stages) * latency.alu
-        tag, east = output.tag + block, self.units.half_of_plane(plane)
-        own = plane % (self.machine.matrix.planes // 2)
+        tag = output.tag + block
         constants = list({id(each): each for each in constants_of(layer.root)}.values())
         beside = streams_of(layer.root)
         issues: list[_Issue] = []
@@ -280,13 +261,12 @@ class _VectorStack:
                     sources[at], wants[at] = read[3]["result"], read[3]["tag"]
                     issues.append(read)
                 else:
-                    sources[at] = self._stream(WEST if east else EAST, _SUMS + 4 * own)
-                    wants[at] = tag
+                    sources[at], wants[at] = self.emission.sums(plane), tag
             columns = {
                 "function": int(stage.node.function),
                 "source0": sources[0],
                 "source1": sources[1],
-                "result": self._stream(WEST, _RESULTS) if stage.depth == 1 else NONE,
+                "result": self.emission.stream(WEST, _RESULTS) if stage.depth == 1 else NONE,
                 "want0": wants[0],
                 "want1": wants[1],
                 "tag": tag,
@@ -295,7 +275,7 @@ class _VectorStack:
         wide = output.dtype.itemsize
         for byte in range(wide):
             slice_ = self.units.memory(0, byte)
-            columns = {"source0": self._stream(WEST, _RESULTS) + byte, "address": output.base + block}
+            columns = {"source0": self.emission.stream(WEST, _RESULTS) + byte, "address": output.base + block}
             columns |= {"want0": tag, "detail": 16 * wide + byte}
             issues.append((Opcode.WRITE, slice_, ends + abs(self.units.position(slice_)), columns))
         return issues
@@ -310,88 +290,15 @@ class _VectorStack:
         for byte in range(4):
             slice_ = self.memory.constant_slice(place, byte)
             cycle = time - abs(self.units.position(slice_)) - self.machine.latency.read
-            columns = {"result": self._stream(EAST, _CONSTANTS[place]) + byte, "address": address, "tag": tag}
+            columns = {"result": self.emission.stream(EAST, _CONSTANTS[place]) + byte, "address": address, "tag": tag}
             issues.append((Opcode.READ, slice_, cycle, columns))
         return issues
 
     def _read_beside(self, tensor: Placed, number: int, block: int, time: int) -> _Issue:
         slice_ = self.units.memory(0, 0)
         cycle = time - abs(self.units.position(slice_)) - self.machine.latency.read
-        columns = {"result": self._stream(EAST, _BESIDE[number]), "address": tensor.base + block}
+        columns = {"result": self.emission.stream(EAST, _BESIDE[number]), "address": tensor.base + block}
         return Opcode.READ, slice_, cycle, columns | {"tag": tensor.tag + block}
-
-    # Units
-
-    def _weights(self, plane: int, done: _Tiles) -> None:
-        """Loads end just before a tile is installed, in the cycle in which a vector meets the one before it."""
-        machine, load = self.machine, np.arange(self.machine.load_cycles)
-        width = machine.matrix.load_streams
-        met = np.array(done.met)
-        installs = np.concatenate([[met[0] - self.interval], met[:-1]])
-        cycles = installs[:, None] - machine.latency.load_weights - machine.load_cycles + 1 + load
-        first = np.array([self.memory.tile(plane, tile) for tile in done.tiles])[:, None] + load
-        tags = np.array(done.tiles)[:, None] * machine.matrix.rows + load * width
-        origins = np.repeat(np.array(done.origins), machine.load_cycles)
-        stream = self._weight_stream(plane)
-        for number in range(width):
-            slice_ = self.memory.weight_slice(plane) + number
-            way = machine.edge - abs(self.units.position(slice_))
-            self.emitter.emit(
-                Opcode.READ,
-                slice_,
-                cycles - way - machine.latency.read,
-                result=stream + number,
-                address=first,
-                tag=tags + number,
-                origin=origins,
-            )
-        queue = self.units.plane(plane, 0)
-        tile_tags = np.array(done.tiles) * machine.matrix.rows
-        columns = {"want0": tags, "tag": np.repeat(tile_tags, machine.load_cycles), "origin": origins}
-        self.emitter.emit(
-            Opcode.LOAD_WEIGHTS, queue, cycles, source0=stream, address=np.tile(load, len(met)), **columns
-        )
-        self.emitter.emit(Opcode.INSTALL_WEIGHTS, queue, installs, tag=tile_tags, origin=np.array(done.origins))
-
-    def _vectors(self, plane: int, done: _Tiles) -> None:
-        machine, latency, half = self.machine, self.machine.latency, self.units.half_of_plane(plane)
-        met, own = np.array(done.met), plane % (self.machine.matrix.planes // 2)
-        stream = self._weight_stream(plane) + machine.matrix.load_streams - 1
-        tags, origins = np.array(done.taken), np.array(done.origins)
-        weights = np.array(done.tiles) * machine.matrix.rows
-        self.emitter.emit(
-            Opcode.READ,
-            self.units.memory(0, 0),
-            met - self._way(plane) - latency.read,
-            result=stream,
-            address=np.array(done.read_at),
-            tag=tags,
-            origin=origins,
-        )
-        queue = self.units.plane(plane, 1)
-        self.emitter.emit(Opcode.MULTIPLY, queue, met, source0=stream, want0=tags, tag=weights, origin=origins)
-        details = np.array(done.details)
-        inward = self._stream(WEST if half else EAST, _SUMS + 4 * own)
-        self.emitter.emit(
-            Opcode.ACCUMULATE,
-            self.units.plane(plane, 2),
-            met + latency.multiply,
-            result=np.where(details & EMITS, inward, NONE),
-            address=np.array(done.rows),
-            detail=details,
-            want0=tags,
-            want1=weights,
-            tag=np.array(done.made),
-            origin=origins,
-        )
-
-    def _weight_stream(self, plane: int) -> int:
-        """The first of the streams that bring the weights of a plane."""
-        half, own = self.units.half_of_plane(plane), plane % (self.machine.matrix.planes // 2)
-        return self._stream(EAST if half else WEST, own * self.machine.matrix.load_streams)
-
-    def _stream(self, direction: int, number: int) -> int:
-        return direction * self.machine.streams.per_direction + number
 
     # The program
 
