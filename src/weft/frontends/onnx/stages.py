@@ -32,6 +32,7 @@ from weft.frontends.onnx.stage_functions import StageFunction, StageFunctions
 from weft.frontends.onnx.stored_steps import Imported, StoredStep, StoredSteps
 from weft.frontends.onnx.values import Absent, Items, Known, Slot, Traced, Value
 from weft.ops.graph import FuncOp, GraphBuilder, ReturnOp
+from weft.runtime.collection import without_collection
 from weft.tile.text import print_program
 
 Source: TypeAlias = Known | Absent | tuple[str, Any]
@@ -164,6 +165,10 @@ class StagedProgram:
 
     def _import(self, state: State, slots: Sequence[np.ndarray]) -> Step | None:
         """A step; None where the elements of one slot more turned out to matter."""
+        with without_collection():
+            return self._step_for(state, slots)
+
+    def _step_for(self, state: State, slots: Sequence[np.ndarray]) -> Step | None:
         kept = self._stored if state.structure is not None else None
         stored = None if kept is None else kept.find(slots, state.structure, state.by_value)
         if isinstance(stored, StoredStep):
