@@ -92,7 +92,7 @@ class NumpyArrays:
     def from_host(self, array: np.ndarray) -> np.ndarray:
         return array
 
-    def multiply(self, a: np.ndarray, b: np.ndarray, out: np.ndarray) -> None:
+    def multiply(self, a: np.ndarray, b: np.ndarray, out: np.ndarray, *, accumulates: bool = False) -> None:
         raise UnsupportedError(f"a product of {out.dtype} that a library was to carry out", hint="compile it anew")
 
 
