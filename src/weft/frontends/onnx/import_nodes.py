@@ -102,6 +102,9 @@ class Importer:
     repeatable: bool = True
     """Whether another import of the same nodes gives the same: no elements of large arrays were looked at, or drawn."""
 
+    regions: bool = True
+    """Whether loops may be ops with regions; else they are written out."""
+
     checks: list[tuple[SSAValue, str]] = field(default_factory=list[tuple[SSAValue, str]])
     """Conditions on data that must not hold, of this stage."""
 

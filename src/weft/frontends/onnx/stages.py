@@ -94,6 +94,8 @@ class StagedProgram:
     threads: int | None = None
     checked: bool = True
     """Whether indices that are out of range are looked for."""
+    regions: bool = True
+    """Whether loops may be ops with regions."""
 
     def __post_init__(self) -> None:
         self._lock = threading.RLock()
@@ -179,7 +181,8 @@ class StagedProgram:
         self.model.read_weights()
         known_before = frozenset(state.by_value)
         values = {name: _given(value, slots, state.by_value) for name, value in state.values.items()}
-        importer = Importer(self.model.opsets, self.model.functions, self.fresh, values, list(reversed(state.pending)))
+        pending = list(reversed(state.pending))
+        importer = Importer(self.model.opsets, self.model.functions, self.fresh, values, pending, regions=self.regions)
         importer.declare_arguments()
         host: RunsOnHost | None = None
         needed: Traced | Slot | None = None
