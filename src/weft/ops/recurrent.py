@@ -59,6 +59,8 @@ class Form:
     """Whether an LSTM forgets what it does not take in: f is 1 - i."""
     keep: bool = False
     """Whether what gradients need of every turn is given behind the results (`ops/recurrent_gradients.py`)."""
+    seen: Activation = lambda b, x: x
+    """What an LSTM's products see of the input, and of the state in each turn: quantized layers round both to codes."""
     reset_after: bool = True
     """Whether a GRU resets what the product has made of the state (`linear_before_reset`), or the state before."""
 
@@ -86,7 +88,8 @@ def lstm(b: GraphBuilder, x: SSAValue, h: SSAValue, c: SSAValue, weights: Weight
 
     def turn(b: GraphBuilder, inputs: SSAValue, states: Sequence[SSAValue]) -> _Turn:
         h, c = states
-        given, made = (_gates(b, each, form.order) for each in (_biased(b, inputs, bias), b.dot(h, hidden)))
+        product = b.dot(form.seen(b, h), hidden)
+        given, made = (_gates(b, each, form.order) for each in (_biased(b, inputs, bias), product))
         gates = {name: b.add(given[name], made[name]) for name in form.order}
         i = form.gate(b, _clipped(b, _peeped(b, gates["i"], c, weights, "i"), form))
         if form.coupled:
@@ -100,7 +103,7 @@ def lstm(b: GraphBuilder, x: SSAValue, h: SSAValue, c: SSAValue, weights: Weight
         state = state if projection is None else b.dot(state, projection)
         return [state, new], [i, f, g, o, new]
 
-    return _turns(b, turn, _projected(b, x, weights.input), [h, c], form)
+    return _turns(b, turn, _projected(b, form.seen(b, x), weights.input), [h, c], form)
 
 
 def gru(b: GraphBuilder, x: SSAValue, h: SSAValue, weights: Weights, form: Form) -> tuple[SSAValue, ...]:

@@ -194,3 +194,43 @@ def test_operators_with_an_activation_are_two() -> None:
     close(found, np.where(expected < 0, 0.25 * expected, expected))
     with pytest.raises(WeftError, match="activation"):
         run("FusedGemm", [x, w, bias], activation="Of my own")
+
+
+@pytest.mark.parametrize("per_column", [False, True])
+def test_a_quantized_lstm_rounds_its_input_and_each_state(per_column: bool) -> None:
+    rng = np.random.default_rng(3)
+    size, ways = 4, 2
+    codes = {
+        name: rng.integers(30, 220, (ways, rows, 4 * size)).astype(np.uint8) for name, rows in (("w", 3), ("r", 4))
+    }
+    scales = {
+        name: (rng.random((ways, 4 * size) if per_column else (ways,)) * 0.01 + 0.004).astype(np.float32)
+        for name in codes
+    }
+    zeros = np.full_like(scales["w"], 128).astype(np.uint8)
+    bias = rng.standard_normal((ways, 8 * size)).astype(np.float32)
+    x = rng.standard_normal((6, 3, 3)).astype(np.float32)
+    y, last = run(
+        "DynamicQuantizeLSTM",
+        [x, codes["w"], codes["r"], bias, None, None, None, None, scales["w"], zeros, scales["r"], zeros],
+        outputs=2,
+        hidden_size=size,
+        direction="bidirectional",
+    )
+
+    def rounded(given: np.ndarray) -> np.ndarray:
+        least, most = min(given.min(), 0), max(given.max(), 0)
+        scale = (most - least) / 255 or 1.0
+        offset = np.round(-least / scale)
+        return (np.clip(np.round(given / scale) + offset, 0, 255) - offset) * scale
+
+    for way in range(ways):
+        w, r = ((codes[n][way].astype(float) - 128) * scales[n][way] for n in ("w", "r"))
+        h, c, seen = np.zeros((3, size)), np.zeros((3, size)), rounded(x.astype(float))
+        for turn in range(6) if way == 0 else reversed(range(6)):
+            i, o, f, g = np.split(seen[turn] @ w + bias[way, :16] + bias[way, 16:] + rounded(h) @ r, 4, axis=1)
+            i, o, f = (1 / (1 + np.exp(-each)) for each in (i, o, f))
+            c = f * c + i * np.tanh(g)
+            h = o * np.tanh(c)
+            np.testing.assert_allclose(y[turn, way], h, atol=2e-5)
+        np.testing.assert_allclose(last[way], h, atol=2e-5)

@@ -170,3 +170,12 @@ def test_deferred_weights_close_their_file(tmp_path: Path) -> None:
         deferred.read()
         deferred.read()
         assert before == (len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0)
+
+
+def test_a_small_file_is_read_whole_and_may_change(tmp_path: Path) -> None:
+    path = tmp_path / "m.onnx"
+    nodes = [helper.make_node("Add", ["x", "w"], ["y"])]
+    onnx.save(model(nodes, [info("x", ("n", 3))], [info("y")], {"w": np.ones(3, np.float32)}), str(path))
+    loaded = weft.onnx.load(path)
+    path.write_bytes(b"")
+    np.testing.assert_array_equal(loaded(np.zeros((2, 3), np.float32))[0], np.ones((2, 3), np.float32))

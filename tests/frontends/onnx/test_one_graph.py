@@ -13,6 +13,7 @@ import weft
 from weft.artifact.sources import read_source
 from weft.artifact.write import write_artifact
 from weft.errors import UnsupportedError
+from weft.frontends.onnx.one_graph import read_one_graph
 
 W = np.random.default_rng(0).standard_normal((8, 3)).astype(np.float32)
 
@@ -61,3 +62,21 @@ def test_a_model_of_several_graphs_is_refused(tmp_path: Path) -> None:
 def test_a_result_that_is_an_input_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedError, match="as its results"):
         read_source(saved(tmp_path / "m.onnx", PRODUCT, 4, ("y", "tokens")))
+
+
+def test_loops_of_an_artifact_are_written_out(tmp_path: Path) -> None:
+    """A program that runs on its own has none."""
+    body = helper.make_graph(
+        [helper.make_node("Add", ["s", "e"], ["t"]), helper.make_node("Identity", ["t"], ["o"])],
+        "body",
+        [helper.make_tensor_value_info(name, 1, (2,)) for name in ("s", "e")],
+        [helper.make_tensor_value_info(name, 1, (2,)) for name in ("t", "o")],
+    )
+    node = helper.make_node("Scan", ["z", "x"], ["last", "y"], body=body, num_scan_inputs=1)
+    inputs = [helper.make_tensor_value_info("z", 1, (2,)), helper.make_tensor_value_info("x", 1, (9, 2))]
+    outputs = [helper.make_tensor_value_info(name, 1, None) for name in ("last", "y")]
+    path = tmp_path / "scan.onnx"
+    graph = helper.make_graph([node], "scan", inputs, outputs)
+    path.write_bytes(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)]).SerializeToString())
+    text, _ = read_one_graph(path, {})
+    assert "graph.loop" not in text

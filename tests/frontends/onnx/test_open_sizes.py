@@ -152,3 +152,43 @@ def test_programs_that_no_other_size_shares_are_let_go(monkeypatch: pytest.Monke
         agrees(function, model, x=np.ones((2, length), "f"))
     families = function._program._functions._families  # type: ignore[attr-defined]
     assert max(len(family.programs) for family in families) <= 2
+
+
+def test_recurrent_layers_share_a_program_for_any_length() -> None:
+    rng = np.random.default_rng(0)
+    arrays = {"w": rng.normal(0, 0.5, (1, 20, 3)).astype("f"), "r": rng.normal(0, 0.5, (1, 20, 5)).astype("f")}
+    node = helper.make_node("LSTM", ["x", "w", "r"], ["y", "h"], hidden_size=5)
+    model = model_of([node], {"x": (T.FLOAT, ["length", "batch", 3])}, ["y", "h"], arrays)
+    function = weft.onnx.load(model, config=CONFIG, threads=1)
+    for length, batch in ((7, 3), (9, 5), (12, 2), (30, 4)):
+        agrees(function, model, x=rng.normal(0, 1, (length, batch, 3)).astype("f"))
+    assert compiled(function) == 2, "one of numbers, one of symbols"
+
+
+def test_scans_share_a_program_for_any_length() -> None:
+    node, rng = helper.make_node, np.random.default_rng(0)
+    then = helper.make_graph([node("Neg", ["t"], ["p"])], "then", [], [helper.make_tensor_value_info("p", 1, None)])
+    other = helper.make_graph([node("Tanh", ["t"], ["q"])], "other", [], [helper.make_tensor_value_info("q", 1, None)])
+    info = helper.make_tensor_value_info
+    inner = [
+        node("Add", ["s", "e"], ["t"]),
+        node("ReduceSum", ["t"], ["sum"], keepdims=0),
+        node("Less", ["sum", "zero"], ["less"]),
+        node("If", ["less"], ["next"], then_branch=then, else_branch=other),
+        node("Mul", ["next", "e"], ["out"]),
+    ]
+    body = helper.make_graph(
+        inner, "body", [info("s", 1, None), info("e", 1, None)], [info("next", 1, None), info("out", 1, None)]
+    )
+    nodes = [
+        node("ReduceSum", ["x", "axis"], ["start"], keepdims=0),
+        node("Scan", ["start", "x"], ["last", "y"], body=body, num_scan_inputs=1),
+    ]
+    arrays = {"axis": np.array([0]), "zero": np.float32(0)}
+    model = model_of(nodes, {"x": (T.FLOAT, ["length", "n"])}, ["last", "y"], arrays)
+    function = weft.onnx.load(model, config=CONFIG, threads=1)
+    for shape in ((6, 3), (8, 5), (11, 4), (25, 7)):
+        agrees(function, model, x=rng.normal(0, 1, shape).astype("f"))
+    assert compiled(function) == 2, "one of numbers, one of symbols"
+    agrees(function, model, x=rng.normal(0, 1, (3, 4)).astype("f"))
+    assert compiled(function) > 2, "three turns are written out"

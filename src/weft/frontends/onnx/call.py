@@ -33,6 +33,8 @@ class Scope(Protocol):
 
     builder: GraphBuilder
     repeatable: bool
+    regions: bool
+    """Whether loops may be ops with regions; else they are written out."""
     checks: list[tuple[SSAValue, str]]
     """Conditions that must not hold, and what is wrong where they do."""
 

@@ -10,7 +10,7 @@ operator runs on the host; what follows is imported when the elements, or the ho
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from math import prod
@@ -101,6 +101,9 @@ class Importer:
     stage_ops: int = 6000
     repeatable: bool = True
     """Whether another import of the same nodes gives the same: no elements of large arrays were looked at, or drawn."""
+
+    regions: bool = True
+    """Whether loops may be ops with regions; else they are written out."""
 
     checks: list[tuple[SSAValue, str]] = field(default_factory=list[tuple[SSAValue, str]])
     """Conditions on data that must not hold, of this stage."""
@@ -263,7 +266,7 @@ class Importer:
     @contextmanager
     def within(
         self, builder: GraphBuilder, nodes: Sequence[Node], values: Mapping[str, Value]
-    ) -> Iterator[Mapping[str, Value]]:
+    ) -> Generator[Mapping[str, Value]]:
         """Import nodes into a region, and go on there; `NoRegion` where they cannot be one."""
         outer = self.builder, self.pending, self.values, self.checks
         self.builder, self.pending, self.checks = builder, list(reversed(nodes)), []

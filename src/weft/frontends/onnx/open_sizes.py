@@ -17,123 +17,14 @@ from itertools import combinations_with_replacement
 from typing import Any, cast
 
 import numpy as np
-from xdsl.ir import SSAValue
 
 from weft.errors import WeftError
-from weft.ir.attributes import from_attribute, to_attribute
-from weft.ir.expr import Expr, Size, evaluate, symbol, symbols_of
-from weft.ir.types import Tensor, tensor_of
-from weft.ops.base import GraphOp
-from weft.ops.control import ControlOp
+from weft.frontends.onnx.outlines import LARGE, Entry, Outline
+from weft.ir.expr import Expr, Size, symbol
+from weft.ir.types import Tensor, i64
+from weft.ops.control import ControlOp, IfOp
 from weft.ops.create import Full, Iota
-from weft.ops.graph import FuncOp, ReturnOp
-from weft.ops.shape import Reshape
 from weft.ops.windows.convolution import Convolution
-
-_EXACT = 1 << 20
-"""Numbers up to this one are exact in every type that counts."""
-_LARGE = 1 << 14
-"""Elements of a constant that are compared; larger ones are the same array or not the same."""
-
-
-@dataclass(frozen=True)
-class _Entry:
-    """An op: its operands are numbers of values, arguments first."""
-
-    op: type[GraphOp]
-    params: Mapping[str, Any]
-    operands: tuple[int, ...]
-    results: tuple[Tensor, ...]
-    location: Any = None
-
-
-@dataclass(frozen=True)
-class Outline:
-    """What a function of one block says, apart from places in a program."""
-
-    names: tuple[str, ...]
-    arguments: tuple[Tensor, ...]
-    entries: tuple[_Entry, ...]
-    returned: tuple[int, ...]
-
-    @classmethod
-    def of(cls, function: FuncOp, constants: Mapping[str, np.ndarray]) -> Outline | None:
-        """None where control flow has blocks of its own. Constants that count, as places do, are no arguments."""
-        names = cast(tuple[str, ...], from_attribute(function.attributes["arg_names"]))
-        entries: list[_Entry] = []
-        numbers: dict[SSAValue, int] = {}
-        kept: list[str] = []
-        counted: list[tuple[SSAValue, _Entry]] = []
-        for name, value in zip(names, function.block.args, strict=True):
-            entry = _counted(constants[name], tensor_of(value.type)) if name in constants else None
-            if entry is None:
-                numbers[value] = len(kept)
-                kept.append(name)
-            else:
-                counted.append((value, entry))
-        arguments = tuple(tensor_of(value.type) for value in numbers)
-        for value, entry in counted:
-            numbers[value] = len(numbers)
-            entries.append(entry)
-        for op in function.block.ops:
-            operands = tuple(numbers[operand] for operand in op.operands)
-            if isinstance(op, ReturnOp):
-                return cls(tuple(kept), arguments, tuple(entries), operands)
-            if not isinstance(op, GraphOp) or isinstance(op, ControlOp) or op.regions:
-                return None
-            results = tuple(tensor_of(result.type) for result in op.results)
-            entries.append(_Entry(type(op), op.params, operands, results, op.location))
-            numbers.update({result: len(numbers) + n for n, result in enumerate(op.results)})
-        return None
-
-    def built(self) -> FuncOp:
-        """The function again."""
-        function = FuncOp.make("stage", dict(zip(self.names, self.arguments, strict=True)))
-        function.attributes["arg_names"] = to_attribute(self.names)
-        values: list[SSAValue] = list(function.block.args)
-        for entry in self.entries:
-            params = dict(entry.params)
-            if is_number := entry.op is Iota and not params["shape"]:  # which has no dimension to count along
-                params["shape"] = (1,)
-            operands = [values[number] for number in entry.operands]
-            op: GraphOp = entry.op.make(*operands, location=entry.location, **params)
-            if is_number:
-                function.block.add_op(op)
-                op = Reshape.make(op.results[0], location=entry.location, shape=())
-            function.block.add_op(op)
-            values += op.results
-        function.block.add_op(ReturnOp.make([values[number] for number in self.returned]))
-        return function
-
-    def says(self, other: Outline) -> bool:
-        """Whether this is the other at the sizes of its arguments."""
-        sizes: dict[str, int] = {}
-        if self.names != other.names:
-            return False
-        for own, given in zip(self.arguments, other.arguments, strict=True):
-            for size, number in zip(own.shape, given.shape, strict=False):
-                if isinstance(size, Expr) and isinstance(number, int):
-                    (name,) = symbols_of(size)
-                    if number < 2:  # what is 0 or 1 is broadcast, or nothing
-                        return False
-                    sizes.setdefault(name, number)
-        values = (self.arguments, self.entries), (other.arguments, other.entries)
-        return self.returned == other.returned and _equal(*values, sizes)
-
-
-def _counted(array: np.ndarray, tensor: Tensor) -> _Entry | None:
-    """The op that counts as a constant does: 0, 1, 2 … along its only dimension, or other steps."""
-    if array.dtype.kind not in "iuf" or not 2 <= array.size == max(array.shape) <= _LARGE:
-        return None
-    line = array.reshape(-1).astype(np.float64)
-    start, step = float(line[0]), float(line[1] - line[0])
-    if not start.is_integer() or not step.is_integer() or not np.array_equal(line, start + step * np.arange(line.size)):
-        return None
-    if max(abs(line[0]), abs(line[-1])) > _EXACT:
-        return None
-    dim = array.shape.index(array.size)
-    params = {"shape": array.shape, "dim": dim, "dtype": tensor.dtype, "start": int(start), "step": int(step)}
-    return _Entry(Iota, params, (), (tensor,))
 
 
 def joined(first: Outline, second: Outline) -> Outline | None:
@@ -151,8 +42,10 @@ def joined(first: Outline, second: Outline) -> Outline | None:
     return made if made.says(first) and made.says(second) else None
 
 
-def _is_laid_out(entry: _Entry) -> bool:
+def _is_laid_out(entry: Entry) -> bool:
     """Whether an op is a convolution of images whose sides are open: their layout, and its speed, depend on them."""
+    if any(_is_laid_out(each) for body in entry.bodies for each in body.entries):
+        return True
     return entry.op is Convolution and not all(isinstance(size, int) for size in entry.results[0].shape[2:])
 
 
@@ -167,26 +60,56 @@ class _Joining:
     sizes: dict[tuple[int, int], Size] = field(default_factory=dict[tuple[int, int], Size])
 
     def join(self, first: Outline, second: Outline) -> Outline:
-        arguments = tuple(map(self._argument, first.arguments, second.arguments))
+        return self._joined(first, second, tuple(map(self._argument, first.arguments, second.arguments)))
+
+    def _joined(self, first: Outline, second: Outline, arguments: tuple[Tensor, ...]) -> Outline:
         values = list(arguments)
-        entries: list[_Entry] = []
+        entries: list[Entry] = []
+        if first.returned != second.returned:
+            raise _ApartError
         for a, b in zip(first.entries, second.entries, strict=True):
             if a.op is not b.op or a.operands != b.operands or a.params.keys() != b.params.keys():
                 raise _ApartError
-            op: type[GraphOp] = a.op
+            op = a.op
             params: dict[str, Any] = {key: self._param(value, b.params[key]) for key, value in a.params.items()}
-            if op is Full and isinstance(params["value"], Expr):
+            bodies: tuple[Outline, ...] = ()
+            if issubclass(op, ControlOp):
+                bodies, made = self._control(a, b, params, [values[number] for number in a.operands])
+            elif op is Full and isinstance(params["value"], Expr):
                 number = params.pop("value")
                 op, params = Iota, {**params, "dim": 0, "start": number, "step": 0}
                 made = Tensor(params["dtype"], params["shape"])
             else:
                 made = op.infer(*(values[number] for number in a.operands), **params)
             results = (made,) if isinstance(made, Tensor) else tuple(made)
-            entries.append(_Entry(op, params, a.operands, results, b.location))
+            entries.append(Entry(op, params, a.operands, results, b.location, bodies))
             values += results
             for one, other, result in zip(a.results, b.results, results, strict=True):
                 self._note(one, other, result)
         return Outline(first.names, arguments, tuple(entries), first.returned)
+
+    def _control(
+        self, a: Entry, b: Entry, params: Mapping[str, Any], operands: Sequence[Tensor]
+    ) -> tuple[tuple[Outline, ...], tuple[Tensor, ...]]:
+        """The regions of control flow, and what it gives, by what its operands are."""
+        going = int(a.op is IfOp or bool(params["conditional"]))
+        carried, cut = (0, 0) if a.op is IfOp else (params["carried"], len(params["scanned"]))
+        starts, rest = operands[going : going + carried], operands[going + carried :]
+        slices = [Tensor(each.dtype, each.shape[1:]) for each in rest[:cut]]
+        arguments = (*starts, *slices, *rest[cut:])
+        if a.op is not IfOp:
+            arguments = (Tensor(i64, ()), *arguments)
+        bodies = tuple(self._joined(*each, arguments) for each in zip(a.bodies, b.bodies, strict=True))
+        given = [_returned(body) for body in bodies]
+        if a.op is IfOp:
+            if given[0] != given[1]:
+                raise _ApartError
+            return bodies, given[0]
+        made = given[0][going:]
+        if made[:carried] != tuple(starts):
+            raise _ApartError
+        stacks = (Tensor(each.dtype, (params["trip_count"], *each.shape)) for each in made[carried:])
+        return bodies, (*made[:carried], *stacks)
 
     def _argument(self, a: Tensor, b: Tensor) -> Tensor:
         if a.dtype != b.dtype or a.rank != b.rank:
@@ -244,39 +167,16 @@ class _Joining:
         raise _ApartError
 
 
+def _returned(body: Outline) -> tuple[Tensor, ...]:
+    """The types of what a region yields."""
+    values = [*body.arguments, *(result for entry in body.entries for result in entry.results)]
+    return tuple(values[number] for number in body.returned)
+
+
 def _number(size: Size) -> int:
     if not isinstance(size, int):
         raise _ApartError
     return size
-
-
-def _equal(own: Any, other: Any, sizes: Mapping[str, int]) -> bool:
-    """Whether a value is another at some sizes."""
-    match own:
-        case Expr():
-            return isinstance(other, int | float) and evaluate(own, sizes) == other
-        case Tensor():
-            return own.dtype == other.dtype and _equal(own.shape, other.shape, sizes)
-        case _Entry():
-            same = own.operands == other.operands and _same(own, other, sizes)
-            return same and _equal(own.results, other.results, sizes)
-        case tuple():
-            several, others = cast(tuple[Any, ...], own), cast(tuple[Any, ...], other)
-            if not isinstance(other, tuple) or len(several) != len(others):
-                return False
-            return all(_equal(a, b, sizes) for a, b in zip(several, others, strict=True))
-        case _:
-            return type(own) is type(other) and (own == other or (own != own and other != other))
-
-
-def _same(own: _Entry, other: _Entry, sizes: Mapping[str, int]) -> bool:
-    if own.op is Iota and other.op is Full:
-        return _equal((own.params["start"], own.params["shape"]), (other.params["value"], other.params["shape"]), sizes)
-    return (
-        own.op is other.op
-        and own.params.keys() == other.params.keys()
-        and all(_equal(value, other.params[key], sizes) for key, value in own.params.items())
-    )
 
 
 def same_constants(own: Mapping[str, np.ndarray], other: Mapping[str, np.ndarray]) -> bool:
@@ -287,7 +187,7 @@ def same_constants(own: Mapping[str, np.ndarray], other: Mapping[str, np.ndarray
 def _same_array(a: np.ndarray, b: np.ndarray) -> bool:
     if a is b:
         return True
-    if a.dtype != b.dtype or a.shape != b.shape or a.size > _LARGE:
+    if a.dtype != b.dtype or a.shape != b.shape or a.size > LARGE:
         return False
     return a.tobytes() == b.tobytes()
 

@@ -12,7 +12,8 @@ import numpy as np
 
 from weft.config import Config
 from weft.errors import WeftError
-from weft.frontends.onnx.open_sizes import Family, Outline, family_of
+from weft.frontends.onnx.open_sizes import Family, family_of
+from weft.frontends.onnx.outlines import Outline
 from weft.frontends.text import compile_function
 from weft.ops.graph import FuncOp
 from weft.tile.text import print_program

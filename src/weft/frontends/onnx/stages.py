@@ -32,6 +32,7 @@ from weft.frontends.onnx.stage_functions import StageFunction, StageFunctions
 from weft.frontends.onnx.stored_steps import Imported, StoredStep, StoredSteps
 from weft.frontends.onnx.values import Absent, Items, Known, Slot, Traced, Value
 from weft.ops.graph import FuncOp, GraphBuilder, ReturnOp
+from weft.runtime.collection import without_collection
 from weft.tile.text import print_program
 
 Source: TypeAlias = Known | Absent | tuple[str, Any]
@@ -93,6 +94,8 @@ class StagedProgram:
     threads: int | None = None
     checked: bool = True
     """Whether indices that are out of range are looked for."""
+    regions: bool = True
+    """Whether loops may be ops with regions."""
 
     def __post_init__(self) -> None:
         self._lock = threading.RLock()
@@ -164,6 +167,10 @@ class StagedProgram:
 
     def _import(self, state: State, slots: Sequence[np.ndarray]) -> Step | None:
         """A step; None where the elements of one slot more turned out to matter."""
+        with without_collection():
+            return self._step_for(state, slots)
+
+    def _step_for(self, state: State, slots: Sequence[np.ndarray]) -> Step | None:
         kept = self._stored if state.structure is not None else None
         stored = None if kept is None else kept.find(slots, state.structure, state.by_value)
         if isinstance(stored, StoredStep):
@@ -174,7 +181,8 @@ class StagedProgram:
         self.model.read_weights()
         known_before = frozenset(state.by_value)
         values = {name: _given(value, slots, state.by_value) for name, value in state.values.items()}
-        importer = Importer(self.model.opsets, self.model.functions, self.fresh, values, list(reversed(state.pending)))
+        pending = list(reversed(state.pending))
+        importer = Importer(self.model.opsets, self.model.functions, self.fresh, values, pending, regions=self.regions)
         importer.declare_arguments()
         host: RunsOnHost | None = None
         needed: Traced | Slot | None = None

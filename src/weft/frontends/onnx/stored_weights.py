@@ -65,10 +65,11 @@ class DeferredWeights:
         """Fill the arrays."""
         if self._file is None:
             return
-        now = os.fstat(self._file)
-        if (now.st_size, now.st_mtime_ns) != (self._about.st_size, self._about.st_mtime_ns):
-            raise ModelError("the file was changed after it was loaded", hint="load it anew, and replace files whole")
         if self._block is not None:
+            now = os.fstat(self._file)
+            if (now.st_size, now.st_mtime_ns) != (self._about.st_size, self._about.st_mtime_ns):
+                told = "the file was changed after it was loaded"
+                raise ModelError(told, hint="load it anew, and replace files whole")
             _copy(memoryview(b""), self._block, self._pieces, self._file)
         self._file = self._block = None
         self._close()

@@ -30,7 +30,6 @@ from weft.frontends.torch.collectives.failures import naming_dead_ranks_of
 from weft.frontends.torch.collectives.gathers import mark_gathers
 from weft.frontends.torch.compiled_graph import CompiledGraph
 from weft.frontends.torch.devices import kind_of, target_on
-from weft.frontends.torch.execution.collection import without_collection
 from weft.frontends.torch.execution.first_call import FirstCall, Loading
 from weft.frontends.torch.execution.observed_call import ObservedCall
 from weft.frontends.torch.execution.overlaps import mutated_arguments, overlaps_checked
@@ -58,6 +57,7 @@ from weft.frontends.torch.transforms.dynamo_levels import trace_under_transforms
 from weft.frontends.torch.transforms.program import CompiledProgram, Program
 from weft.frontends.torch.transforms.traced_graph import TracedGraph
 from weft.frontends.torch.transforms.transformed_call import Captured
+from weft.runtime.collection import without_collection
 from weft.runtime.record import CompilationRecord, compilation, is_recording
 from weft.runtime.single_flight import Flight
 

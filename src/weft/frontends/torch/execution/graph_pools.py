@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from weft.frontends.torch.execution.collection import without_collection
+from weft.runtime.collection import without_collection
 
 _CAPTURING = threading.Lock()
 """One capture at a time: they share a stream."""

@@ -15,7 +15,6 @@ from weft.config import Config
 from weft.forks import COMPILING
 from weft.frontends.torch.compiled_graph import CompiledGraph
 from weft.frontends.torch.devices import target_on
-from weft.frontends.torch.execution.collection import without_collection
 from weft.frontends.torch.executors import LaterExecutor, executor_for, load_graph
 from weft.frontends.torch.func.program import Program
 from weft.frontends.torch.importer.imported_graph import Calling, ImportedGraph, Returned
@@ -23,6 +22,7 @@ from weft.frontends.torch.importer.sizes import SymbolReader
 from weft.passes.transform.inline_custom import inline_custom
 from weft.runtime.blas import blas_symbols
 from weft.runtime.cache import cache_key
+from weft.runtime.collection import without_collection
 from weft.runtime.record import compilation
 from weft.runtime.sources import source_digest, versions
 from weft.tile.text import print_program
