@@ -112,6 +112,8 @@ class Unit:
 
 
 _PASSED = CaseResult("", "", 0, "passed")
+_NO_OPERATOR = "Dynamo hands no operator to a backend"
+_TRIVIAL_SAMPLES = 12
 
 
 @cache
@@ -145,16 +147,24 @@ def judge_unit(unit: Unit, settings: CaseSettings, first: int = 0) -> Iterator[C
     differentiable = settings.gradients and op.supports_autograd and dtype in op.supported_backward_dtypes(place)
     if settings.transform and not is_supported(op, dtype, settings.transform, place):
         return
+    # Of transformations, the first samples count that hand a backend anything at all.
+    count = settings.samples + (_TRIVIAL_SAMPLES if settings.transform else 0)
     try:
-        samples = list(itertools.islice(op.sample_inputs(place, dtype, requires_grad=differentiable), settings.samples))
+        samples = list(itertools.islice(op.sample_inputs(place, dtype, requires_grad=differentiable), count))
     except Exception as error:
         yield CaseResult(unit.op, unit.dtype, 0, "skipped", f"no samples: {_first_line(error)}")
         return
+    judged = first
     for number, sample in enumerate(samples[first:], first):
         start = time.perf_counter()
         judge = _judge_transformed if settings.transform else _judge_case
         result = judge(_Case(op, sample, differentiable), settings)
+        if result.reason == _NO_OPERATOR and number + 1 < len(samples):
+            continue
         yield replace(result, op=unit.op, dtype=unit.dtype, sample=number, seconds=time.perf_counter() - start)
+        judged += 1
+        if judged >= settings.samples:
+            return
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,6 +216,12 @@ def _judge_transformed(case: _Case, settings: CaseSettings) -> CaseResult:
     def call(*args: Any, **kwargs: Any) -> Any:
         return case.op.op(*args, **kwargs)
 
+    def differentiated(*args: Any, **kwargs: Any) -> Any:
+        """The operator where it has derivatives: of a matrix with symmetry, that is taken from all of its elements."""
+        return case.op.gradcheck_wrapper(case.op.op, *args, **kwargs)
+
+    if settings.transform != "vmap":
+        call = differentiated
     try:
         eager = run(run_oracle, call)
     except Exception as error:
@@ -224,7 +240,7 @@ def _judge_transformed(case: _Case, settings: CaseSettings) -> CaseResult:
     if mine.status == "passed" and WHOLE_GRAPH in record.opaque:
         mine = replace(mine, status="error", reason="it ran in eager")
     if mine.status == "passed" and not record.seen:
-        mine = replace(mine, status="skipped", reason="Dynamo hands no operator to a backend")
+        mine = replace(mine, status="skipped", reason=_NO_OPERATOR)
     seen, opaque = tuple(sorted(record.seen)), tuple(sorted(record.opaque))
     return replace(mine, seen=seen, core=tuple(filter(is_core, seen)), opaque=opaque)
 

@@ -49,12 +49,17 @@ def run_oracle(call: Call, arguments: Any, process: Process, transform: str) -> 
     try:
         return run_transformed(call, arguments, process, transform)
     except (NotImplementedError, RuntimeError):
-        if transform == "vmap":
-            return _looped(call, arguments, process)
-        if transform != "forward":
+        if transform == "gradgrad":
             raise
         torch.manual_seed(_SEED)
+        if transform == "vmap":
+            return _looped(call, arguments, process)
+        if transform == "forward-over-reverse":
+            return _symmetric_tangents(call, arguments, process)
+    try:
         return _tangents_by_gradients(call, arguments, process)
+    except (NotImplementedError, RuntimeError):
+        return _tangents_by_differences(call, arguments, process)
 
 
 def _results(call: Call, arguments: Any, process: Process) -> list[Tensor]:
@@ -133,6 +138,40 @@ def _tangents_by_gradients(call: Call, arguments: Any, process: Process) -> Any:
     found = torch.autograd.grad([g for g, _ in pairs], seeds, [t for _, t in pairs], allow_unused=True)
     tangents = dict(zip(map(id, kept), found, strict=True))
     return [_tangent(each, tangents.get(id(each))) for each in results]
+
+
+def _symmetric_tangents(call: Call, arguments: Any, process: Process) -> Any:
+    """Tangents of gradients as gradients of gradients: second derivatives are symmetric."""
+    wanted = _leaves(arguments)
+    results = [each for each in _results(call, arguments, process) if each.requires_grad]
+    if not results or not wanted:
+        return ()
+    seeds = _random_like(results, 21)
+    first: Any = torch.autograd.grad(results, wanted, seeds, create_graph=True, allow_unused=True)
+    pairs = [(g, t) for g, t in zip(first, _random_like(wanted), strict=True) if g is not None and g.requires_grad]
+    if not pairs:
+        return [torch.zeros_like(x).detach() for x in wanted]
+    found = torch.autograd.grad([g for g, _ in pairs], wanted, [t for _, t in pairs], allow_unused=True)
+    return [torch.zeros_like(x).detach() if g is None else g for g, x in zip(found, wanted, strict=True)]
+
+
+def _tangents_by_differences(call: Call, arguments: Any, process: Process) -> Any:
+    """Tangents by Richardson's central differences, for operators whose gradients have no gradients either."""
+
+    def moved(step: float) -> list[Tensor]:
+        torch.manual_seed(_SEED)
+        tangents = iter(_random_like(_leaves(arguments)))
+
+        def along(leaf: Tensor) -> Tensor:
+            return leaf.detach() + step * next(tangents) if leaf.requires_grad else leaf
+
+        with torch.no_grad():
+            return _results(call, pytree.tree_map_only(Tensor, along, arguments), process)
+
+    def slope(step: float) -> list[Tensor]:
+        return [(a - b) / (2 * step) for a, b in zip(moved(step), moved(-step), strict=True)]
+
+    return [(4 * near - far) / 3 for near, far in zip(slope(5e-4), slope(1e-3), strict=True)]
 
 
 def _batched(arguments: Any) -> tuple[Any, Any]:

@@ -255,6 +255,11 @@ def where(b: ImportBuilder, condition: SSAValue, yes: Operand, no: Operand) -> C
     return Complex(b, (b.emit("where", condition, a.real, z.real), b.emit("where", condition, a.imag, z.imag)))
 
 
+@complex_aten("masked_fill.Scalar", "masked_fill.Tensor")
+def masked_fill(b: ImportBuilder, x: Operand, mask: SSAValue, value: Operand) -> Complex:
+    return where(b, mask, value, x)
+
+
 @complex_aten("eq.Tensor", "eq.Scalar")
 def eq(b: ImportBuilder, x: Operand, y: Operand) -> SSAValue:
     return _compared(b, "eq", "logical_and", x, y)

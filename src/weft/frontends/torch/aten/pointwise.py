@@ -278,10 +278,3 @@ def leaky_relu(b: ImportBuilder, x: SSAValue, slope: float = 0.01) -> SSAValue:
 @aten("softplus")
 def softplus(b: ImportBuilder, x: SSAValue, beta: float = 1, threshold: float = 20) -> SSAValue:
     return b.emit("softplus", x, beta=float(beta), threshold=float(threshold))
-
-
-@aten("polygamma")
-def polygamma(b: ImportBuilder, order: int, x: SSAValue) -> SSAValue:
-    if order != 0:
-        raise UnsupportedError(f"polygamma of order {order}")
-    return apply(b, "digamma", x)

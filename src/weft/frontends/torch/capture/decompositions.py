@@ -18,6 +18,7 @@ import torch
 from torch._decomp import core_aten_decompositions, get_decompositions
 from torch._decomp import decomposition_table as all_decompositions
 
+from weft.frontends.torch.capture import matrix_functions, pooled_windows, special_functions
 from weft.frontends.torch.capture.fused_layers import encoder_layer, multi_head_attention, trilinear
 from weft.frontends.torch.capture.random_numbers import dropout_by_counter, multinomial
 
@@ -70,6 +71,11 @@ def _table(device: str) -> dict[Any, Callable[..., Any]]:
     table[_ops._native_multi_head_attention.default] = multi_head_attention
     table[_ops._trilinear.default] = trilinear
     table[_ops._new_zeros_with_same_feature_meta.default] = zero_tangent
+    table |= get_decompositions([_ops.tril_indices.default, _ops.triu_indices.default])
+    table[_ops.triangular_solve.default] = matrix_functions.triangular_solve
+    table[_ops.cholesky_solve.default] = matrix_functions.cholesky_solve
+    table[_ops.cholesky_inverse.default] = matrix_functions.cholesky_inverse
+    table[_ops.linalg_lu_solve.default] = matrix_functions.lu_solve
     if device == "cpu":
         table[_ops.native_dropout.default] = native_dropout
         table[_ops.log_sigmoid_forward.default] = log_sigmoid_forward
@@ -104,11 +110,70 @@ def log_sigmoid_forward(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return result.contiguous(), buffer.contiguous()
 
 
+def index_reduce(
+    x: torch.Tensor, dim: int, index: torch.Tensor, source: torch.Tensor, reduce: str, *, include_self: bool = True
+) -> torch.Tensor:
+    """Rows brought to places and combined there."""
+    if x.dim() == 0:
+        return index_reduce(x.view(1), 0, index, source.view(1), reduce, include_self=include_self).view(())
+    shape = [1] * x.dim()
+    shape[dim] = -1
+    places = index.view(shape).expand(source.shape)
+    return x.scatter_reduce(dim, places, source, reduce, include_self=include_self)
+
+
+def glu_jvp(glu: torch.Tensor, x: torch.Tensor, dx: torch.Tensor, dim: int) -> torch.Tensor:
+    """The tangent of a gated linear unit."""
+    (_, gate), (moved, turned) = x.chunk(2, dim), dx.chunk(2, dim)
+    share = torch.sigmoid(gate)
+    return moved * share + glu * (1 - share) * turned
+
+
+def frexp(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Mantissas of at least 1/2 and below 1, and powers of two, from the bits."""
+    wide = x if x.dtype == torch.float64 else x.to(torch.float32)
+    kind, bits, bias = (torch.int64, 52, 1022) if wide.dtype == torch.float64 else (torch.int32, 23, 126)
+    mask = (1 << (10 if bits == 52 else 7) + 1) - 1
+    small = (wide.view(kind) >> bits) & mask == 0
+    coded = torch.where(small, wide * 2.0**bits, wide).view(kind)
+    power = ((coded >> bits) & mask) - bias
+    mantissa = ((coded & ~(mask << bits)) | (bias << bits)).view(wide.dtype)
+    plain = torch.isfinite(wide) & (wide != 0)
+    exponent = torch.where(plain, torch.where(small, power - bits, power), 0).to(torch.int32)
+    return torch.where(plain, mantissa, wide).to(x.dtype), exponent
+
+
+_OWN: dict[Any, Callable[..., Any]] = {
+    _ops.i0.default: special_functions.i0,
+    _ops.special_i0e.default: special_functions.i0e,
+    _ops.special_i1.default: special_functions.i1,
+    _ops.special_i1e.default: special_functions.i1e,
+    _ops.special_modified_bessel_i0.default: special_functions.i0,
+    _ops.special_modified_bessel_i1.default: special_functions.i1,
+    _ops.special_ndtri.default: special_functions.ndtri,
+    _ops.special_erfcx.default: special_functions.erfcx,
+    _ops.polygamma.default: special_functions.polygamma,
+    _ops.lu_unpack.default: matrix_functions.lu_unpack,
+    _ops.linalg_householder_product.default: matrix_functions.householder_product,
+    _ops.ormqr.default: matrix_functions.ormqr,
+    _ops.fractional_max_pool2d.default: pooled_windows.fractional_max_pool2d,
+    _ops.fractional_max_pool3d.default: pooled_windows.fractional_max_pool3d,
+    _ops.fractional_max_pool2d_backward.default: pooled_windows.fractional_max_pool_backward,
+    _ops.fractional_max_pool3d_backward.default: pooled_windows.fractional_max_pool_backward,
+    _ops.index_reduce.default: index_reduce,
+    _ops.glu_jvp.default: glu_jvp,
+    _ops.frexp.Tensor: frexp,
+}
+"""For operators that torch has no decomposition of, or only itself under another name."""
+
+
 @cache
 def decomposition_of(target: Any) -> Callable[..., Any] | None:
     """How to express an operator that has no converter by ones that may have."""
     if not isinstance(target, torch._ops.OpOverload):
         return None
+    if target in _OWN:
+        return _OWN[target]
     table: Any = all_decompositions
     found = table.get(target)
     if found is None:

@@ -49,19 +49,43 @@ def capturing() -> Generator[None]:
     """Capture what runs inside, and import it there: calls are known until the outermost capture ends."""
     outer, own = _CURRENT.capture, Capture()
     _CURRENT.capture = own
-    apply = torch.autograd.Function.__dict__["apply"]
     if outer is None:
-        torch.autograd.Function.apply = classmethod(_applied(apply))
+        _PATCH.enter()
     try:
         yield
     finally:
         _CURRENT.capture = outer
         if outer is None:
-            torch.autograd.Function.apply = apply
+            _PATCH.leave()
             for key in own.keys:
                 del CALLS[key]
         else:
             outer.keys += own.keys
+
+
+class _Patch:
+    """`Function.apply` while any thread captures: the first that begins changes it, the last that ends puts it back."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._captures = 0
+        self._original: Any = None
+
+    def enter(self) -> None:
+        with self._lock:
+            self._captures += 1
+            if self._captures == 1:
+                self._original = torch.autograd.Function.__dict__["apply"]
+                torch.autograd.Function.apply = classmethod(_applied(self._original))
+
+    def leave(self) -> None:
+        with self._lock:
+            self._captures -= 1
+            if self._captures == 0:
+                torch.autograd.Function.apply = self._original
+
+
+_PATCH = _Patch()
 
 
 def _applied(apply: Any) -> Any:

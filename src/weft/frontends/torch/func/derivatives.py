@@ -5,8 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -165,9 +165,9 @@ class Jvp(Transformed):
     def eager(self, *args: Any, **kwargs: Any) -> Any:
         primals, tangents = args
         if current_capture() is not None:
-            with suppress(RuntimeError):  # what has no second derivative in torch may have a tangent
+            with _unless_torch_has_no_rule():  # what has no second derivative in torch may have a tangent
                 return _jvp_by_gradients(self.inner.eager, primals, tangents, self.has_aux)
-            with suppress(NotImplementedError):
+            with _unless_torch_has_no_rule():
                 return torch.func.jvp(self.inner.eager, primals, tangents, has_aux=self.has_aux)
             with sdpa_kernel(SDPBackend.MATH):  # torch's other kinds of attention have neither
                 return _jvp_by_gradients(self.inner.eager, primals, tangents, self.has_aux)
@@ -198,6 +198,17 @@ class Jvp(Transformed):
         program = inner.returning(made, [*results, *verdict], made_tree, given + count)
         without_dead_ops(program.function)
         return program
+
+
+@contextmanager
+def _unless_torch_has_no_rule() -> Generator[None]:
+    """Go on where torch says that it cannot differentiate something; other errors are the function's own."""
+    try:
+        yield
+    except RuntimeError as error:
+        lacking = "not implemented", "not differentiable", "double backwards", "has_fw_view"
+        if not isinstance(error, NotImplementedError) and not any(words in str(error) for words in lacking):
+            raise
 
 
 def _jvp_by_gradients(function: Callable[..., Any], primals: Any, tangents: Any, has_aux: bool) -> tuple[Any, ...]:

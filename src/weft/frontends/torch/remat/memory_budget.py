@@ -96,9 +96,9 @@ def partition_within(
                 return _noted(tried, found if peak is not None else None)
             if found is not None and found < (kept if least is None else least):
                 least, best = found, tried
-        what = f"a memory budget of {_mebibytes(limit)} cannot be held"
+        what = f"a memory budget of {_size(limit)} cannot be held"
         why = "what is not kept has to be computed again, and that takes memory, too"
-        warn("memory", what, why, f"the least that was found is {_mebibytes(kept if least is None else least)}")
+        warn("memory", what, why, f"the least that was found is {_size(kept if least is None else least)}")
         return _noted(best, least if peak is not None else None)
 
 
@@ -137,5 +137,8 @@ def _chosen() -> Generator[_Chooser]:
             partitioners.choose_saved_values_set = original
 
 
-def _mebibytes(size: int) -> str:
-    return f"{size / 2**20:.1f} MiB"
+def _size(count: int) -> str:
+    for unit, power in (("GiB", 30), ("MiB", 20), ("KiB", 10)):
+        if count >= 1 << power:
+            return f"{count / 2**power:.1f} {unit}"
+    return f"{count} bytes"

@@ -25,6 +25,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from weft.frontends.torch.locations import first_line
+from weft.frontends.torch.transforms.dynamo_levels import without_forward_mode
 from weft.frontends.torch.transforms.evaluate_graph import evaluate
 from weft.frontends.torch.transforms.program import CompiledProgram, Program
 
@@ -82,7 +83,7 @@ class _Draws(TorchDispatchMode):
 def effects_of(module: fx.GraphModule, arguments: Sequence[Any]) -> Effects:
     """What a graph does to arguments like these, found by running it on their shapes."""
     fake = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())
-    with torch._C._DisableFuncTorch(), torch.no_grad(), fake, _Draws() as draws:
+    with torch._C._DisableFuncTorch(), torch.no_grad(), fake, _Draws() as draws, without_forward_mode():
         plain = [_like(value) if isinstance(value, Tensor) else value for value in arguments]
         # Batch norm writes to its buffers without saying so, but for the dispatcher in Python.
         with enable_python_dispatcher(), FunctionalTensorMode(_allow_token_discovery=True):

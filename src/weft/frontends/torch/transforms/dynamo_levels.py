@@ -11,7 +11,8 @@ function sees: what is transformed is the graph that it captures, by `transforme
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache
 from typing import Any
@@ -27,7 +28,18 @@ _under_levels: ContextVar[bool] = ContextVar("_under_levels", default=False)
 
 def traced_under_transforms() -> bool:
     """Whether what Dynamo traces at the moment is called while torch transforms."""
-    return _under_levels.get() or forward_ad._current_level >= 0
+    return _under_levels.get()
+
+
+@contextmanager
+def without_forward_mode() -> Generator[None]:
+    """As outside of levels of forward mode: some functions of shapes fail inside, where torch prints tensors."""
+    level = forward_ad._current_level
+    forward_ad._current_level = -1
+    try:
+        yield
+    finally:
+        forward_ad._current_level = level
 
 
 @cache
@@ -50,11 +62,12 @@ def trace_under_transforms(backend: Callable[..., Any]) -> None:
             refuse(self)
 
     def outside(self: Any) -> Any:
-        if torch._C._functorch.peek_interpreter_stack() is None or not is_own(self):
+        transformed = torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
+        if not transformed or not is_own(self):
             return run(self)
         token = _under_levels.set(True)
         try:
-            with temporarily_clear_interpreter_stack():
+            with temporarily_clear_interpreter_stack(), without_forward_mode():
                 return run(self)
         finally:
             _under_levels.reset(token)

@@ -19,6 +19,7 @@ from torch import Tensor, fx
 from torch.fx import traceback as fx_traceback
 
 from weft.frontends.torch.transforms import control_functions
+from weft.frontends.torch.transforms.differentiable_forms import form_of
 
 
 def evaluate(module: fx.GraphModule, arguments: Sequence[Any]) -> Any:
@@ -37,8 +38,12 @@ class _Evaluator(fx.Interpreter):
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         rule = _WRAPPERS.get(getattr(target, "_name", ""))
         if rule is None or not isinstance(target, torch._ops.HigherOrderOperator):
-            return super().call_function(target, args, kwargs)
+            return super().call_function(form_of(target) or target, args, kwargs)
         return rule(target, args, kwargs)
+
+    def call_method(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        form = form_of(target) if isinstance(args[0], Tensor) else None
+        return super().call_method(target, args, kwargs) if form is None else form(*args, **kwargs)
 
 
 class _Differentiable(_Evaluator):

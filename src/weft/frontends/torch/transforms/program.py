@@ -23,6 +23,7 @@ from torch._functorch import eager_transforms
 from torch.autograd import forward_ad
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from weft.frontends.torch.transforms.dynamo_levels import without_forward_mode
 from weft.frontends.torch.transforms.random_state import RandomState
 
 Function: TypeAlias = Callable[..., tuple[Any, ...]]
@@ -96,10 +97,8 @@ class Program:
             of = self._of(arguments, wanted, given)
             try:
                 return torch.func.jvp(of, primals, tangents)[1]
-            except (NotImplementedError, RuntimeError) as error:
-                if "forward AD" not in str(error) and "forward mode AD" not in str(error):
-                    raise
-            return _jvp_by_vjp(of, primals, tangents)
+            except (NotImplementedError, RuntimeError):  # no rule, or views whose tangents lie otherwise
+                return _jvp_by_vjp(of, primals, tangents)
 
         return self._derive(("jvp", wanted, given), function, 2)
 
@@ -165,7 +164,7 @@ def _tracing(order: int) -> Generator[None]:
     eager_transforms.JVP_NESTING += entered
     try:
         # Fused attention has a gradient, but neither tangents nor a gradient of its gradient.
-        with sdpa_kernel(SDPBackend.MATH) if order > 1 else nullcontext():
+        with without_forward_mode(), sdpa_kernel(SDPBackend.MATH) if order > 1 else nullcontext():
             yield
     finally:
         eager_transforms.JVP_NESTING -= entered

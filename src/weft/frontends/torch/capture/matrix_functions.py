@@ -1,0 +1,120 @@
+"""Functions of matrices that were factored already, by solves with triangles and by products of reflections.
+
+`decompositions` traces them where a graph has one; solves with triangles are a library's. What torch writes down as a
+sequence (row exchanges, reflections) is written out where it is short; factorisations themselves are LAPACK's.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+_LONGEST = 16
+"""Exchanges and reflections that are written out: of more, the call of LAPACK is faster."""
+
+
+def triangular_solve(
+    b: Tensor, a: Tensor, upper: bool = True, transpose: bool = False, unitriangular: bool = False
+) -> tuple[Tensor, Tensor]:
+    """The solution for a triangle of `a`, and a copy of all of it."""
+    turned = a.mT if transpose else a
+    found = torch.linalg.solve_triangular(turned, b, upper=upper != transpose, unitriangular=unitriangular)
+    batch = found.shape[:-2]
+    return found, a.expand(*batch, *a.shape[-2:]).clone()
+
+
+def cholesky_solve(b: Tensor, factor: Tensor, upper: bool = False) -> Tensor:
+    """The solution for a matrix with this Cholesky factor."""
+    if factor.is_complex():
+        return NotImplemented
+    first = torch.linalg.solve_triangular(factor.mT if upper else factor, b, upper=False)
+    return torch.linalg.solve_triangular(factor if upper else factor.mT, first, upper=True)
+
+
+def cholesky_inverse(factor: Tensor, upper: bool = False) -> Tensor:
+    """The inverse of a matrix with this Cholesky factor."""
+    if factor.is_complex():
+        return NotImplemented
+    eye = torch.eye(factor.shape[-1], dtype=factor.dtype, device=factor.device).expand(factor.shape)
+    lower = torch.linalg.solve_triangular(factor.mT if upper else factor, eye, upper=False)
+    return lower.mT @ lower
+
+
+def lu_unpack(
+    lu: Tensor, pivots: Tensor, unpack_data: bool = True, unpack_pivots: bool = True
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The permutation, the lower and the upper factor that are packed in one matrix."""
+    rows, columns = lu.shape[-2:]
+    least = min(rows, columns)
+    none = lu.new_empty((0,))
+    permutation = lower = upper = none
+    if unpack_data:
+        eye = torch.eye(rows, least, dtype=lu.dtype, device=lu.device)
+        lower, upper = lu[..., :, :least].tril(-1) + eye, lu[..., :least, :].triu()
+    if unpack_pivots:
+        order = _order(pivots, rows)
+        places = torch.arange(rows, device=lu.device)
+        permutation = (places[:, None] == order[..., None, :]).to(lu.dtype)
+    return permutation, lower, upper
+
+
+def lu_solve(lu: Tensor, pivots: Tensor, b: Tensor, *, left: bool = True, adjoint: bool = False) -> Tensor:
+    """The solution for a matrix that is given by its factors."""
+    if lu.is_complex() or lu.shape[-1] > _LONGEST:
+        return NotImplemented
+    if not left:
+        return lu_solve(lu, pivots, b.mT, adjoint=not adjoint).mT
+    order = _order(pivots, lu.shape[-1])
+    batch = torch.broadcast_shapes(lu.shape[:-2], b.shape[:-2])
+    b, order = b.expand(*batch, *b.shape[-2:]), order.expand(*batch, order.shape[-1])
+    if adjoint:
+        first = torch.linalg.solve_triangular(lu.mT, b, upper=False)
+        found = torch.linalg.solve_triangular(lu.mT, first, upper=True, unitriangular=True)
+        places = torch.arange(order.shape[-1], device=lu.device)
+        back = ((places[:, None] == order[..., None, :]) * places).sum(-1)
+        return _rows(found, back)
+    first = torch.linalg.solve_triangular(lu, _rows(b, order), upper=False, unitriangular=True)
+    return torch.linalg.solve_triangular(lu, first, upper=True)
+
+
+def householder_product(a: Tensor, tau: Tensor) -> Tensor:
+    """The first columns of a product of reflections."""
+    rows, columns = a.shape[-2:]
+    eye = torch.eye(rows, columns, dtype=a.dtype, device=a.device).expand(a.shape)
+    return _reflected(a, tau, eye, forwards=False)
+
+
+def ormqr(a: Tensor, tau: Tensor, other: Tensor, left: bool = True, transpose: bool = False) -> Tensor:
+    """A matrix times a product of reflections, from the left or from the right."""
+    if left:
+        return _reflected(a, tau, other, forwards=transpose)
+    return _reflected(a, tau, other.mT, forwards=not transpose).mT
+
+
+def _reflected(a: Tensor, tau: Tensor, x: Tensor, forwards: bool) -> Tensor:
+    """Reflections applied from the left, the first one first or last."""
+    rows, count = a.shape[-2], tau.shape[-1]
+    if count > _LONGEST or a.is_complex():
+        raise NotImplementedError(f"{count} reflections of {a.dtype}")
+    places = torch.arange(rows, device=a.device)
+    for n in range(count) if forwards else reversed(range(count)):
+        v = torch.where(places > n, a[..., :, n], (places == n).to(a.dtype)).unsqueeze(-1)
+        x = x - tau[..., n, None, None] * v * (v * x).sum(-2, keepdim=True)
+    return x
+
+
+def _order(pivots: Tensor, rows: int) -> Tensor:
+    """Which row stands where after all exchanges."""
+    if rows > _LONGEST:
+        raise NotImplementedError(f"exchanges of {rows} rows")
+    places = torch.arange(rows, device=pivots.device)
+    order = places.expand(*pivots.shape[:-1], rows)
+    for n in range(pivots.shape[-1]):
+        other = pivots[..., n : n + 1].to(torch.int64) - 1
+        theirs = torch.gather(order, -1, other)
+        order = torch.where(places == n, theirs, torch.where(places == other, order[..., n : n + 1], order))
+    return order
+
+
+def _rows(x: Tensor, order: Tensor) -> Tensor:
+    return torch.gather(x, -2, order.unsqueeze(-1).expand(x.shape))

@@ -1,0 +1,114 @@
+"""Forms of operators whose derivatives or batches torch has not, or only by looking at data, in ones that it has.
+
+trace(x)  ─►  diagonal(x).sum()        `evaluate_graph` runs these in place of what a captured graph calls
+"""
+
+# torch leaves some of its functions without types.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportPrivateUsage=false
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+_MOST_FACTORS = 1 << 22
+"""Elements of a table of places and factors, which a product over places is taken from."""
+
+
+def trace(x: Tensor) -> Tensor:
+    """By the diagonal: torch's second derivative looks for places that occur twice."""
+    return x.diagonal().sum()
+
+
+def soft_margin_loss(
+    x: Tensor, target: Tensor, size_average: bool | None = None, reduce: bool | None = None, reduction: str = "mean"
+) -> Tensor:
+    """By a logarithm: torch's has no tangents of targets."""
+    if size_average is not None or reduce is not None:
+        reduction = functional._Reduction.legacy_get_string(size_average, reduce)
+    losses = functional.softplus(-target * x)
+    return {"mean": losses.mean, "sum": losses.sum}.get(reduction, lambda: losses)()
+
+
+def column_stack(tensors: Sequence[Tensor]) -> Tensor:
+    """By `cat`: torch has no batches of it."""
+    return torch.cat([x.reshape(-1, 1) if x.dim() < 2 else x for x in tensors], 1)
+
+
+def scatter_reduce(
+    x: Tensor, dim: int, index: Tensor, src: Tensor, reduce: str, *, include_self: bool = True
+) -> Tensor:
+    """Products as those of a table: torch's gradient of a gradient asks whether factors are 0."""
+    if reduce == "prod" and x.dim() == 0:
+        given = x.view(1), 0, index.view(1), src.view(1), reduce
+        return scatter_reduce(*given, include_self=include_self).view(())
+    if reduce != "prod" or index.numel() * x.shape[dim] > _MOST_FACTORS:
+        return torch.scatter_reduce(x, dim, index, src, reduce, include_self=include_self)
+    taken = src[tuple(slice(size) for size in index.shape)]
+    outside = [slice(size) for size in index.shape]
+    outside[dim] = slice(None)
+    kept = x[tuple(outside)]
+    places = torch.arange(x.shape[dim], device=x.device)
+    here = index.movedim(dim, -1).unsqueeze(-2) == places.unsqueeze(-1)
+    factors = torch.where(here, taken.movedim(dim, -1).unsqueeze(-2), torch.ones((), dtype=x.dtype, device=x.device))
+    product = factors.prod(-1)
+    own = kept.movedim(dim, -1)
+    found = (own * product if include_self else torch.where(here.any(-1), product, own)).movedim(-1, dim)
+    if found.shape == x.shape:
+        return found
+    whole = x.clone()
+    whole[tuple(outside)] = found
+    return whole
+
+
+def index_reduce(
+    x: Tensor, dim: int, index: Tensor, source: Tensor, reduce: str, *, include_self: bool = True
+) -> Tensor:
+    """By `scatter_reduce`, which has tangents."""
+    if x.dim() == 0:
+        return index_reduce(x.view(1), 0, index, source.view(1), reduce, include_self=include_self).view(())
+    shape = [1] * x.dim()
+    shape[dim] = -1
+    return scatter_reduce(x, dim, index.view(shape).expand(source.shape), source, reduce, include_self=include_self)
+
+
+def cdist(x: Tensor, y: Tensor, p: float = 2.0, compute_mode: str = "use_mm_for_euclid_dist_if_necessary") -> Tensor:
+    """By norms of differences: torch's gradient has no gradient."""
+    if x.numel() * y.shape[-2] > _MOST_FACTORS:
+        return torch.cdist(x, y, p, compute_mode)
+    return torch.linalg.vector_norm(x.unsqueeze(-2) - y.unsqueeze(-3), p, -1)
+
+
+def pdist(x: Tensor, p: float = 2.0) -> Tensor:
+    """The same for each pair of rows."""
+    if x.numel() * x.shape[0] > _MOST_FACTORS:
+        return functional.pdist(x, p)
+    first, second = torch.triu_indices(x.shape[0], x.shape[0], 1, device=x.device)
+    return torch.linalg.vector_norm(x[first] - x[second], p, -1)
+
+
+_FUNCTIONS: dict[Any, Callable[..., Any]] = {
+    torch.trace: trace,
+    torch.column_stack: column_stack,
+    torch.cdist: cdist,
+    torch.pdist: pdist,
+    functional.pdist: pdist,
+    torch.scatter_reduce: scatter_reduce,
+    torch.index_reduce: index_reduce,
+    functional.soft_margin_loss: soft_margin_loss,
+}
+_METHODS: dict[str, Callable[..., Any]] = {
+    "trace": trace,
+    "scatter_reduce": scatter_reduce,
+    "index_reduce": index_reduce,
+}
+
+
+def form_of(target: Any) -> Callable[..., Any] | None:
+    """The form of a function of torch, or of a method by its name."""
+    return _METHODS.get(target) if isinstance(target, str) else _FUNCTIONS.get(target)
