@@ -267,3 +267,31 @@ def test_a_request_that_is_too_long_says_how_long_one_may_be() -> None:
     with pytest.raises(CapacityError, match=r"[\d,]+ tokens of cache") as caught:
         plan(find_model("Llama-3.1-8B"), H200, Traffic(isl=1e8, osl=10), Targets(), Settings(max_gpus=2))
     assert "shorter requests" in str(caught.value.hint)
+
+
+def test_a_light_load_takes_no_more_gpus_than_it_needs() -> None:
+    found = plan(find_model("llama-3.1-8b"), find_gpu("h200"), Traffic(1000, 100, rate=1.0), Targets(), Settings())
+    assert (found.replicas, found.spare, found.gpus) == (1, 1, 2)
+    heavy = plan(find_model("llama-3.1-8b"), find_gpu("h200"), Traffic(1000, 100, rate=500.0), Targets(), Settings())
+    assert heavy.gpus >= heavy.traffic.rate / heavy.rate * heavy.chosen.candidate.mapping.gpus
+
+
+def test_engines_are_started_with_what_the_plan_is_for() -> None:
+    traffic, settings = Traffic(1000, 500), Settings(kv="fp8", draft=Draft(2, 0.8, 0.1))
+    found = plan(find_model("deepseek-v3"), find_gpu("h200"), traffic, Targets(), settings)
+    dp, told = found.chosen.candidate.mapping.dp, figures(found)["launch"]
+    assert dp > 1
+    seats = int(told["vllm"].split("--max-num-seqs ")[1].split()[0])
+    assert seats * dp >= found.chosen.figure("concurrency") > (seats - 1) * dp
+    assert "--kv-cache-dtype fp8" in told["vllm"] and '"num_speculative_tokens": 2' in told["vllm"]
+    assert "--extra_llm_api_options options.yaml" in told["tensorrt-llm"]
+    for words in ("enable_attention_dp: true", "dtype: fp8", "max_draft_len: 2"):
+        assert words in told["options.yaml"]
+
+
+def test_requests_that_the_model_was_not_made_for_are_told() -> None:
+    model = replace(find_model("llama-3.1-8b"), max_length=4096)
+    for length, told in ((3000, 0), (4000, 1)):
+        found = plan(model, find_gpu("h200"), Traffic(length, 100), Targets(), Settings())
+        assert len(found.assumptions) == told
+        assert all("4,096" in each for each in found.assumptions)

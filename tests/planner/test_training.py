@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -12,6 +14,8 @@ from weft.planner.errors import CapacityError, TrafficError
 from weft.planner.hardware import find_gpu
 from weft.planner.mapping import Mapping
 from weft.planner.model import find_model
+from weft.planner.op_costs import ROWS, OpCosts
+from weft.planner.program import Gemm
 from weft.planner.search import open_costs
 from weft.planner.training import Job, Layout, TrainingCosts, activation_bytes, job_of, plan_training, uneven
 from weft.tools.cli import app
@@ -127,3 +131,15 @@ def test_options_of_a_service_are_refused() -> None:
     given = ["plan", "Llama-3.1-8B", "--train", "gpus=8,batch=64,seq=2048", "--precision", "fp8"]
     seen = CliRunner().invoke(app, given)
     assert seen.exit_code != 0 and "--precision does not go with --train" in " ".join(seen.output.split())
+
+
+def test_a_gpu_at_work_without_a_pause_keeps_a_part_of_its_peak() -> None:
+    op, costs = Gemm("", 8192, 8192), OpCosts(find_gpu("h200"), None, find_gpu("h200"))
+    short, long = costs.gemm(op).seconds, OpCosts(costs.gpu, None, costs.gpu, sustained=True).gemm(op).seconds
+    few, many = ROWS <= 64, ROWS >= 4096
+    np.testing.assert_array_equal(short[few], long[few])  # memory binds, whatever the clock
+    np.testing.assert_allclose(short[many] / long[many], costs.gpu.sustained)
+    fp8 = replace(op, weights="fp8")
+    np.testing.assert_array_equal(
+        costs.gemm(fp8).seconds, OpCosts(costs.gpu, None, costs.gpu, sustained=True).gemm(fp8).seconds
+    )

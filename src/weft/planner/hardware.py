@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import MISSING, dataclass, fields, replace
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -41,6 +41,9 @@ class Gpu:
     source: str
     measured: bool = False
     """Whether the kernel tables of `tables` were measured on this GPU."""
+    sustained: float = 1.0
+    """The part of the bf16 peak that matmuls of random numbers keep: the clock falls where power binds, which tables of
+    short runs do not show. 1 where nobody measured it."""
 
     def flops(self, weights: str) -> float:
         """The peak of matmuls with such weights: weight-only formats multiply in bf16."""
@@ -64,6 +67,7 @@ RANGES = {
     "network_latency": (1e-12, 1e3),
     "gpus_per_node": _COUNT,
     "gpus_per_rack": _COUNT,
+    "sustained": (0.01, 1.0),
 }
 """What each number may be, far beyond any hardware on both sides: times divide by these, and must stay finite."""
 _MAY_BE_ZERO = {"fp8", "fp4", "price_per_hour", "network_latency"}
@@ -138,7 +142,7 @@ def gpu_of(name: str, given: Any, location: str, above: tuple[Path, ...] = ()) -
     if base is not None:
         return replace(find_gpu(str(base), above=above), **{"name": name, "measured": False, **described})
     described.setdefault("name", name)
-    lacking = [each for each in kinds if each not in described and each != "measured"]
+    lacking = [each.name for each in fields(Gpu) if each.name not in described and each.default is MISSING]
     if lacking:
         raise HardwareError(
             f"{name}: field {lacking[0]!r} is missing", location=location, hint="`base` takes it from another GPU"

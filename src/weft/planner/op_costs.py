@@ -75,6 +75,8 @@ class OpCosts:
     static_scales: bool = True
     """fp8 with scales of the checkpoint: no time goes into computing them."""
     distribution: str = "power_law_1.01"
+    sustained: bool = False
+    """Whether the GPU never pauses, as in training: tables of short runs have clocks that it cannot keep."""
     kept: dict[Any, Curve] = field(default_factory=dict[Any, Curve])
     grids: dict[Any, Any] = field(default_factory=dict[Any, Any])
 
@@ -97,8 +99,15 @@ class OpCosts:
     def gemm(self, op: Gemm) -> Curve:
         key = ("gemm", op.n, op.k, op.weights)
         if key not in self.kept:
-            self.kept[key] = self._gemm(op.n, op.k, op.weights)
+            self.kept[key] = self._sustained(self._gemm(op.n, op.k, op.weights), op)
         return self.kept[key]
+
+    def _sustained(self, curve: Curve, op: Gemm) -> Curve:
+        """No less than a matmul in bf16 takes when the GPU has long been at work."""
+        if not self.sustained or self.gpu.flops(op.weights) != self.gpu.bf16:
+            return curve
+        least = 2.0 * ROWS * op.n * op.k / (self.gpu.bf16 * self.gpu.sustained)
+        return replace(curve, seconds=np.maximum(curve.seconds, least))
 
     def _gemm(self, n: int, k: int, weights: str) -> Curve:
         here = gemm_roofline(self.gpu, ROWS, n, k, weights)

@@ -23,7 +23,7 @@ def page(plan: Plan) -> str:
     found = figures(plan)
     title = f"{plan.model.name} on {plan.gpu.device}"
     chosen = found["chosen"]
-    parts = [f'<p class="warn">{safe(each)}</p>' for each in (*plan.gives_way, *plan.model.assumptions)]
+    parts = [f'<p class="warn">{safe(each)}</p>' for each in (*plan.gives_way, *plan.assumptions)]
     parts.append(
         table(
             [

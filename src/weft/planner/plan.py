@@ -78,6 +78,20 @@ class Plan:
         return self.traffic.rate or self.rate
 
     @property
+    def longest(self) -> int:
+        """Tokens of the longest request, prompt and output."""
+        return int((self.traffic.isl + self.traffic.osl) * (1 + self.traffic.spread)) + 1
+
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        """What the plan takes for granted of the model."""
+        most = self.model.max_length
+        if not 0 < most < self.longest - 1:
+            return self.model.assumptions
+        told = f"requests have up to {self.longest - 1:,} tokens, and the model's configuration allows {most:,}"
+        return (*self.model.assumptions, told)
+
+    @property
     def cost_per_million(self) -> float:
         """Dollars for a million output tokens, spare replicas included."""
         return self.gpus * self.gpu.price_per_hour / 3600 / (self.served * self.traffic.osl) * 1e6
@@ -125,6 +139,8 @@ def choose(model: Model, gpu: Gpu, traffic: Traffic, targets: Targets, settings:
     gives_way: list[str] = []
     if good:
         ranked = _best_of_each(good)
+        if traffic.rate:  # of a load that few GPUs serve, what a full one would give is no reason to take more
+            ranked.sort(key=lambda each: _gpus(each, each.figure("rate") / traffic.osl, traffic, settings))
     else:
         ranked = [nearest(every, targets)]
         gives_way = _gives_way(ranked[0], every, targets)
@@ -133,7 +149,12 @@ def choose(model: Model, gpu: Gpu, traffic: Traffic, targets: Targets, settings:
     for point in ranked[:_SIMULATED]:
         rate, seen = sustained(point, traffic, settings, relaxed)
         tried.append((rate, point, seen))
-    rate, chosen, outcome = max(tried, key=lambda each: each[0] / each[1].candidate.mapping.gpus)
+
+    def wanted(each: tuple[float, Point, Outcome]) -> tuple[float, float]:
+        rate, point, _ = each
+        return _gpus(point, rate, traffic, settings), -rate / point.candidate.mapping.gpus
+
+    rate, chosen, outcome = min(tried, key=wanted)
     return Choice(chosen, ranked, rate, outcome, gives_way, every, found)
 
 
@@ -144,7 +165,7 @@ def plan(
     costs = open_costs(gpu, tables, settings.engine)
     made = choose(model, gpu, traffic, targets, settings, costs)
     chosen, rate = made.chosen, made.rate
-    replicas = max(1, math.ceil(traffic.rate / rate - 1e-9)) if traffic.rate else 1
+    replicas = _replicas(rate, traffic)
     return Plan(
         model=model,
         gpu=gpu,
@@ -163,6 +184,18 @@ def plan(
         sensitivity=_sensitivity(chosen, costs, traffic, settings),
         configurations=len(made.every),
     )
+
+
+def _gpus(point: Point, rate: float, traffic: Traffic, settings: Settings) -> int:
+    """GPUs of all replicas and spares that the traffic takes, at so many requests a second of a replica; none where the
+    traffic has no rate."""
+    if not traffic.rate:
+        return 0
+    return (_replicas(rate, traffic) + settings.spare) * point.candidate.mapping.gpus
+
+
+def _replicas(rate: float, traffic: Traffic) -> int:
+    return max(1, math.ceil(traffic.rate / max(rate, 1e-12) - 1e-9)) if traffic.rate else 1
 
 
 def _best_of_each(good: list[Point]) -> list[Point]:

@@ -54,7 +54,7 @@ def figures(plan: Plan) -> dict[str, Any]:
             for name, value in (("ttft", plan.targets.ttft), ("tpot", plan.targets.tpot))
         },
         "gives_way": plan.gives_way,
-        "assumptions": list(plan.model.assumptions),
+        "assumptions": list(plan.assumptions),
         "calibration": _calibration(plan),
         "chosen": point_figures(chosen),
         "replicas": plan.replicas,
@@ -123,27 +123,41 @@ def _calibration(plan: Plan) -> dict[str, Any] | None:
 
 
 def launch(plan: Plan) -> dict[str, str]:
-    """Command lines that start one replica."""
+    """Command lines that start one replica, and what TensorRT-LLM takes from a file alone."""
     mapping, settings = plan.chosen.candidate.mapping, plan.settings
-    most = int(plan.chosen.figure("concurrency"))
-    length = int((plan.traffic.isl + plan.traffic.osl) * (1 + plan.traffic.spread)) + 1
-    name = plan.model.name
+    # Ranks whose attention is data parallel have sequences of their own, and engines count those of a rank.
+    most = math.ceil(plan.chosen.figure("concurrency") / mapping.dp)
+    name, drafted = plan.model.name, settings.draft.tokens
     kv = " --kv-cache-dtype fp8" if settings.kv == "fp8" else ""
     expert = " --enable-expert-parallel" if mapping.ep > 1 else ""
     data = f" --data-parallel-size {mapping.dp}" if mapping.dp > 1 else ""
+    how = '"model": "DRAFT"' if settings.draft.cost else '"method": "ngram", "prompt_lookup_max": 4'
+    draft = f" --speculative-config '{{{how}, \"num_speculative_tokens\": {drafted}}}'" if drafted else ""
     ep = f" --ep_size {mapping.ep}" if mapping.ep > 1 else ""
     nodes = max(1, math.ceil(mapping.gpus / plan.gpu.gpus_per_node))
     ranks = min(mapping.gpus, plan.gpu.gpus_per_node)
-    return {
+    lines: list[str] = []
+    if mapping.dp > 1:
+        lines.append("enable_attention_dp: true")
+    if settings.kv == "fp8":
+        lines.append("kv_cache_config: {dtype: fp8}")
+    if drafted:
+        kind = "DraftTarget, speculative_model_dir: DRAFT" if settings.draft.cost else "NGram"
+        lines.append(f"speculative_config: {{decoding_type: {kind}, max_draft_len: {drafted}}}")
+    found = {
         "torchrun": f"torchrun --nnodes {nodes} --nproc-per-node {ranks} serve.py",
         "vllm": (
             f"vllm serve {name} --tensor-parallel-size {mapping.tp} --pipeline-parallel-size {mapping.pp}{data}{expert}"
-            f" --max-num-seqs {most} --max-num-batched-tokens {settings.chunk} --max-model-len {length}"
-            f" --gpu-memory-utilization {settings.fraction}{kv}"
+            f" --max-num-seqs {most} --max-num-batched-tokens {settings.chunk} --max-model-len {plan.longest}"
+            f" --gpu-memory-utilization {settings.fraction}{kv}{draft}"
         ),
         "tensorrt-llm": (
             f"trtllm-serve {name} --tp_size {mapping.tp * mapping.dp} --pp_size {mapping.pp}{ep}"
-            f" --max_batch_size {most} --max_num_tokens {settings.chunk} --max_seq_len {length}"
+            f" --max_batch_size {most} --max_num_tokens {settings.chunk} --max_seq_len {plan.longest}"
             f" --kv_cache_free_gpu_memory_fraction {settings.fraction}"
+            + (" --extra_llm_api_options options.yaml" if lines else "")
         ),
     }
+    if lines:
+        found["options.yaml"] = "# options.yaml\n" + "\n".join(lines)
+    return found

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -283,7 +283,7 @@ def _along(part: Part, length: float) -> float:
 
 def plan_training(model: Model, gpu: Gpu, job: Job, tables: Path | None = None, engine: str = "trtllm") -> TrainingPlan:
     """The quickest layout of a job that fits; of near-equals (1 %) the one with fewer stages and tensor ranks."""
-    costs = TrainingCosts(model, gpu, open_costs(gpu, tables, engine), job)
+    costs = TrainingCosts(model, gpu, replace(open_costs(gpu, tables, engine), sustained=True), job)
     fitting: list[TrainingStep] = []
     nearest: TrainingStep | None = None
     count = 0

@@ -105,7 +105,7 @@ def show(terminal: Terminal, found: Plan) -> None:
     chosen = told["chosen"]
     for words in found.gives_way:
         terminal.show(Text(f"no mapping meets the targets; {words}", style="bold yellow"))
-    for words in found.model.assumptions:
+    for words in found.assumptions:
         terminal.show(Text(words, style="yellow"))
     if found.settings.calibration is not None:
         terminal.show(Text(str(found.settings.calibration), style="yellow"))
@@ -116,9 +116,8 @@ def show(terminal: Terminal, found: Plan) -> None:
         f"{told['power_kw']:.1f} kW, ${found.cost_per_million:.3f} per million output tokens"
     )
     seen = told["simulated"]
-    table = Table(
-        "simulated, ms", "p50", "p90", "p99", title=f"{seen['requests_s_per_replica']:.2f} requests/s a replica"
-    )
+    load = f"{seen['requests_s_per_replica']:.2f} requests/s a replica, the most that keeps the targets"
+    table = Table("simulated, ms", "p50", "p90", "p99", title=load)
     for name, key in (("TTFT", "ttft_ms"), ("TPOT = (E2E - TTFT)/(tokens - 1)", "tpot_ms"), ("E2E", "e2e_ms")):
         table.add_row(name, *(f"{seen[key][each]:.1f}" for each in ("p50", "p90", "p99")))
     terminal.show(table)
