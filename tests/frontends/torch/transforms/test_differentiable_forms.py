@@ -33,7 +33,9 @@ TWICE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("name", TWICE)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name == "new product" else name for name in TWICE]
+)
 @pytest.mark.filterwarnings("ignore:index_reduce")
 def test_second_derivatives_of(name: str) -> None:
     function = TWICE[name]

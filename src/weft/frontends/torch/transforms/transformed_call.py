@@ -23,7 +23,7 @@ from weft.frontends.torch.locations import first_line
 from weft.frontends.torch.report import HOW_TO_DECIDE, Fallback, note_whole_graph
 from weft.frontends.torch.transforms.apply_program import apply
 from weft.frontends.torch.transforms.captured import Autocasting, Effects, effects_of, program_of
-from weft.frontends.torch.transforms.evaluate_graph import evaluate, has_scan
+from weft.frontends.torch.transforms.evaluate_graph import evaluate, must_be_evaluated
 from weft.frontends.torch.transforms.program import CompiledProgram, Function, Program
 from weft.frontends.torch.transforms.random_state import RandomState
 
@@ -64,9 +64,11 @@ class Captured:
         return found
 
     def differentiable(self, arguments: Sequence[Any]) -> torch.nn.Module:
-        """The graph for AOTAutograd: as it is, or with loops that it can differentiate where it has to."""
+        """The graph for AOTAutograd: as it is, or with what it can take where it would fail."""
         trained = torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in arguments)
-        return Body(lambda *given: evaluate(self.module, given)) if trained and has_scan(self.module) else self.module
+        if not must_be_evaluated(self.module, trained=trained):
+            return self.module
+        return Body(lambda *given: evaluate(self.module, given))
 
     def __call__(self, *arguments: Any) -> tuple[Any, ...]:
         """What the graph gives, for arguments that torch has wrapped."""
