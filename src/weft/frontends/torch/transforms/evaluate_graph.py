@@ -16,7 +16,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch._guards import TracingContext, tracing
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import traceback as fx_traceback
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from weft.frontends.torch.transforms import control_functions
 from weft.frontends.torch.transforms.differentiable_forms import form_of
@@ -31,9 +34,25 @@ def evaluate(module: fx.GraphModule, arguments: Sequence[Any]) -> Any:
 def must_be_evaluated(module: fx.GraphModule, *, trained: bool) -> bool:
     """Whether a graph, or one inside of it, has what AOTAutograd fails at: functions that are only marked as such, and
     loops of turns that it would have to differentiate."""
-    graphs = (each for each in module.modules() if isinstance(each, fx.GraphModule))
-    names = {getattr(node.target, "_name", "") for graph in graphs for node in graph.graph.nodes}
+    names = _names(module)
     return bool(names & _MARKED) or (trained and "scan" in names)
+
+
+def has_while(module: fx.GraphModule) -> bool:
+    """Whether a graph, or one inside of it, has a loop with a condition."""
+    return "while_loop" in _names(module)
+
+
+def sizes_for_loops() -> Any:
+    """What torch asks for where it traces loops with a condition: a place for sizes, though none is symbolic."""
+    mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv(), static_shapes=True)
+    return tracing(TracingContext(mode))
+
+
+def _names(module: fx.GraphModule) -> set[str]:
+    """The names of the higher-order operators in a graph and in those inside of it."""
+    graphs = (each for each in module.modules() if isinstance(each, fx.GraphModule))
+    return {getattr(node.target, "_name", "") for graph in graphs for node in graph.graph.nodes}
 
 
 class _Evaluator(fx.Interpreter):
