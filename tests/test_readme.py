@@ -26,7 +26,7 @@ def test_the_python_blocks_run(tmp_path: Path) -> None:
     asked = "print(explanation)\nprint(explanation.programs())\n"
     script.write_text("\n".join([*blocks, asked]), encoding="utf-8")
     environment = {**os.environ, "WEFT_CACHE_DIR": str(tmp_path / "cache")}
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, env=environment, timeout=300)
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, env=environment, timeout=600)
     assert done.returncode == 0, done.stderr
     assert "Kernels" in done.stdout and "tile.kernel" in done.stdout
 
@@ -34,9 +34,25 @@ def test_the_python_blocks_run(tmp_path: Path) -> None:
 def test_what_is_printed_is_what_is_shown(tmp_path: Path) -> None:
     command = [sys.executable, ROOT / "tests/docs/pages.py", ROOT / "README.md"]
     environment = {**os.environ, "WEFT_CACHE_DIR": str(tmp_path)}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=600)
     assert README.count("<!-- output of: previous block -->") >= 2
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+
+
+def test_means_are_those_of_the_tables() -> None:
+    tables = (ROOT / "docs/performance.md").read_text(encoding="utf-8")
+
+    def mean(heading: str, machine: str = "") -> str:
+        section = tables.partition(f"\n### {heading}\n")[2].partition("\n### ")[0]
+        found = re.search(rf"{machine}[^;\n]*?geometric mean ([\d.]+)", section)
+        assert found is not None, heading
+        return found[1]
+
+    said = README.partition("In the geometric mean of a suite")[2].partition("[The tables]")[0]
+    assert re.findall(r"\d+\.\d+", said) == [
+        *map(mean, ("Memory-bound kernels", "GEMM", "Attention", "Models")),
+        *(mean("Models on a CPU", machine) for machine in ("AArch64", "x86-64")),
+    ]
 
 
 @pytest.mark.parametrize("link", re.findall(r"\]\(([^)#]+)\)", PROSE))

@@ -58,6 +58,9 @@ class Config:
     budget (`0.5`), or bytes (`2GiB`). Values are computed again in the backward where it is exceeded."""
     memory_budget_solver: str = "min_cut"
     """How it is found what to compute again: `min_cut`, or `exact`, an integer program, which needs SciPy."""
+    chunked_loss: str = ""
+    """Compute the cross-entropy of a projection so many rows at a time, with its gradients: no more logits exist at
+    once. `auto` finds how many, and so does a memory budget where nothing is said; 0 computes all rows together."""
     tune: bool = False
     """Measure schedules of the kernels that take most of the time, and keep the fastest on disk."""
     cuda_graphs: bool = True
@@ -80,6 +83,9 @@ class Config:
             object.__setattr__(self, "memory_budget", "" if budget is None else str(budget))
         elif not isinstance(budget, str):
             raise WeftError(f"the option memory_budget is {budget!r}", hint=_BUDGET_HINT)
+        rows: Any = self.chunked_loss
+        if isinstance(rows, int) and not isinstance(rows, bool):
+            object.__setattr__(self, "chunked_loss", str(rows))
         for field in fields(self):
             value, wanted = getattr(self, field.name), bool if field.type == "bool" else str
             if not isinstance(value, wanted):
@@ -89,6 +95,9 @@ class Config:
         _check_choice("memory_budget_solver", self.memory_budget_solver, SOLVERS)
         _check_choice("fallback", self.fallback, FALLBACKS)
         _check_choice("device_checks", self.device_checks, DEVICE_CHECKS)
+        if self.chunked_loss not in ("", "auto") and not self.chunked_loss.isdecimal():
+            hint = "it takes a number of rows, or auto"
+            raise WeftError(f"the option chunked_loss is {self.chunked_loss!r}", hint=hint)
         if self.memory_budget:
             MemoryBudget.read(self.memory_budget)
         if not is_target(self.target):

@@ -379,11 +379,12 @@ def run_passes(
     start = time.perf_counter()
     if verify:
         module.verify()
-    for each in passes:
+    for position, each in enumerate(passes, 1):
         each.apply(context, module)
         if verify:
             module.verify()
         start = report.measure(each.name, start)
+        report.after_pass(position, each.name, module.ops)
     inherit_locations(module)
 
 

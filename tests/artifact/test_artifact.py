@@ -180,7 +180,7 @@ import numpy as np
 import weft
 print(weft.load({str(layer)!r})(np.load({str(layer.with_suffix(".npy"))!r}))[0].sum())
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     assert float(done.stdout) == pytest.approx(float(weft.load(layer)(layer_inputs())[0].sum()), rel=1e-5)
 

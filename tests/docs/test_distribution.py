@@ -36,7 +36,7 @@ def test_what_the_readme_names_is_included(name: str) -> None:
 @pytest.mark.slow
 def test_the_source_archive_holds_it(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "hatchling", "build", "-t", "sdist", "-d", str(tmp_path)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     (archive,) = tmp_path.glob("*.tar.gz")
     with tarfile.open(archive) as tar:

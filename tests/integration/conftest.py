@@ -79,7 +79,7 @@ def check() -> Check:
 def python(tmp_path: Path, cache_root: Path) -> Callable[..., str]:
     """`python(code)` runs a program in a fresh process, which shares the test's cache, and gives what it prints."""
 
-    def run(code: str, *, timeout: float = 120, **environment: str) -> str:
+    def run(code: str, *, timeout: float = 600, **environment: str) -> str:
         path = tmp_path / "program.py"
         path.write_text(code)
         done = subprocess.run(

@@ -211,7 +211,7 @@ def start(tmp_path: Path, root: Path, number: int, program: str) -> subprocess.P
 
 def test_two_processes_at_once(tmp_path: Path, cache_root: Path) -> None:
     both = [start(tmp_path, cache_root, number, PROGRAM) for number in range(2)]
-    outputs = [json.loads(process.communicate(timeout=120)[0].splitlines()[-1]) for process in both]
+    outputs = [json.loads(process.communicate(timeout=600)[0].splitlines()[-1]) for process in both]
     assert outputs[0]["y"] == outputs[1]["y"]
     assert len(entries(cache_root)) == 3 and not list(cache_root.glob(".*.tmp"))
     assert stored_programs.disk_cache().verify() == []

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from weft.planner.errors import FleetError
+from weft.planner.errors import FleetError, PlanError
 from weft.planner.fleet import plan_fleet, read_fleet
 from weft.planner.linear_program import minimise
 from weft.tools.cli import app
@@ -119,4 +119,29 @@ def test_a_fleet_is_read_from_yaml_too(tmp_path: Path) -> None:
     assert found.pools[0].gpus == 2 * found.pools[0].gpu.gpus_per_rack
     path.write_text("pools: [")
     with pytest.raises(FleetError, match="cannot be read"):
+        read_fleet(path)
+
+
+def test_a_program_without_an_end_is_refused() -> None:
+    one = np.ones(1)
+    with pytest.raises(PlanError, match="without an end"):
+        minimise(-one, np.ones((1, 1)), one, np.zeros((1, 1)), one, one)
+    with pytest.raises(PlanError, match="not finite"):
+        minimise(one * np.inf, np.ones((1, 1)), one, np.zeros((1, 1)), one, one)
+
+
+def test_alike_pools_and_services_are_told_apart(tmp_path: Path) -> None:
+    few = {"gpu": "h100", "gpus": 1}
+    path = write(tmp_path, pools=[few, few, {**few, "name": "h100 (2)"}], services=[SERVICES[0], SERVICES[0]])
+    fleet = read_fleet(path)
+    assert [each.name for each in fleet.pools] == ["h100", "h100 (3)", "h100 (2)"]
+    assert len({each.name for each in fleet.services}) == 2
+    found = plan_fleet(fleet)
+    assert set(found.unserved) == {each.name for each in fleet.services}
+
+
+def test_two_of_one_name_are_refused(tmp_path: Path) -> None:
+    pool = {"gpu": "h100", "gpus": 8, "name": "east"}
+    path = write(tmp_path, pools=[pool, pool], services=SERVICES)
+    with pytest.raises(FleetError, match="'east', as another's"):
         read_fleet(path)

@@ -80,7 +80,7 @@ def test_products_are_generated_where_a_process_has_no_blas(tmp_path: Path) -> N
     for library, said in (("torch's", "cblas_sgemm"), ("none", "[]"), ("none", "[]")):
         command = [sys.executable, "-c", script, library]
         environment = {**os.environ, "WEFT_CACHE_DIR": str(tmp_path)}
-        done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=600)
         assert done.returncode == 0, done.stderr
         assert said in done.stdout
         assert "uncompiled" not in done.stderr

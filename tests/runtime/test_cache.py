@@ -587,7 +587,7 @@ def test_threads_share_a_cache(root: Path) -> None:
 
 def test_eight_processes_share_a_cache(root: Path) -> None:
     workers = [run_worker(SHARE, root, seed) for seed in range(8)]
-    outcomes = [worker.communicate(timeout=120) for worker in workers]
+    outcomes = [worker.communicate(timeout=600) for worker in workers]
     assert [output for output, _ in outcomes] == ["ok\n"] * 8, outcomes
     assert [errors for _, errors in outcomes] == [""] * 8, "no warning: nobody saw half an entry"
     assert DiskCache(root).verify() == []
@@ -595,7 +595,7 @@ def test_eight_processes_share_a_cache(root: Path) -> None:
 
 def test_two_hundred_writers_killed_at_random_moments(root: Path) -> None:
     worker = run_worker(KILL, root, seed=7)
-    output, errors = worker.communicate(timeout=120)
+    output, errors = worker.communicate(timeout=600)
     assert worker.returncode == 0, errors
     assert int(output) > 200, "most entries were written whole"
     assert errors == "", "no warning: a killed writer leaves no bad entry"

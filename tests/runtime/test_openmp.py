@@ -73,7 +73,7 @@ sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 @pytest.mark.parametrize("threads", ["by default", "asked of the library"])
 def test_a_forked_child_without_the_framework_may_call_its_blas(threads: str) -> None:
     pytest.importorskip("torch")
-    done = subprocess.run([sys.executable, "-c", _FORKED_PRODUCT, threads], capture_output=True, text=True, timeout=200)
+    done = subprocess.run([sys.executable, "-c", _FORKED_PRODUCT, threads], capture_output=True, text=True, timeout=600)
     if done.returncode == 77:
         pytest.skip("no BLAS that runs on an OpenMP pool")
     assert done.returncode == 0, (done.returncode, done.stderr)

@@ -56,7 +56,7 @@ def wait_until_made(root: Path, count: int) -> None:
 def test_one_of_many_processes_makes_an_entry(tmp_path: Path) -> None:
     root = tmp_path / "cache"
     workers = [start(root) for _ in range(6)]
-    assert [worker.communicate(timeout=120)[0].strip() for worker in workers] == ["7"] * 6
+    assert [worker.communicate(timeout=600)[0].strip() for worker in workers] == ["7"] * 6
     assert made(root) == 1
 
 
@@ -67,7 +67,7 @@ def test_whoever_dies_is_followed_by_one_other(tmp_path: Path) -> None:
     others = [start(root, seconds=0.2) for _ in range(3)]
     first.send_signal(signal.SIGKILL)
     first.communicate()
-    assert [worker.communicate(timeout=120)[0].strip() for worker in others] == ["7"] * 3
+    assert [worker.communicate(timeout=600)[0].strip() for worker in others] == ["7"] * 3
     assert made(root) == 2
 
 
@@ -129,10 +129,10 @@ def test_a_process_does_not_wait_for_itself_and_other_keys_are_free(tmp_path: Pa
     other, _ = cache.lead(cache_key("two"), lambda: None)
     other.release()
     worker = start(cache.root or tmp_path, cache_key("three"), 0)
-    assert worker.communicate(timeout=60)[0].strip() == "7"
+    assert worker.communicate(timeout=600)[0].strip() == "7"
     outer.release()
     outer.release()
-    assert time.monotonic() - began < 60
+    assert time.monotonic() - began < 600
 
 
 def test_a_forked_child_does_not_keep_the_lock_of_its_parent(tmp_path: Path) -> None:
@@ -141,12 +141,12 @@ def test_a_forked_child_does_not_keep_the_lock_of_its_parent(tmp_path: Path) -> 
     flight, _ = cache.lead(KEY, lambda: None)
     child = os.fork()
     if child == 0:
-        time.sleep(30)
+        signal.pause()
         os._exit(0)
     try:
         flight.release()
         worker = start(root, seconds=0)
-        assert worker.communicate(timeout=25)[0].strip() == "7"
+        assert worker.communicate(timeout=600)[0].strip() == "7"
     finally:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)

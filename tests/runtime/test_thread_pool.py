@@ -42,7 +42,7 @@ def tasks():
 def _run(body: str) -> None:
     # Python warns of any fork beside threads, which is what is tried here.
     command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", _HEAD + body]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
 

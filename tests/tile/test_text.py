@@ -33,10 +33,10 @@ PIECES = '"%#<>(){}[]:,=!-0123456789abcxyzf.^\\@ \n'
 def test_a_string_without_an_end_is_refused_at_once(parse: object) -> None:
     assert callable(parse)
     for text in ('"' + "a" * 5000, '"graph.func"() {name = "' + "b" * 5000):
-        start = time.perf_counter()
+        start = time.process_time()
         with pytest.raises(ParseError, match="closing string literal"):
             parse(text)
-        assert time.perf_counter() - start < 5
+        assert time.process_time() - start < 5
 
 
 @pytest.mark.parametrize("seed", [range(40), pytest.param(range(40, 4000), marks=pytest.mark.slow)])

@@ -77,7 +77,7 @@ def test_what_a_script_raises_is_in_its_json(weft, tmp_path: Path) -> None:
 def test_without_torch_it_is_said_what_to_install(tmp_path: Path) -> None:
     (tmp_path / "user.py").write_text("")
     command = [sys.executable, "-c", WITHOUT_TORCH, str(tmp_path / "user.py")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     advice = "`pip install weft[torch]`; `weft doctor` says what there is"
     compile_, hint, *rest = done.stdout.splitlines()
     assert compile_ == "weft.compile needs torch, which is not installed" and advice in hint, done.stderr

@@ -54,7 +54,7 @@ def test_help_is_quick_and_loads_no_compiler() -> None:
     least = float("inf")
     for _ in range(3):
         start = time.perf_counter()
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=600)
         least = min(least, time.perf_counter() - start)
     assert not {"torch", "numpy", "xdsl", "llvmlite"} & set(done.stdout.split())
     assert least < 2

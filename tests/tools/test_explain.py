@@ -78,6 +78,18 @@ def test_programs_at_each_level(weft, script: str, tmp_path: Path) -> None:
     assert weft("opt", str(folder / "1-inference-tile.mlir"), "--level", "llvm").exit_code == 0
 
 
+def test_programs_after_each_pass(weft, softmax: str, tmp_path: Path) -> None:
+    folder = tmp_path / "programs"
+    report = weft("explain", softmax, "--ir", "--save", str(folder), "--each-pass").stdout
+    (grouped,) = folder.glob("1-softmax-graph-*-group_into_kernels.mlir")
+    assert "graph.group" in grouped.read_text() and f"as {grouped.stem.removeprefix('1-softmax-')}" in report
+    texts = [path.read_text() for path in sorted(folder.glob("1-softmax-graph*.mlir"))]
+    assert len(set(texts)) == len(texts), "what a pass did not change is not printed again"
+    assert weft("opt", str(grouped), "--level", "tile").exit_code == 0
+    alone = weft("explain", softmax, "--each-pass")
+    assert alone.exit_code == 2 and "--save FOLDER" in alone.stderr
+
+
 def test_a_failing_script_is_still_explained(weft, script: str) -> None:
     Path(script).write_text(SCRIPT + "raise RuntimeError('the end')\n")
     result = weft("explain", script, "--json")

@@ -48,6 +48,13 @@ def test_time_goes_to_stderr_and_json(weft, softmax: str) -> None:
     assert "graph.func" in figures["text"]
 
 
+def test_programs_after_each_pass_go_to_stderr(weft, softmax: str) -> None:
+    result = weft("opt", softmax, "-p", "simplify,group_into_kernels", "--print-after-all")
+    assert "// after group_into_kernels" in result.stderr and "graph.group" in result.stderr.split("// after")[-1]
+    assert "// after" not in result.stdout
+    assert "// after" not in weft("opt", softmax, "-p", "eliminate_dead", "--print-after-all").stderr
+
+
 def test_tile_text_is_read_back_down_to_assembly(weft, softmax: str) -> None:
     tiles = weft("opt", softmax, "--level", "tile", "--verify")
     assert tiles.exit_code == 0 and "tile.kernel" in tiles.stdout and "graph." not in tiles.stdout

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, cast
+from functools import partial
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 
@@ -31,13 +32,16 @@ from weft.runtime.blas import blas_symbols
 from weft.runtime.cache import cache_key
 from weft.runtime.codec import table
 from weft.runtime.cores import checked_threads
-from weft.runtime.numpy_arrays import NumpyArrays
+from weft.runtime.numpy_arrays import HostExecutor, NumpyArrays
 from weft.runtime.record import CompilationRecord
 from weft.runtime.signature import Signature, signature_of
 from weft.runtime.sources import source_digest, versions
 from weft.tile.text import functions_of, parse_program, print_program
 
 _CLASSES = table(Signature)
+
+Prepared: TypeAlias = Callable[[Plan | None], "Mapping[int, np.ndarray] | None"]
+"""Gives the constant buffers of a plan, if they were made before; without a plan there is no use for them."""
 
 
 def compile_text(
@@ -78,9 +82,18 @@ def compile_function(
 
 
 def load_stored(
-    key: str, *, constants: Mapping[str, Any], config: Config, device: str = "cpu", threads: int | None = None
+    key: str,
+    *,
+    constants: Mapping[str, Any],
+    config: Config,
+    device: str = "cpu",
+    threads: int | None = None,
+    prepared: Prepared | None = None,
 ) -> ArrayFunction[Any] | None:
-    """A program from the cache by its `program_key`, without its text; None where it is not there."""
+    """A program from the cache by its `program_key`, without its text; None where it is not there.
+
+    What `prepared` gives for its plan are its constant buffers: the elements of `constants` are not looked at then.
+    """
     target, config = _target(config, device)
     with COMPILING:
         found = stored_programs.load(key, Signature, _CLASSES, check_signature)
@@ -88,7 +101,7 @@ def load_stored(
             return None
         plan, code, signature = found
         compiled = Compiled(plan, code, CompilationRecord(plan.name, source="cache"), None, signature.names)
-        return _loaded(target, compiled, config, signature, constants, threads)
+        return _loaded(target, compiled, config, signature, constants, threads, prepared=prepared)
 
 
 def program_key(text: str, constants: Iterable[str], config: Config, device: str, function: str | None = None) -> str:
@@ -175,11 +188,18 @@ def _loaded(
     constants: Mapping[str, Any] | None,
     threads: int | None,
     checks: Callable[[Mapping[str, int]], None] | None = None,
+    prepared: Prepared | None = None,
 ) -> ArrayFunction[Any]:
     program = target.load(compiled, config, Host(threads=checked_threads(threads)))
     # Programs of Weft's own runtime, `PlanProgram`, bring what runs them.
     executor: ArrayExecutor[Any] = getattr(program, "executor", None) or ProgramOnArrays(program)
-    return ArrayFunction(signature, executor, constants, checks)
+    freeze: Callable[[Sequence[Any]], None] | None = None
+    if prepared is not None:
+        host = executor if isinstance(executor, HostExecutor) else None
+        arrays = prepared(None if host is None else compiled.plan)
+        if host is not None and arrays is not None:
+            freeze = partial(host.freeze, prepared=arrays)
+    return ArrayFunction(signature, executor, constants, checks, freeze)
 
 
 @dataclass

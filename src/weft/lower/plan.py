@@ -20,7 +20,7 @@ from weft.lower.constants import Constant, PanelForm, packing_of, preparing
 from weft.lower.lowered import Lowered, slice_written_by
 from weft.lower.machine import CPU, Machine
 from weft.lower.packing import PackedLayout
-from weft.lower.plan_calls import plan_call, plan_dot, plan_launch
+from weft.lower.plan_calls import plan_accumulation, plan_call, plan_dot, plan_launch
 from weft.lower.plan_control import plan_if, plan_loop
 from weft.lower.preparation import preparation_of
 from weft.lower.refusal import Refusal, accepted
@@ -142,6 +142,8 @@ class Planner:
             match op:
                 case ReturnOp():
                     continue
+                case GroupOp() if op.claim is not None:
+                    plan_accumulation(self, op, outputs)
                 case GroupOp():
                     self._group(op, outputs)
                 case OpaqueOp():
@@ -207,7 +209,7 @@ class Planner:
         self.places[value] = Place(number, tensor_of(value.type), target.layout)
         return number
 
-    def _written_over(self, value: SSAValue, old: Place, outputs: dict[SSAValue, Target]) -> int:
+    def written_over(self, value: SSAValue, old: Place, outputs: dict[SSAValue, Target]) -> int:
         self.places[value] = old
         if value in outputs:
             self.replacing.add(value)
@@ -224,7 +226,7 @@ class Planner:
         inputs = [self.places[operand] for operand in op.operands]
         in_place = {result: _over(op, inputs, result, operand) for result, operand in in_place_of(op).items()}
         if _is_there(op, inputs):
-            self._written_over(op.results[0], in_place[0], outputs)
+            self.written_over(op.results[0], in_place[0], outputs)
             return
         buffers, layouts = self._packed(op, inputs)
         for result, strides in zip(op.results, strides_of(op, "result_strides", len(op.results)), strict=True):
@@ -248,7 +250,7 @@ class Planner:
             self._cut(op, outputs, lowered)
             return
         results = [
-            self._written_over(result, in_place[result.index], outputs)
+            self.written_over(result, in_place[result.index], outputs)
             if result.index in in_place
             else self.result(result, outputs)
             for result in op.results

@@ -14,10 +14,12 @@ from weft.ir.expr import Size, product, symbols_of
 from weft.ir.types import tensor_of
 from weft.lower.scalar_arguments import word_of
 from weft.lower.steps import CallStep, DotStep, LaunchStep, Place
-from weft.ops.graph import LaunchOp, OpaqueOp
+from weft.ops.graph import GroupOp, LaunchOp, OpaqueOp
 from weft.ops.layouts import StridedLayout, contiguous
+from weft.ops.matmul.dot import Dot
 from weft.passes.grouping.build_groups import PARTIAL_SUMS, launch_layout, strides_of
 from weft.passes.place_launches import lies_as, wanted_layouts
+from weft.passes.update_in_place import in_place_of
 from weft.tile import dialect as tile
 
 if TYPE_CHECKING:
@@ -72,10 +74,28 @@ def plan_launch(planner: Planner, op: LaunchOp, outputs: dict[SSAValue, Target])
     planner.steps.append(LaunchStep(name, tuple(arguments), product(op.sides), work, label))
 
 
+def plan_accumulation(planner: Planner, group: GroupOp, outputs: dict[SSAValue, Target]) -> None:
+    """A matmul that a library adds to what is there, or, where that is needed still, to a copy of it."""
+    old, a, b = (planner.places[operand] for operand in group.operands)
+    (result,) = group.results
+    if in_place_of(group):
+        planner.written_over(result, old, outputs)
+    else:
+        planner.result(result, outputs)
+        planner.copy(old, planner.places[result])
+    product = next(op for op in group.block.ops if isinstance(op, Dot))
+    planner.steps.append(
+        DotStep(a, b, planner.places[result], "dot_add", _partial_sums(product), accumulates=True),
+    )
+
+
 def plan_dot(planner: Planner, op: Operation, outputs: dict[SSAValue, Target]) -> None:
     """A matmul that a library carries out."""
     a, b = (planner.places[operand] for operand in op.operands)
     planner.result(op.results[0], outputs)
+    planner.steps.append(DotStep(a, b, planner.places[op.results[0]], "dot", _partial_sums(op)))
+
+
+def _partial_sums(op: Operation) -> Size:
     told = op.attributes.get(PARTIAL_SUMS)
-    count: Size = 1 if told is None else from_attribute(told)  # type: ignore[assignment]
-    planner.steps.append(DotStep(a, b, planner.places[op.results[0]], "dot", count))
+    return 1 if told is None else from_attribute(told)  # type: ignore[return-value]

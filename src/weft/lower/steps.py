@@ -63,13 +63,17 @@ class CallStep:
 
 @dataclass(frozen=True)
 class DotStep:
-    """A (batched) matmul by the BLAS library, whose sums are made of so many partial ones."""
+    """A (batched) matmul by the BLAS library, whose sums are made of so many partial ones.
+
+    It `accumulates` where it adds to what is there, in place of writing over it.
+    """
 
     a: Place
     b: Place
     out: Place
     label: str
     partial_sums: Size = 1
+    accumulates: bool = False
 
 
 @dataclass(frozen=True)

@@ -82,7 +82,7 @@ class _Choice:
             if isinstance(op, OpaqueOp | GroupOp | LaunchOp):
                 given = strides_of(op, "result_strides", len(op.results))
                 self.strides.update((value, each) for value, each in zip(op.results, given, strict=True) if each)
-            if not isinstance(op, GroupOp):
+            if not isinstance(op, GroupOp) or op.claim is not None:
                 continue
             inner = _followed(op, [self.strides.get(operand) for operand in op.operands])
             for result, value in zip(op.results, op.yielded, strict=True):
@@ -91,7 +91,7 @@ class _Choice:
                     self._write(result, layout)
 
     def _write(self, value: SSAValue, layout: StridedLayout) -> None:
-        if not isinstance(value, OpResult) or not isinstance(group := value.op, GroupOp):
+        if not isinstance(value, OpResult) or not isinstance(group := value.op, GroupOp) or group.claim is not None:
             return
         if (
             value in self.targets
@@ -114,7 +114,7 @@ class _Choice:
                     pending.append(reader.results[0])
                     continue
                 wanted = self.wanted.get(reader, {}).get(use.index)
-                indifferent = wanted is None and isinstance(reader, GroupOp)
+                indifferent = wanted is None and isinstance(reader, GroupOp) and reader.claim is None
                 if not indifferent and (wanted is None or _below_views(value, wanted) != (root, layout)):
                     return False
         return True
@@ -186,6 +186,8 @@ def _wanted(reader: OpaqueOp | GroupOp | LaunchOp) -> dict[int, StridedLayout]:
         return {place: StridedLayout(strides) for place, strides in wanted_strides(reader).items()}
     if isinstance(reader, LaunchOp):
         return dict(enumerate(wanted_layouts(reader)))
+    if reader.claim is not None:
+        return {}
     dot = next((op for op in reader.block.ops if isinstance(op, Dot)), None)
     if dot is None:
         return {}

@@ -20,11 +20,10 @@ from weft.ops.base import Elementwise, GraphOp, Movement, Scatter
 from weft.ops.graph import FuncOp, GroupOp, YieldOp
 from weft.ops.indexing.scatter import UpdateSlice
 from weft.ops.layouts import StridedLayout, contiguous, lies_apart, same_places, slice_layout, view_layout
+from weft.ops.matmul.dot import Dot
 from weft.passes.check_first import check_first, verdict_of
-from weft.passes.grouping.build_groups import is_free, result_targets, strides_of
+from weft.passes.grouping.build_groups import CLAIM, IN_PLACE, is_free, result_targets, strides_of
 from weft.passes.tensor_slices import TensorSlice, part_written, reads_of, updated_slice, views_from
-
-_ATTRIBUTE = "in_place"
 
 
 @dataclass(frozen=True)
@@ -37,7 +36,8 @@ class UpdateInPlace(ModulePass):
 
     The operand is an argument that the result replaces, or a temporary, and nothing reads it afterwards; the kernel
     reads each of its elements only to compute the one that takes its place, or is a scatter into it. A scatter may also
-    write into a slice of the argument, where an update of that slice would only copy its result.
+    write into a slice of the argument, where an update of that slice would only copy its result. A matmul that adds to
+    a temporary does so there, even where the sum is a result of the function: the temporary is made in its memory.
     """
 
     name: ClassVar[str] = "update_in_place"
@@ -52,7 +52,7 @@ class UpdateInPlace(ModulePass):
 
 def in_place_of(group: GroupOp) -> Mapping[int, int]:
     """Which results a group writes into the memory of which operands."""
-    attribute = group.attributes.get(_ATTRIBUTE)
+    attribute = group.attributes.get(IN_PLACE)
     return {} if attribute is None else dict(cast("Any", from_attribute(attribute)))
 
 
@@ -83,10 +83,10 @@ class _Updates:
         for group in self.order:
             if isinstance(group, GroupOp):
                 for result in group.results:
-                    if result not in self.targets:
+                    if result not in self.targets or self._accumulates(group, result):
                         self._reuse(group, result)
         for group, pairs in self.chosen.items():
-            group.attributes[_ATTRIBUTE] = to_attribute(tuple(sorted(pairs.items())))
+            group.attributes[IN_PLACE] = to_attribute(tuple(sorted(pairs.items())))
 
     def _follow(self, value: SSAValue, argument: SSAValue) -> None:
         """Find the groups that, one after the other, turn an argument into the value that replaces it."""
@@ -150,6 +150,12 @@ class _Updates:
                 self._choose(group, result.index, number)
                 return
 
+    def _accumulates(self, group: GroupOp, result: OpResult) -> bool:
+        """Whether a result of the function is a sum to which a matmul adds: the temporary is made in its memory."""
+        target = self.targets[result]
+        plain = target.result is result and target.layout == contiguous(tensor_of(result.type))
+        return plain and len(group.results) == 1 and any(isinstance(op, Dot) for op in group.block.ops)
+
     def _choose(self, group: GroupOp, result: int, operand: int) -> None:
         self.chosen.setdefault(group, {})[result] = operand
         self.taken.add(group.operands[operand])
@@ -160,7 +166,7 @@ class _Updates:
         """Whether a group may write a result into the memory of an operand: the argument, or a temporary."""
         if operand.type != result.type or operand in self.taken or list(group.operands).count(operand) > 1:
             return False
-        is_temporary = isinstance(operand.owner, GroupOp) and operand not in self.targets
+        is_temporary = is_made_here(operand) and operand not in self.targets
         if operand is not argument and not is_temporary:
             return False
         layout = self._layout(operand)
@@ -207,6 +213,11 @@ class _Updates:
         )
 
 
+def is_made_here(value: SSAValue) -> bool:
+    """Whether a kernel or a library's matmul makes a value, in memory of the program's own."""
+    return isinstance(value.owner, GroupOp) or (isinstance(value.owner, Dot) and CLAIM in value.owner.attributes)
+
+
 def _part_changed(group: GroupOp) -> TensorSlice | None:
     """The part that a group changes of what it writes over; None for all of it."""
     update = updated_slice(group)
@@ -238,14 +249,17 @@ def layout_through(views: Iterable[GraphOp], layout: StridedLayout | None) -> St
 
 
 def _overwrites(group: GroupOp, number: int) -> bool:
-    """Whether the kernel of a group is done with an element of an operand when it writes the result's."""
+    """Whether the kernel of a group is done with an element of an operand when it writes the result's.
+
+    A matmul's is if the operand is read behind the matmul alone: by the program that has summed up the element.
+    """
     old = group.block.args[number]
     shape = tensor_of(old.type).shape
     computing = [op for op in group.block.ops if not isinstance(op, YieldOp)]
     if any(isinstance(op, Scatter) for op in computing):
         scatter = group.yielded[0].owner
         return isinstance(scatter, Scatter) and scatter.operands[0] is old and old.has_one_use()
-    if not all(isinstance(op, Elementwise | Movement) or is_free(op) for op in computing):
+    if not all(isinstance(op, Elementwise | Movement | Dot) or is_free(op) for op in computing):
         return False
     if any(tensor_of(value.type).shape != shape for value in group.yielded):
         return False

@@ -8,12 +8,13 @@ for are told.
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import yaml
@@ -23,7 +24,7 @@ from weft.planner.hardware import Gpu, find_gpu
 from weft.planner.linear_program import Optimum, minimise
 from weft.planner.model import Model, find_model
 from weft.planner.plan import Choice, choose
-from weft.planner.program import BYTES
+from weft.planner.program import PRECISIONS
 from weft.planner.search import ENGINES, Settings, open_costs
 from weft.planner.tables import Array
 from weft.planner.traffic import Targets, Traffic, targets_of, traffic_of
@@ -50,6 +51,9 @@ class Service:
     traffic: Traffic
     targets: Targets
     settings: Settings
+
+
+_Named = TypeVar("_Named", Pool, Service)
 
 
 @dataclass(frozen=True)
@@ -113,14 +117,37 @@ def read_fleet(path: Path) -> Fleet:
     except (OSError, UnicodeDecodeError, json.JSONDecodeError, yaml.YAMLError) as error:
         raise FleetError(f"the fleet cannot be read: {error}", location=str(path)) from error
     whole = _object(found, "a fleet", str(path), {"pools", "services"})
-    pools = [
-        _pool(each, f"{path}: pools[{index}]", path.parent) for index, each in enumerate(_list(whole, "pools", path))
-    ]
-    services = [
-        _service(each, f"{path}: services[{index}]", path.parent)
-        for index, each in enumerate(_list(whole, "services", path))
-    ]
-    return Fleet(tuple(pools), tuple(services))
+    pools, services = _list(whole, "pools", path), _list(whole, "services", path)
+    found_pools = [_pool(each, f"{path}: pools[{index}]", path.parent) for index, each in enumerate(pools)]
+    found_services = [_service(each, f"{path}: services[{index}]", path.parent) for index, each in enumerate(services)]
+    return Fleet(
+        tuple(_distinct(found_pools, pools, f"{path}: pools")),
+        tuple(_distinct(found_services, services, f"{path}: services")),
+    )
+
+
+def _distinct(found: list[_Named], given: list[Any], place: str) -> list[_Named]:
+    """All of them under names of their own: plans tell of them by name.
+
+    Those that the file gives no name are numbered where they are alike, as `h100` and `h100 (2)`.
+    """
+    taken: set[str] = set()
+    for index, (each, fields) in enumerate(zip(found, given, strict=True)):
+        if "name" in fields:
+            if each.name in taken:
+                raise FleetError(
+                    f"field 'name' is {each.name!r}, as another's", location=f"{place}[{index}]", hint="name them apart"
+                )
+            taken.add(each.name)
+    named: list[_Named] = []
+    for each, fields in zip(found, given, strict=True):
+        name = each.name
+        if "name" not in fields:
+            numbers = (f"{each.name} ({number})" for number in itertools.count(2))
+            name = next(free for free in itertools.chain([name], numbers) if free not in taken)
+            taken.add(name)
+        named.append(replace(each, name=name))
+    return named
 
 
 def _object(found: Any, what: str, place: str, known: set[str]) -> dict[str, Any]:
@@ -167,8 +194,8 @@ def _service(found: Any, place: str, folder: Path) -> Service:
     model = find_model(str(folder / named) if (folder / named).exists() else named)
     precision = given.get("precision")
     if precision is not None:
-        if precision not in BYTES or precision == "f32":
-            raise FleetError(f"field 'precision' is {precision!r}", location=place, hint=", ".join(sorted(BYTES)))
+        if precision not in PRECISIONS:
+            raise FleetError(f"field 'precision' is {precision!r}", location=place, hint=", ".join(PRECISIONS))
         model = model.with_precision(str(precision))
     engine = str(given.get("engine", "weft"))
     if engine not in ENGINES:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from weft.planner.errors import PlanError
 from weft.planner.tables import Array
 
 _ZERO = 1e-9
@@ -27,23 +28,23 @@ class Optimum:
 
 
 def minimise(cost: Array, gives: Array, demand: Array, takes: Array, room: Array, penalty: Array) -> Optimum:
-    """Solve it; demands and rooms are not negative."""
+    """Solve it; demands, rooms and penalties are not negative, and finite as all the rest."""
+    for given in (cost, gives, demand, takes, room, penalty):
+        if not np.isfinite(given).all():
+            raise PlanError("a linear program of numbers that are not finite")
     wanted, rooms, count = len(demand), len(room), len(cost)
     rows = wanted + rooms
     # Columns: what is taken, surplus of demand, what is not served, room that is left; and the right-hand side.
     width = count + 2 * wanted + rooms
-    scale = np.concatenate([np.maximum(demand, 1.0), np.maximum(room, 1.0)])
     table = np.zeros((rows + 1, width + 1))
     table[:wanted, :count], table[wanted:rows, :count] = gives, takes
     table[:wanted, count : count + wanted] = -np.eye(wanted)
     table[:wanted, count + wanted : count + 2 * wanted] = np.eye(wanted)
     table[wanted:rows, count + 2 * wanted : width] = np.eye(rooms)
     table[:wanted, width], table[wanted:rows, width] = demand, room
-    table[:rows] /= scale[:, None]
     table[rows, :count], table[rows, count + wanted : count + 2 * wanted] = cost, penalty
     basis = [*range(count + wanted, count + 2 * wanted), *range(count + 2 * wanted, width)]
     for row, column in enumerate(basis):
-        table[row] /= table[row, column]
         table[rows] -= table[rows, column] * table[row]
     gained = True
     while True:
@@ -53,6 +54,8 @@ def minimise(cost: Array, gives: Array, demand: Array, takes: Array, room: Array
             break
         column = int(below[np.argmin(reduced[below])]) if gained else int(below[0])
         ahead = np.flatnonzero(table[:rows, column] > _ZERO)
+        if not ahead.size:
+            raise PlanError("a linear program without an end: taking more always costs less", hint="costs are below 0")
         ratios = table[ahead, width] / table[ahead, column]
         least = float(ratios.min())
         row = min((int(each) for each in ahead[ratios <= least + _ZERO]), key=lambda each: basis[each])

@@ -25,6 +25,8 @@ BYTES = {
     "f32": 4.0,
 }
 """Bytes of a weight with its share of the scales: int4 has a bf16 scale for 32, mxfp4 one byte for 32, nvfp4 for 16."""
+PRECISIONS = tuple(name for name in BYTES if name != "f32")
+"""What a service's weights may be held in; f32 is for what a model holds beside them."""
 
 
 @dataclass(frozen=True)

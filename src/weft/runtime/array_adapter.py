@@ -97,8 +97,8 @@ class ArrayAdapter(Protocol[ArrayT]):
         """An array on the device with the elements of one of NumPy's, in its memory where that is the processor's."""
         ...
 
-    def multiply(self, a: ArrayT, b: ArrayT, out: ArrayT) -> None:
-        """A (batched) matrix product into an array's memory, by the framework's library."""
+    def multiply(self, a: ArrayT, b: ArrayT, out: ArrayT, *, accumulates: bool = False) -> None:
+        """A (batched) matrix product into an array's memory, or added to what is there, by the framework's library."""
         ...
 
 

@@ -49,13 +49,16 @@ class ArrayFunction(Generic[ArrayT]):
         executor: ArrayExecutor[ArrayT],
         constants: Mapping[str, Any] | None = None,
         checks: Callable[[Mapping[str, int]], None] | None = None,
+        freeze: Callable[[Sequence[ArrayT]], None] | None = None,
     ) -> None:
+        """`freeze` takes the constants in the executor's place, which then are not copied: nobody reads them."""
         self._checks = checks
         """Raises where the program is not right for the sizes of a call."""
         self.signature = signature
         self.executor = executor
         places = {name: place for place, name in enumerate(signature.names)}
-        self._constants = {places[name]: self._copied(places[name], value) for name, value in (constants or {}).items()}
+        taken = self._copied if freeze is None else self._taken
+        self._constants = {places[name]: taken(places[name], value) for name, value in (constants or {}).items()}
         self._places = {name: place for place, name in enumerate(signature.names) if place not in self._constants}
         if self._constants:
             if missing := [signature.names[place] for place in executor.fixed if place not in self._constants]:
@@ -64,7 +67,7 @@ class ArrayFunction(Generic[ArrayT]):
                     hint="give all of its constants, or none: they are arguments of calls then",
                 )
             signature.sizes({place: executor.arrays.shape(array) for place, array in self._constants.items()})
-            executor.freeze([self._constants[place] for place in executor.fixed])
+            (freeze or executor.freeze)([self._constants[place] for place in executor.fixed])
         shapes = {place: signature.arguments[place].shape for place in self._places.values()}
         known = all(isinstance(size, int) for shape in shapes.values() for size in shape)
         self._shapes = shapes if known and not signature.replaced else None

@@ -31,6 +31,7 @@ from weft.runtime.cache_entry import (
     weft_version,
     write_entry,
 )
+from weft.runtime.paged_data import PagedData
 from weft.runtime.single_flight import Flight, SingleFlight
 
 T = TypeVar("T")
@@ -130,7 +131,7 @@ class DiskCache:
             warn("cache", f"cache entries in {root} are not read", str(error), "the programs are compiled anew")
         return None
 
-    def put(self, key: str, meta: Mapping[str, Any], blobs: Mapping[str, bytes]) -> None:
+    def put(self, key: str, meta: Mapping[str, Any], blobs: Mapping[str, bytes | PagedData]) -> None:
         """Stores an entry, replacing one with the same key; a failure to write is logged and is not an error."""
         name = _entry_name(key)
         if not self.enabled or (root := self._trusted_root(create=True)) is None:
@@ -142,7 +143,8 @@ class DiskCache:
             warn("cache", f"a compiled program is not kept in {root}", why, "the next process compiles it anew")
             return
         try:
-            write_entry(root / name, sections)
+            # Large data is checked when it is read: waiting for a disk to have it would cost more than making it anew.
+            write_entry(root / name, sections, durable=not any(isinstance(each, PagedData) for each in blobs.values()))
         except OSError as error:
             why = error.strerror or str(error)
             warn("cache", f"compiled programs are not kept in {root}", why, _ELSEWHERE)

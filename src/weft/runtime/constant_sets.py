@@ -10,7 +10,7 @@ past the framework, has to be told by `refreeze`.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import is_
 from typing import Any, Generic
@@ -103,10 +103,16 @@ def make_set(
     given: Sequence[ArrayT],
     arrays: ArrayAdapter[ArrayT],
     prepare: Preparing[ArrayT] | None = None,
+    prepared: Mapping[int, np.ndarray] | None = None,
 ) -> ConstantSet[ArrayT]:
-    """Prepare and pack weights for a program: on its device, or by the processor."""
+    """Prepare and pack weights for a program: on its device, or by the processor.
+
+    Where they were `prepared` before, the arrays of its buffers are these, and no weight is looked at.
+    """
     plan = program.plan
-    if prepare is not None and all(constant.packing is None for constant in plan.constants):
+    if prepared is not None:
+        tensors = {number: arrays.from_host(array) for number, array in prepared.items()}
+    elif prepare is not None and all(constant.packing is None for constant in plan.constants):
         there = [arrays.placed(array) for array in given]
         made = prepare(there) if any(c.source >= len(given) for c in plan.constants) else ()
         tensors = {c.buffer: (*there, *made)[c.source] for c in plan.constants}
@@ -124,7 +130,7 @@ def make_set(
         tuple(map(arrays.address, given)),
         tuple(_layout(array, arrays) for array in given),
         tuple(map(arrays.version, given)),
-        _samples(given, arrays),
+        _samples(given, arrays) if prepared is None else None,
         _refrozen[0],
         tensors,
         np.array(list(tensors), np.int64),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,7 @@ import numpy as np
 from weft.errors import UnsupportedError
 from weft.ir.types import DType, dtype_of_numpy
 from weft.runtime.array_adapter import ForeignCalls, NoForeignCalls
-from weft.runtime.constant_sets import ConstantSet
+from weft.runtime.constant_sets import ConstantSet, make_set
 from weft.runtime.constants import strided_zeros
 from weft.runtime.dlpack import array_at, lent
 from weft.runtime.executable import Executable
@@ -92,7 +92,7 @@ class NumpyArrays:
     def from_host(self, array: np.ndarray) -> np.ndarray:
         return array
 
-    def multiply(self, a: np.ndarray, b: np.ndarray, out: np.ndarray) -> None:
+    def multiply(self, a: np.ndarray, b: np.ndarray, out: np.ndarray, *, accumulates: bool = False) -> None:
         raise UnsupportedError(f"a product of {out.dtype} that a library was to carry out", hint="compile it anew")
 
 
@@ -117,9 +117,20 @@ class HostExecutor(PlanExecutor[Executable, np.ndarray]):
         """How many threads kernels run in; by default as many as there are cores for, or OMP_NUM_THREADS says."""
         self._bound: ConstantSet[np.ndarray] | None = None
 
-    def freeze(self, given: Sequence[np.ndarray]) -> None:
-        """Take these for the program's constants from now on, whatever it is called with."""
-        self._bound = super().constants(given)
+    def freeze(self, given: Sequence[np.ndarray], prepared: Mapping[int, np.ndarray] | None = None) -> None:
+        """Take these for the program's constants from now on, whatever it is called with.
+
+        Arrays of constant buffers that were `prepared` of them before take their place.
+        """
+        if prepared is None:
+            self._bound = super().constants(given)
+        else:
+            self._bound = make_set(self.executable, given, self.arrays, prepared=prepared)
+
+    @property
+    def frozen(self) -> Mapping[int, np.ndarray] | None:
+        """The arrays of constant buffers, once there are some."""
+        return None if self._bound is None else self._bound.tensors
 
     def constants(self, given: Sequence[np.ndarray]) -> ConstantSet[np.ndarray]:
         return self._bound or super().constants(given)

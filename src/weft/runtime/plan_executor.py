@@ -323,7 +323,7 @@ class PlanExecutor(Generic[ProgramT, ArrayT]):
             return
         if isinstance(step, DotStep):
             a, b, out = (self._operand(place, frame, held) for place in (step.a, step.b, step.out))
-            self.arrays.multiply(a, b, out)
+            self.arrays.multiply(a, b, out, accumulates=step.accumulates)
             return
         operands = [self._operand(place, frame, held) for place in step.operands]
         results = self.opaque.call(step.target, step.arguments, operands, frame.binding.sizes)

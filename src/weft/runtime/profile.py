@@ -81,7 +81,8 @@ def work_of(step: Step, plan: Plan, sizes: Mapping[str, int]) -> dict[str, int]:
         case DotStep():
             inner = evaluate(step.a.tensor.shape[-1], sizes)
             operations = 2 * inner * evaluate(product(step.out.tensor.shape), sizes)
-            return {"bytes": bytes_of([step.a.tensor, step.b.tensor, step.out.tensor]), "operations": operations}
+            touched = [step.a.tensor, step.b.tensor, *[step.out.tensor] * (2 if step.accumulates else 1)]
+            return {"bytes": bytes_of(touched), "operations": operations}
         case CallStep(claimed="collective"):
             return {"bytes": bytes_of([place.tensor for place in step.operands])}
         case CallStep() | LoopStep() | IfStep():

@@ -41,6 +41,7 @@ _INTERNAL = (
     "checks",
     "plan",
     "wants_programs",
+    "wants_passes",
     "schedules",
     "started",
     "thread",
@@ -99,6 +100,7 @@ class CompilationRecord:
 
     name: str
     wants_programs: bool = False
+    wants_passes: bool = False
     source: str = "compiled"
     nodes: int = 0
     ops: int = 0
@@ -195,6 +197,15 @@ class CompilationRecord:
             parts = [text] if isinstance(text, str | Operation) else text
             self.programs[level] = "\n".join(map(str, parts)) + "\n"
 
+    def after_pass(self, position: int, name: str, functions: Iterable[Operation]) -> None:
+        """Keep the program's text after a pass that changed it, if someone asked for it."""
+        if self.wants_passes:
+            before = next(reversed(self.programs.values()), None)
+            level = f"graph-{position:02}-{name}"
+            self.program(level, functions)
+            if self.programs.get(level) == before:
+                del self.programs[level]
+
     @property
     def launches(self) -> int:
         """How many kernels a call runs."""
@@ -235,6 +246,7 @@ def _steps(plan: Plan, schedules: Mapping[str, str]) -> tuple[list[KernelRecord]
 class _Recording:
     records: list[CompilationRecord]
     programs: bool
+    passes: bool
     blocks: bool
     inputs: bool
 
@@ -245,14 +257,14 @@ _current: ContextVar[CompilationRecord | None] = ContextVar("weft_compilation", 
 
 @contextmanager
 def recording(
-    *, programs: bool = False, blocks: bool = False, inputs: bool = False
+    *, programs: bool = False, passes: bool = False, blocks: bool = False, inputs: bool = False
 ) -> Generator[list[CompilationRecord]]:
     """Collect the records of all compilations inside the `with`, on any thread.
 
-    `programs` keeps their texts, `blocks` looks for the regions that repeat, which takes a while, `inputs` keeps what
-    programs are called with.
+    `programs` keeps their texts, `passes` those after each pass, too, `blocks` looks for the regions that repeat, which
+    takes a while, `inputs` keeps what programs are called with.
     """
-    mine = _Recording([], programs, blocks, inputs)
+    mine = _Recording([], programs or passes, passes, blocks, inputs)
     _recordings.append(mine)
     try:
         yield mine.records
@@ -277,6 +289,7 @@ def compilation(name: str) -> Generator[CompilationRecord]:
         yield outer
         return
     record = CompilationRecord(name, wants_programs=any(each.programs for each in _recordings))
+    record.wants_passes = any(each.passes for each in _recordings)
     record.wants_inputs = any(each.inputs for each in _recordings)
     for each in _recordings:
         each.records.append(record)

@@ -242,7 +242,7 @@ def tunable_kernels(function: FuncOp) -> list[TunedKernel]:
     constants: set[SSAValue] = set(constant_arguments(function))
     kernels: dict[str, TunedKernel] = {}
     for group in function.block.ops:
-        if not isinstance(group, GroupOp) or SCHEDULE in group.attributes or in_place_of(group):
+        if not isinstance(group, GroupOp) or group.claim or SCHEDULE in group.attributes or in_place_of(group):
             continue
         values = (*group.operands, *group.results)
         if not isinstance(anchor_of(group), Dot | AnyAttention) or not all(tensor_of(v.type).is_static for v in values):

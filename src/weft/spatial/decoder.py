@@ -327,9 +327,7 @@ class DecoderBuilder:
         turn[np.arange(half, s.width), np.arange(half)] = -1
         turn[np.arange(half), np.arange(half, s.width)] = 1
         whole_turn = np.kron(np.eye(heads, dtype=np.int8), turn)
-        turned = self.build.to_int8(
-            self.build.scaled(self.build.dot(x, whole_turn), np.ones(heads * s.width, np.float32))
-        )
+        turned = self.build.to_int8(self.build.scaled(self.build.dot(x, whole_turn), np.ones(1, np.float32)))
         steps = 10000.0 ** (-np.arange(0, s.width, 2) / s.width)
         angles = np.tile(np.outer(np.arange(self.held, self.held + self.rows), steps), (1, 2 * heads))
         cosine, sine = (np.rint(127 * f(angles)).astype(np.int8) for f in (np.cos, np.sin))

@@ -82,7 +82,7 @@ class InterpretedExecutor:
                             held[number] = self._fitting(number, result, symbols)
                 case DotStep():
                     a, b, out = (self._place(place, held, symbols) for place in (step.a, step.b, step.out))
-                    out.copy_(a @ b)
+                    out.copy_(out + a @ b if step.accumulates else a @ b)
                 case LaunchStep():
                     raise UnsupportedError(f"{step.label} is a kernel for the processor")
                 case IfStep():

@@ -76,6 +76,9 @@ def opt(
     strict: Annotated[bool, typer.Option("--strict", help="Claim nothing for libraries.")] = False,
     verify: Annotated[bool, typer.Option("--verify", help="Verify the program after every pass.")] = False,
     time: Annotated[bool, typer.Option("--time", help="Print the time of each pass to stderr.")] = False,
+    print_after_all: Annotated[
+        bool, typer.Option("--print-after-all", help="Print the program after each pass that changed it to stderr.")
+    ] = False,
     locations: Annotated[bool, typer.Option("--locations", help="Print the location of each op.")] = False,
     json: Json = False,
 ) -> None:
@@ -85,7 +88,9 @@ def opt(
         from weft.tools.opt.opt import Options
         from weft.tools.opt.opt import opt as run
 
-        asked = Options(passes, stop_after, level, verify, time, locations, cpu, triple, strict, target)
+        asked = Options(
+            passes, stop_after, level, verify, time, locations, cpu, triple, strict, target, print_after_all
+        )
         run(terminal, file, asked)
 
 
@@ -116,6 +121,9 @@ def explain(
         bool, typer.Option("--ir", help="Print the programs at each level: graph, grouped, tile, llvm; nvidia, ptx.")
     ] = False,
     save: Annotated[Path | None, typer.Option(help="Write the programs at each level to this folder.")] = None,
+    each_pass: Annotated[
+        bool, typer.Option("--each-pass", help="With these, the graph after each pass that changed it, too.")
+    ] = False,
     lines: Annotated[
         bool, typer.Option("--lines", help="Print assembly or PTX, each line of the program above what came of it.")
     ] = False,
@@ -162,14 +170,17 @@ def explain(
         if Path(file).suffix == ".py" and target is not None:
             raise UsageError("a script is compiled for where its tensors are", hint="leave the target out")
         programs = ir or lines or save is not None
+        if each_pass and not (ir or save is not None):
+            raise UsageError("--each-pass says nothing by itself", hint="add --ir to print, or --save FOLDER")
         if Path(file).suffix == ".py":
             if not Path(file).is_file():
                 raise UsageError(f"there is no script {file}")
-            explanation, code = explain_script(file, context.args, programs=programs, cached=cached)
+            explanation, code = explain_script(file, context.args, programs=programs, passes=each_pass, cached=cached)
             failure = explanation.failure
         else:
             with terminal.working(f"compiling {file}"):
-                explanation, code = explain_program(*read_source(file), programs=programs, target=gpu), 0
+                explanation = explain_program(*read_source(file), programs=programs, passes=each_pass, target=gpu)
+                code = 0
         if ir:
             terminal.text(explanation.programs())
         if lines:

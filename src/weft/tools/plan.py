@@ -15,7 +15,7 @@ from weft.planner.model import find_model
 from weft.planner.page import page
 from weft.planner.plan import Plan
 from weft.planner.plan import plan as make
-from weft.planner.program import BYTES
+from weft.planner.program import PRECISIONS
 from weft.planner.report import figures
 from weft.planner.search import ENGINES, Settings, open_costs, predictor
 from weft.planner.traffic import targets_of, traffic_of
@@ -52,10 +52,8 @@ def plan(terminal: Terminal, asked: PlanRequest) -> None:
         gpu = replace(gpu, price_per_hour=asked.price)
     model = find_model(asked.model)
     if asked.precision is not None:
-        if asked.precision not in BYTES or asked.precision == "f32":
-            raise UsageError(
-                f"there is no precision {asked.precision}", hint="bf16, fp8, fp8_block, int4, mxfp4 or nvfp4"
-            )
+        if asked.precision not in PRECISIONS:
+            raise UsageError(f"there is no precision {asked.precision}", hint=f"there are {', '.join(PRECISIONS)}")
         model = model.with_precision(asked.precision)
     if asked.engine not in ENGINES:
         raise UsageError(f"there is no engine {asked.engine}", hint=f"there are {', '.join(ENGINES)}")

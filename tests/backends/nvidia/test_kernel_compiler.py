@@ -153,7 +153,7 @@ def test_whoever_is_interrupted_lets_others_compile(monkeypatch: pytest.MonkeyPa
     taken: list[bool] = []
 
     def take() -> None:
-        taken.append(COMPILING.acquire(timeout=5))
+        taken.append(COMPILING.acquire(timeout=60))
         COMPILING.release()
 
     other = threading.Thread(target=take)

@@ -42,7 +42,7 @@ def test_sums_in_parts_and_second_products_take_registers() -> None:
     ("products", "tile", "bound"),
     [
         (Matmuls(8192, 8192, 8192), (128, 256), "tensor cores"),
-        (Matmuls(4096, 4096, 4096), (128, 128), "the second-level cache"),
+        (Matmuls(4096, 4096, 4096), (128, 128), "the L2 cache"),
         (Matmuls(64, 28672, 4096), (64, 128), "memory"),
     ],
 )

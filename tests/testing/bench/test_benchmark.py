@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import time
 import xml.etree.ElementTree as ElementTree
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -24,17 +24,30 @@ def test_contenders_take_turns_and_the_order_changes() -> None:
     assert all(len(timing.seconds) == 4 for timing in race.timings.values())
 
 
-def test_a_slower_peer_has_a_ratio_above_one() -> None:
+class Clock:
+    """A clock that only its naps move."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 0.0
+        monkeypatch.setattr(benchmark, "time", SimpleNamespace(perf_counter=lambda: self.now))
+
+    def nap(self, seconds: float) -> None:
+        self.now += seconds
+
+
+def test_a_slower_peer_has_a_ratio_above_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
     naps = {"eager": 0.03, "inductor": 0.02, "weft": 0.004}
-    calls = {name: (lambda nap=nap: time.sleep(nap)) for name, nap in naps.items()}
+    calls = {name: (lambda nap=nap: clock.nap(nap)) for name, nap in naps.items()}
     race = interleave(calls, Limits(rounds=7, least=7))
     assert race.best_peer == "inductor"
     assert race.ratio is not None
     assert 1 < race.ratio.low <= race.ratio.median <= race.ratio.high
 
 
-def test_few_rounds_when_calls_take_long() -> None:
-    race = interleave({"weft": lambda: time.sleep(0.02)}, Limits(rounds=100, least=3, seconds=0.1))
+def test_few_rounds_when_calls_take_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    race = interleave({"weft": lambda: clock.nap(0.02)}, Limits(rounds=100, least=3, seconds=0.1))
     assert 3 <= len(race.timings["weft"].seconds) <= 5
     assert race.ratio is None
 

@@ -172,5 +172,5 @@ def test_the_script_that_is_written_reproduces(tmp_path) -> None:
     function = network(rows=4)
     path = tmp_path / "again.py"
     path.write_text(script(print_program(function), Failure("wrong", "", "off by a lot"), 0, {}))
-    done = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, timeout=600)
     assert done.returncode == 0 and "it works" in done.stdout, done.stderr

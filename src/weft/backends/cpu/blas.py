@@ -72,7 +72,7 @@ def product_words(step: DotStep, sizes: Mapping[str, int], routines: Mapping[str
         words = list(head)
         for place, start, offset in zip(places, starts, offsets, strict=True):
             words += [place, start + offset]
-        tapes.append([*words, inner, *steps])
+        tapes.append([*words, inner, *steps, int(step.accumulates)])
     return tapes
 
 

@@ -27,7 +27,7 @@ from weft.backends.llvm.values import V, i64
 LAUNCHER = "weft_run"
 KERNEL, PRODUCT, ADDRESS, LOOP, BRANCH = 0, 1, 2, 3, 4
 HEAD_WORDS = 2
-PRODUCT_WORDS, ADDRESS_WORDS, LOOP_WORDS, BRANCH_WORDS = 21, 4, 5, 4
+PRODUCT_WORDS, ADDRESS_WORDS, LOOP_WORDS, BRANCH_WORDS = 22, 4, 5, 4
 _WORKER = "weft_worker"
 _ROW_MAJOR = 101
 
@@ -121,7 +121,7 @@ def _kernel(b: Function, step: _Reader, table: V, scratch: V, threads: V, own_po
 
 
 def _product(b: Function, step: _Reader, table: V) -> None:
-    """Call BLAS for every matrix of a batch; those that go to one place are added up there."""
+    """Call BLAS for every matrix of a batch; those that go to one place, or to what is to be kept, are added there."""
     routine, wide = step.pointer(1), step.word(2)
     narrow = [b.convert("trunc", step.word(position), "i32") for position in range(3, 11)]
     m, n, k, ta, tb, lda, ldb, ldc = narrow
@@ -136,6 +136,7 @@ def _product(b: Function, step: _Reader, table: V) -> None:
         )
         order = V("i32", str(_ROW_MAJOR))
         again = b.binary("and", b.icmp("sgt", i, i64(0)), b.icmp("eq", step.word(20), i64(0)))
+        again = b.binary("or", again, b.icmp("ne", step.word(21), i64(0)))
         with _either(b, b.icmp("eq", wide, i64(0))) as otherwise:
             for element in ("float", "double"):
                 one, zero = V(element, "1.0"), V(element, "0.0")

@@ -6,7 +6,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import numpy as np
@@ -21,6 +22,10 @@ from weft.ops.graph import GraphBuilder
 
 HostFunction = Callable[..., Any]
 """A function of arrays that runs between compiled parts; it gives an array, or a tuple of them."""
+
+
+class NoRegion(Exception):
+    """A body cannot be a region: its turns are not alike, or something has to be looked at in between."""
 
 
 class Scope(Protocol):
@@ -40,6 +45,15 @@ class Scope(Protocol):
     def fresh(self, name: str, /) -> str: ...
 
     def check_room(self) -> None: ...
+
+    @property
+    def in_region(self) -> bool: ...
+
+    def within(
+        self, builder: GraphBuilder, nodes: Sequence[Node], values: Mapping[str, Value]
+    ) -> AbstractContextManager[Mapping[str, Value]]:
+        """Import nodes into a region, and go on there; `NoRegion` where they cannot be one."""
+        ...
 
 
 class Call:

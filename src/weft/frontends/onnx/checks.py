@@ -15,11 +15,13 @@ from dataclasses import dataclass
 import numpy as np
 from xdsl.ir import Block, Operation, SSAValue
 
-from weft.errors import PlaceError
+from weft.errors import DataError, PlaceError
 from weft.frontends.onnx.call import Call
 from weft.frontends.onnx.values import Known
 from weft.ir.types import i64
 from weft.ops.graph import GraphBuilder
+
+_OUT_OF_RANGE = "an index is out of range"
 
 
 @dataclass(frozen=True)
@@ -32,12 +34,15 @@ class Verdict:
     def raise_if(self, number: int) -> None:
         """Raise what a number other than 0 stands for."""
         if number:
-            raise PlaceError(self.messages[number - 1], hint="indices go from -size to size - 1")
+            message = self.messages[number - 1]
+            if _OUT_OF_RANGE not in message:
+                raise DataError(message)
+            raise PlaceError(message, hint="indices go from -size to size - 1")
 
 
 def check_places(c: Call, place: int, sizes: Sequence[int], dims: Sequence[int]) -> None:
     """The indices in an input must be in range: of one dimension, or each column of several of one of them."""
-    value, message = c.input(place), f"{c.node}: an index is out of range for dimension"
+    value, message = c.input(place), f"{c.node}: {_OUT_OF_RANGE} for dimension"
     limits = np.array(sizes if len(sizes) != 1 else sizes[0], np.int64)
     named = f"{message} {', '.join(map(str, dims))}, of size {', '.join(map(str, sizes))}"
     if isinstance(value, Known):

@@ -8,6 +8,7 @@ import stat
 from pathlib import Path
 
 from weft.errors import ModelError
+from weft.frontends.onnx.file_identity import FileIdentity
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 # A named pipe would block until someone writes to it.
@@ -20,6 +21,8 @@ class ExternalFiles:
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder
         self._mapped: dict[str, memoryview] = {}
+        self.identities: list[FileIdentity] = []
+        """Of the files that were opened."""
 
     def read(self, tensor: str, location: str, offset: int, length: int) -> memoryview:
         """`length` bytes of a file; raises where the file is not the model's own or does not have them."""
@@ -56,6 +59,7 @@ class ExternalFiles:
             if not stat.S_ISREG(about.st_mode) or about.st_nlink != 1:
                 what = "a hard link" if stat.S_ISREG(about.st_mode) else "not a plain file"
                 raise ModelError(f"initializer {tensor!r} names {location!r}, which is {what}", hint="copy the file")
+            self.identities.append(FileIdentity.of(self._folder.joinpath(*parts), about))
             if not about.st_size:
                 return memoryview(b"")
             return memoryview(mmap.mmap(opened[-1], 0, access=mmap.ACCESS_READ))

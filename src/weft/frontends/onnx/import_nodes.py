@@ -10,7 +10,8 @@ operator runs on the host; what follows is imported when the elements, or the ho
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
@@ -20,7 +21,7 @@ from xdsl.ir import Block, BlockArgument, SSAValue
 
 from weft.backends.reference.graph import run
 from weft.errors import DataError, ModelError, ShapeError, UnsupportedError, WeftError
-from weft.frontends.onnx.call import Call, HostFunction, static
+from weft.frontends.onnx.call import Call, HostFunction, NoRegion, static
 from weft.frontends.onnx.dtypes import STRINGS, kernel_dtype
 from weft.frontends.onnx.functions import inlined, schema_function
 from weft.frontends.onnx.model import Function, Node
@@ -253,6 +254,28 @@ class Importer:
             self.repeatable &= all(leaf.array.size <= FOLDED for leaf in known)
             return tuple(Known(each) for each in call_host(node, function, [_arrays(each) for each in values]))
         raise RunsOnHost(node, function, tuple(values), count)
+
+    @property
+    def in_region(self) -> bool:
+        """Whether nodes are imported into a body, where no stage can end."""
+        return self.builder.block is not self.target.block
+
+    @contextmanager
+    def within(
+        self, builder: GraphBuilder, nodes: Sequence[Node], values: Mapping[str, Value]
+    ) -> Iterator[Mapping[str, Value]]:
+        """Import nodes into a region, and go on there; `NoRegion` where they cannot be one."""
+        outer = self.builder, self.pending, self.values, self.checks
+        self.builder, self.pending, self.checks = builder, list(reversed(nodes)), []
+        self.values = {**self.values, **values}
+        try:
+            try:
+                self.run()
+            except (NeedsElements, RunsOnHost, StageFull, WeftError) as error:
+                raise NoRegion from error
+            yield self.values
+        finally:
+            self.builder, self.pending, self.values, self.checks = outer
 
     def check_room(self) -> None:
         """End the stage where it has grown large."""

@@ -43,7 +43,7 @@ def load(
     config, threads = config or Config.from_options(), checked_threads(threads)
     if device != "cpu":
         program_key("", (), config, device)  # asks for the device: that there is none is told before a file is read
-    function = OnnxFunction(read_model(source, folder), config, device, threads)
+    function = OnnxFunction(read_model(source, folder, defer=True), config, device, threads)
     function.compile_known_shapes()
     return function
 

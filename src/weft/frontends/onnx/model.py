@@ -8,6 +8,9 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from weft.frontends.onnx.file_identity import FileIdentity
+from weft.frontends.onnx.stored_weights import DeferredWeights
+
 Dimension: TypeAlias = int | str | None
 """A size that is known, one that has a name, or neither."""
 
@@ -105,6 +108,15 @@ class Model:
     graph: Graph
     opsets: Mapping[str, int]
     functions: Mapping[tuple[str, str, str], Function] = field(default_factory=dict[tuple[str, str, str], Function])
+    files: tuple[FileIdentity, ...] = ()
+    """What it was read from; none, where any of it was given as bytes."""
+    deferred: DeferredWeights | None = None
+    """Weights whose elements are not read yet."""
+
+    def read_weights(self) -> None:
+        """Read the elements of all weights, which until then are not there."""
+        if self.deferred is not None:
+            self.deferred.read()
 
 
 def free_names(node: Node) -> set[str]:

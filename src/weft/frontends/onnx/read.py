@@ -10,10 +10,10 @@ import mmap
 import os
 import stat
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, TypeAlias
+from typing import Any, BinaryIO, TypeAlias
 
 import numpy as np
 import onnx
@@ -21,25 +21,38 @@ from google.protobuf.message import DecodeError
 
 from weft.errors import ModelError, UnsupportedError
 from weft.frontends.onnx.external_data import ExternalFiles
+from weft.frontends.onnx.file_identity import FileIdentity
 from weft.frontends.onnx.model import Dimension, Function, Graph, Model, ModelInput, Node, Reference, ValueType
 from weft.frontends.onnx.rewrite import INTERNAL
-from weft.frontends.onnx.stored_weights import take_weights
+from weft.frontends.onnx.stored_weights import DeferredWeights, take_weights
 from weft.frontends.onnx.tensors import Limits as Limits
 from weft.frontends.onnx.tensors import TensorReader, element_dtype
 
 
 def read_model(
-    source: str | Path | bytes | Any, folder: str | Path | None = None, limits: Limits | None = None
+    source: str | Path | bytes | Any,
+    folder: str | Path | None = None,
+    limits: Limits | None = None,
+    *,
+    defer: bool = False,
 ) -> Model:
-    """A model from a path, from bytes or from a `ModelProto`; `folder` is where external data may lie."""
+    """A model from a path, from bytes or from a `ModelProto`; `folder` is where external data may lie.
+
+    Elements of weights whose reading is deferred are there after `Model.read_weights`.
+    """
     limits = limits or Limits()
     weights: Mapping[int, np.ndarray] = {}
+    identity: FileIdentity | None = None
+    deferred: DeferredWeights | None = None
     if isinstance(source, str | Path):
         path = Path(source)
         try:
             if path.stat().st_size > limits.file:
                 raise ModelError(f"{path} has over {limits.file} bytes", hint="larger models keep their weights beside")
-            rest, weights = _content(path)
+            with path.open("rb") as file:
+                identity = FileIdentity.of(path, os.fstat(file.fileno()))
+                deferred = DeferredWeights(file.fileno()) if defer else None
+                rest, weights = _content(file, deferred)
         except OSError as error:
             raise ModelError(f"{path} cannot be read: {error.strerror}") from error
         folder, proto = folder or path.parent, _message(rest)
@@ -52,7 +65,9 @@ def read_model(
         raise ModelError(
             f"a {type(source).__name__} is not an ONNX model", hint="give a path, the bytes of a file, or a ModelProto"
         )
-    return _Reader(ExternalFiles(None if folder is None else Path(folder)), limits, weights).model(proto)
+    files = ExternalFiles(None if folder is None else Path(folder))
+    model = _Reader(files, limits, weights, deferred).model(proto)
+    return replace(model, files=(identity, *files.identities) if identity else (), deferred=deferred)
 
 
 def _message(data: bytes | memoryview) -> Any:
@@ -64,14 +79,13 @@ def _message(data: bytes | memoryview) -> Any:
     return proto
 
 
-def _content(path: Path) -> tuple[bytes | memoryview, Mapping[int, np.ndarray]]:
+def _content(file: BinaryIO, deferred: DeferredWeights | None) -> tuple[bytes | memoryview, Mapping[int, np.ndarray]]:
     """A file's message and its weights; it is mapped while it is read, and what is kept of it is copied."""
-    with path.open("rb") as file:
-        about = os.fstat(file.fileno())
-        if stat.S_ISREG(about.st_mode) and about.st_size >= _MAPPED:
-            mapped = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-            return take_weights(mapped, file.fileno())
-        return take_weights(memoryview(file.read()))
+    about = os.fstat(file.fileno())
+    if stat.S_ISREG(about.st_mode) and about.st_size >= _MAPPED:
+        mapped = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+        return take_weights(mapped, file.fileno(), deferred)
+    return take_weights(memoryview(file.read()))
 
 
 _MAPPED = 1 << 20
@@ -96,12 +110,16 @@ class _Reader:
     """Turns messages into values, and counts on the way."""
 
     def __init__(
-        self, files: ExternalFiles, limits: Limits, weights: Mapping[int, np.ndarray] = MappingProxyType({})
+        self,
+        files: ExternalFiles,
+        limits: Limits,
+        weights: Mapping[int, np.ndarray] = MappingProxyType({}),
+        deferred: DeferredWeights | None = None,
     ) -> None:
         self._limits = limits
         self._weights = weights
         """The bytes of the model's initializers that were taken out of its message, by their numbers."""
-        self._tensors = TensorReader(files, limits)
+        self._tensors = TensorReader(files, limits, deferred)
         self._nodes = 0
         self._initializers = 0
 

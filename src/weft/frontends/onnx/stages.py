@@ -171,6 +171,7 @@ class StagedProgram:
         if stored is not None:
             state.by_value |= stored
             return None
+        self.model.read_weights()
         known_before = frozenset(state.by_value)
         values = {name: _given(value, slots, state.by_value) for name, value in state.values.items()}
         importer = Importer(self.model.opsets, self.model.functions, self.fresh, values, list(reversed(state.pending)))

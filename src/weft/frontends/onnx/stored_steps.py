@@ -22,10 +22,16 @@ from weft.config import Config
 from weft.errors import WeftError
 from weft.frontends.onnx.checks import Verdict
 from weft.frontends.onnx.dtypes import STRINGS
+from weft.frontends.onnx.file_identity import stamps_of
 from weft.frontends.onnx.import_nodes import FOLDED
 from weft.frontends.onnx.model import Graph, Model, Node
+from weft.frontends.onnx.stored_weights import DEFERRED
 from weft.frontends.text import load_stored, program_key
+from weft.lower.steps import Plan
+from weft.runtime.array_function import ArrayFunction
 from weft.runtime.cache import cache_key
+from weft.runtime.kept_constants import find_constants, keep_constants
+from weft.runtime.numpy_arrays import HostExecutor
 from weft.runtime.stored_programs import BAD_ENTRY, disk_cache
 
 
@@ -58,8 +64,14 @@ class StoredSteps:
     device: str
     threads: int | None
 
+    def __post_init__(self) -> None:
+        self._constants_sought = self.device != "cpu"
+        """Whether constants were looked for, or kept, already: those of one program of a model are, not of each."""
+
     @cached_property
     def _digested(self) -> tuple[str, list[np.ndarray]]:
+        if any(array.size <= FOLDED and array.nbytes >= DEFERRED for array in self.model.graph.initializers.values()):
+            self.model.read_weights()
         return digest_of(self.model)
 
     @property
@@ -83,9 +95,7 @@ class StoredSteps:
             constants = {name: weights[int(place)] for name, place in meta["weights"].items()}
             for name, (dtype, shape) in meta["arrays"].items():
                 constants[name] = np.frombuffer(entry.blobs[name], np.dtype(dtype)).reshape(shape)
-            function = load_stored(
-                meta["program"], constants=constants, config=self.config, device=self.device, threads=self.threads
-            )
+            function = self._loaded(meta, constants)
             if function is None:
                 return None
             results = tuple((str(kind), int(place)) for kind, place in meta["results"])
@@ -93,6 +103,48 @@ class StoredSteps:
             return StoredStep(function, tuple(int(place) for place in meta["arguments"]), results, verdict)
         except (*BAD_ENTRY, WeftError):  # as good as not stored
             return None
+
+    def _loaded(self, meta: Mapping[str, Any], constants: Mapping[str, np.ndarray]) -> ArrayFunction[Any] | None:
+        """A stored program with its constants: as they were kept, or made of the weights, and kept now."""
+        kept = False
+
+        def prepared(plan: Plan | None) -> Mapping[int, np.ndarray] | None:
+            nonlocal kept
+            key = self._constants_key(meta)
+            # Constants that are arguments still would be read in every call.
+            if key is not None and plan is not None and len(plan.fixed) == len(constants):
+                found = find_constants(disk_cache(), key)
+                if found is not None and set(found) == {each.buffer for each in plan.constants}:
+                    kept = True
+                    return found
+            self.model.read_weights()
+            return None
+
+        function = load_stored(
+            meta["program"],
+            constants=constants,
+            config=self.config,
+            device=self.device,
+            threads=self.threads,
+            prepared=prepared,
+        )
+        if function is not None and not kept:
+            self._keep_constants(meta, function)
+        self._constants_sought = True
+        return function
+
+    def _keep_constants(self, meta: Mapping[str, Any], function: ArrayFunction[Any]) -> None:
+        executor = function.executor
+        key = self._constants_key(meta)
+        if key is not None and isinstance(executor, HostExecutor) and executor.frozen is not None:
+            keep_constants(disk_cache(), key, executor.frozen)
+
+    def _constants_key(self, meta: Mapping[str, Any]) -> str | None:
+        """What the constants of a program are kept under: the program, its weights by their places, and the files."""
+        stamps = None if self._constants_sought else stamps_of(self.model.files)
+        if stamps is None:
+            return None
+        return cache_key("onnx constants", self._digested[0], meta["program"], repr(meta["weights"]), stamps)
 
     def keep_need(self, slots: Sequence[np.ndarray], structure: object, by_value: Iterable[int], place: int) -> None:
         """Note that the import looks at the elements of one array more."""
@@ -132,6 +184,9 @@ class StoredSteps:
             "verdict": None if verdict is None else [verdict.place, list(verdict.messages)],
         }
         disk_cache().put(self._key(slots, structure, by_value), meta, blobs)
+        if isinstance(made.function, ArrayFunction):
+            self._keep_constants(meta, made.function)
+            self._constants_sought = True
 
     def _key(self, slots: Sequence[np.ndarray], structure: object, by_value: Iterable[int]) -> str:
         shapes = repr([(array.dtype.str, array.shape) for array in slots])

@@ -9,6 +9,7 @@ in an unusual way is left as it is: whether it is right is the parser's to say.
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from weft.runtime.cores import available_cores
 from weft.runtime.owned_memory import OwnedMemory
 
 _GRAPH, _INITIALIZER, _RAW_DATA = 7, 5, 9
-_LEAST = 1 << 16
+DEFERRED = 1 << 16
 """Bytes of a tensor that are worth it."""
 _ALIGNMENT = 64
 _CHUNK, _MOST_THREADS = 1 << 24, 8
@@ -42,11 +43,44 @@ class _Field:
     end: int
 
 
-def take_weights(data: memoryview, file: int | None = None) -> tuple[bytes | memoryview, Mapping[int, np.ndarray]]:
+class DeferredWeights:
+    """Weights of a file, for which there is memory, and whose bytes are read when something asks for them.
+
+    Programs whose constants are kept in the cache never do.
+    """
+
+    def __init__(self, file: int) -> None:
+        self._file: int | None = os.dup(file)
+        self._close = weakref.finalize(self, os.close, self._file)
+        self._about = os.fstat(file)
+        self._pieces: list[tuple[int, int, int]] = []
+        self._block: OwnedMemory | None = None
+
+    def place(self, weights: Sequence[tuple[int, int, int]]) -> dict[int, np.ndarray]:
+        """The arrays of weights, which lie between two places of the file; their elements are not there yet."""
+        self._block, found, self._pieces = _placed(weights)
+        return found
+
+    def read(self) -> None:
+        """Fill the arrays."""
+        if self._file is None:
+            return
+        now = os.fstat(self._file)
+        if (now.st_size, now.st_mtime_ns) != (self._about.st_size, self._about.st_mtime_ns):
+            raise ModelError("the file was changed after it was loaded", hint="load it anew, and replace files whole")
+        if self._block is not None:
+            _copy(memoryview(b""), self._block, self._pieces, self._file)
+        self._file = self._block = None
+        self._close()
+
+
+def take_weights(
+    data: memoryview, file: int | None = None, deferred: DeferredWeights | None = None
+) -> tuple[bytes | memoryview, Mapping[int, np.ndarray]]:
     """A message without its large weights, and these as arrays of bytes, by the number of the initializer.
 
     Where the message is a mapped `file`, weights are read from that: pages that are only looked at once cost more to
-    map than to copy.
+    map than to copy. Those that are `deferred` are read later.
     """
     try:
         parts, found = _without_weights(data)
@@ -54,7 +88,12 @@ def take_weights(data: memoryview, file: int | None = None) -> tuple[bytes | mem
         return data, {}
     if not found:
         return data, {}
-    return b"".join(parts), _copied(data, found, file)
+    rest = b"".join(parts)
+    if deferred is not None:
+        return rest, deferred.place(found)
+    block, arrays, pieces = _placed(found)
+    _copy(data, block, pieces, file)
+    return rest, arrays
 
 
 def _without_weights(data: memoryview) -> tuple[list[bytes | memoryview], list[tuple[int, int, int]]]:
@@ -68,7 +107,7 @@ def _without_weights(data: memoryview) -> tuple[list[bytes | memoryview], list[t
     for field in _fields(data, graph.content, graph.end):
         if field.number != _INITIALIZER:
             continue
-        raw = None if field.end - field.content < _LEAST else _raw_data(data, field)
+        raw = None if field.end - field.content < DEFERRED else _raw_data(data, field)
         if raw is not None:
             found.append((number, raw.content, raw.end))
             rest = [data[field.content : raw.start], _NO_BYTES, data[raw.end : field.end]]
@@ -87,7 +126,7 @@ def _raw_data(data: memoryview, tensor: _Field) -> _Field | None:
     found = [field for field in _fields(data, tensor.content, tensor.end) if field.number == _RAW_DATA]
     if len(found) > 1 or any(field.wire != 2 for field in found):  # the last one counts
         raise _Unusual
-    return found[0] if found and found[0].end - found[0].content >= _LEAST else None
+    return found[0] if found and found[0].end - found[0].content >= DEFERRED else None
 
 
 def _fields(data: memoryview, at: int, end: int) -> Generator[_Field]:
@@ -131,20 +170,29 @@ def _varint(value: int) -> bytes:
     return bytes(found)
 
 
-def _copied(data: memoryview, weights: Sequence[tuple[int, int, int]], file: int | None) -> dict[int, np.ndarray]:
-    """The bytes of weights in one block of memory of their own, each at an aligned place."""
+def _placed(
+    weights: Sequence[tuple[int, int, int]],
+) -> tuple[OwnedMemory, dict[int, np.ndarray], list[tuple[int, int, int]]]:
+    """One block of memory with an aligned place for each weight, and what is to be copied to where."""
     starts: list[int] = []
     size = 0
     for _, begin, end in weights:
         starts.append(size)
         size += -(-(end - begin) // _ALIGNMENT) * _ALIGNMENT
     block = OwnedMemory.of(size)
-    target = memoryview(block)
     pieces = [
         (start + at, begin + at, min(_CHUNK, end - begin - at))
         for start, (_, begin, end) in zip(starts, weights, strict=True)
         for at in range(0, end - begin, _CHUNK)
     ]
+    bytes_ = np.frombuffer(block, np.uint8)
+    bytes_.flags.writeable = False
+    arrays = {number: bytes_[at : at + end - begin] for at, (number, begin, end) in zip(starts, weights, strict=True)}
+    return block, arrays, pieces
+
+
+def _copy(data: memoryview, block: OwnedMemory, pieces: Sequence[tuple[int, int, int]], file: int | None) -> None:
+    target = memoryview(block)
 
     def copy(piece: tuple[int, int, int]) -> None:
         to, at, count = piece
@@ -161,6 +209,3 @@ def _copied(data: memoryview, weights: Sequence[tuple[int, int, int]], file: int
 
     with ThreadPoolExecutor(min(_MOST_THREADS, available_cores())) as pool:
         list(pool.map(copy, pieces))
-    bytes_ = np.frombuffer(block, np.uint8)
-    bytes_.flags.writeable = False
-    return {number: bytes_[at : at + end - begin] for at, (number, begin, end) in zip(starts, weights, strict=True)}

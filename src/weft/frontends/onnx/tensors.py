@@ -14,6 +14,7 @@ from onnx import numpy_helper
 from weft.errors import ModelError
 from weft.frontends.onnx.dtypes import BITS, NUMPY, STRINGS, name_of
 from weft.frontends.onnx.external_data import ExternalFiles
+from weft.frontends.onnx.stored_weights import DeferredWeights
 
 
 @dataclass(frozen=True)
@@ -42,8 +43,9 @@ def element_dtype(number: int, where: str) -> np.dtype:
 class TensorReader:
     """Makes arrays of messages, within limits; external ones come from the model's own files."""
 
-    def __init__(self, files: ExternalFiles, limits: Limits) -> None:
+    def __init__(self, files: ExternalFiles, limits: Limits, deferred: DeferredWeights | None = None) -> None:
         self._files = files
+        self._deferred = deferred
         self._limits = limits
         self._written_out = 0
 
@@ -70,7 +72,7 @@ class TensorReader:
                 raise ModelError(
                     f"tensor {where!r} has {len(data)} bytes, expected {needed} for {name_of(proto.data_type)}{dims}"
                 )
-            if dtype.kind in "iuf" and dtype.itemsize * 8 == BITS[proto.data_type] and sys.byteorder == "little":
+            if dtype.kind in "iufV" and dtype.itemsize * 8 == BITS[proto.data_type] and sys.byteorder == "little":
                 return np.frombuffer(data, dtype).reshape(dims)
         else:
             field, each = _FIELDS[proto.data_type]
@@ -82,6 +84,8 @@ class TensorReader:
                     f"{name_of(proto.data_type)}{dims}"
                 )
         if taken is not None:
+            if self._deferred is not None:
+                self._deferred.read()
             proto.raw_data = taken.tobytes()
         try:
             array = numpy_helper.to_array(proto)

@@ -21,6 +21,7 @@ from weft.diagnostics import warn
 from weft.errors import CompilationError, LoweringError, WeftError
 from weft.forks import COMPILING
 from weft.frontends.torch import caching
+from weft.frontends.torch.capture.chunked_loss import with_chunked_losses
 from weft.frontends.torch.capture.decompositions import decompositions
 from weft.frontends.torch.capture.grouped_matmuls import with_traced_gradients
 from weft.frontends.torch.capture.recurrent_layers import with_recurrent_layers
@@ -78,7 +79,8 @@ def weft_backend(
 ) -> Callable[..., Any]:
     """Compile a graph that Dynamo captured; `options` are fields of `weft.config.Config`, `mode` stands for some."""
     config = settings(options, mode)
-    captured = Captured(with_recurrent_layers(with_traced_gradients(module)), config, compile_program)
+    module = with_chunked_losses(with_recurrent_layers(with_traced_gradients(module)), config)
+    captured = Captured(module, config, compile_program)
     if traced_under_transforms():
         return disable(captured)
     traced = captured.differentiable(example_inputs)

@@ -28,7 +28,8 @@ from weft.frontends.torch.importer.checks import Check
 from weft.frontends.torch.importer.encoding import operator_named
 from weft.frontends.torch.importer.facts import size_facts
 from weft.frontends.torch.importer.imported_graph import Calling, Number, Passed, Returned, Viewed
-from weft.frontends.torch.importer.sizes import LARGEST_FACTOR, Source, SymbolReader, SymbolRule
+from weft.frontends.torch.importer.float_sizes import FloatFormula
+from weft.frontends.torch.importer.sizes import Source, SymbolReader, SymbolRule
 from weft.frontends.torch.locations import location_of
 from weft.frontends.torch.report import Fallback
 from weft.ir.expr import Expr, symbols_of
@@ -43,7 +44,7 @@ from weft.runtime.sources import source_digest, versions
 
 T = TypeVar("T")
 
-_CLASSES = table(Calling, Returned, Viewed, Passed, Number, Check, Fallback, SymbolReader, SymbolRule, Source)
+_CLASSES = table(Calling, Returned, Viewed, Passed, Number, Check, Fallback, SymbolReader, SymbolRule, Source, FloatFormula)
 
 
 def graph_key(
@@ -123,7 +124,9 @@ def _check_calling(calling: Calling, plan: Plan) -> None:
     """Raise where the call cannot give the plan what it needs, or wants of it what it does not have."""
     known: set[str] = set()
     for rule in calling.symbols.rules:
-        if rule.scale == 0 or not 0 <= rule.factor < LARGEST_FACTOR or not symbols_of(rule.rest) <= known:
+        if rule.formula is not None:
+            rule.formula.check()
+        if rule.scale == 0 or not rule.needed <= known:
             raise ParseError(f"a stored rule for {rule.name} cannot be followed")
         known.add(rule.name)
     expected = len(plan.inputs) + len(plan.fixed)

@@ -53,13 +53,14 @@ def lower_dot(
     """Lower a group that holds a matmul, or several of the same rows, with all operands and results in layouts."""
     layouts: dict[SSAValue, StridedLayout] = dict(zip(group.block.args, inputs, strict=True))
     dots = [op for op in group.block.ops if isinstance(op, Product)]
-    if machine.capabilities.matrix_units and not in_place_of(group) and given_blocks(group, "dot") is None:
+    in_place = in_place_of(group)
+    if machine.capabilities.matrix_units and given_blocks(group, "dot") is None:
         parts = parts_of([dot for dot in dots if isinstance(dot, Dot)], machine)
         if parts > 1:
             return lower_split_k(group, name, inputs, outputs, parts, machine)
     lowering = _DotLowering(group, name, layouts, outputs, dots, machine)
     refused = epilogue_refusal(group, [dot.results[0] for dot in dots]) or lowering.prepare()
-    return whole(lowering.kernel(), len(inputs), len(outputs)) if refused is None else refused
+    return whole(lowering.kernel(), len(inputs), len(outputs), in_place) if refused is None else refused
 
 
 @dataclass
@@ -69,7 +70,10 @@ class _DotLowering(DotRuns):
     def kernel(self) -> Kernel:
         """The code; `prepare` comes before."""
         parts = self.machine.capabilities.async_copies
-        kernel = BlockedKernel(self.group, self.name, self.layouts, self.outputs, self.domain, parts=parts)
+        in_place = in_place_of(self.group)
+        kernel = BlockedKernel(
+            self.group, self.name, self.layouts, self.outputs, self.domain, parts=parts, in_place=in_place
+        )
         self.emit = kernel.emit
         bm, bn, _ = self.blocks.sides
         # Rows with the same weights come one after the other.

@@ -22,6 +22,7 @@ from weft.lower.regroup import regroup
 from weft.ops.graph import GraphBuilder, GroupOp
 from weft.ops.layouts import StridedLayout, contiguous
 from weft.ops.matmul.dot import Dot
+from weft.passes.grouping.build_groups import IN_PLACE
 
 
 def lower_split_k(
@@ -34,6 +35,7 @@ def lower_split_k(
 ) -> Lowered | Refusal:
     """Lower a group around matmuls [M, K] x [K, N], of which K is cut into so many equal parts."""
     sums = regroup(group, lambda b, made: [_in_parts(b, dot, parts) for dot in _dots(made)])
+    sums.attributes.pop(IN_PLACE, None)  # what follows the sums alone reads what it writes over
     scratch = [tensor_of(value.type) for value in sums.yielded]
     rest = regroup(group, lambda b, made: _added(b, made, scratch))
     layouts = [contiguous(tensor) for tensor in scratch]

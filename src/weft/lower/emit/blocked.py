@@ -35,19 +35,24 @@ class BlockedKernel:
     """Whether accesses say of what whole they are a part."""
     written: Sequence[DType] | None = None
     """The types of what is written, if that is not what the group yields."""
+    in_place: Mapping[int, int] = field(default_factory=dict[int, int])
+    """Results that are written over operands, which what follows the matmul reads at the same places."""
     scratch: Sequence[Tensor] = ()
     """Tensors that the kernel reads or writes beside those of the group."""
 
     def __post_init__(self) -> None:
         arguments = self.group.block.args
         inputs, outputs = ([tensor_of(value.type).dtype for value in vs] for vs in (arguments, self.group.yielded))
+        outputs = [dtype for result, dtype in enumerate(outputs) if result not in self.in_place]
         symbols = group_symbols(self.group, [*self.layouts.values(), *self.outputs])
         written = self.written or outputs
         dtypes = [*inputs, *written, *(tensor.dtype for tensor in self.scratch)]
         self.frame = KernelFrame.of(self.name, dtypes, symbols)
         pointers = self.frame.pointers
         last = len(inputs) + len(written)
-        self.targets, self.beside = pointers[len(inputs) : last], pointers[last:]
+        own, self.beside = iter(pointers[len(inputs) : last]), pointers[last:]
+        results = range(len(written) + len(self.in_place))
+        self.targets = [pointers[self.in_place[n]] if n in self.in_place else next(own) for n in results]
         self.emit = DotEmitter(
             self.layouts,
             domain=self.domain,

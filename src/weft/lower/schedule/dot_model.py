@@ -1,6 +1,6 @@
 """How long a matmul takes on a GPU's tensor cores with tiles of given sides: what schedules are chosen and judged by.
 
-A multiprocessor multiplies, its shared memory feeds the tensor cores, the second-level cache feeds that, and memory
+A multiprocessor multiplies, its shared memory feeds the tensor cores, the L2 cache feeds that, and memory
 feeds all: the slowest of them sets the pace. The last wave of tiles takes as long as a full one.
 """
 
@@ -24,8 +24,8 @@ _ROWS = 64
 """Of a warp group's instruction, which reads them and all columns from shared memory."""
 _MULTIPLIED, _READ, _COPIED = 4096, 128, 60
 """What a multiprocessor multiplies of bytes in a cycle, what it reads of them from shared memory, and what it gets from
-the second-level cache."""
-_CACHE = "the second-level cache"
+the L2 cache."""
+_CACHE = "the L2 cache"
 _SHARERS = 2
 """Programs of a cluster that is tried."""
 _BETWEEN = 800
@@ -40,7 +40,7 @@ _COLUMNS = (128, 112, 96, 80, 64)
 _MOST_PARTS, _SUM_BYTES = 8, 4
 """Parts that K is cut into, and the bytes of their sums."""
 _JOINING, _NEAR = 0.5e-6, 1.0e13
-"""Seconds until parts are being added, and bytes a second that the second-level cache writes and reads of them."""
+"""Seconds until parts are being added, and bytes a second that the L2 cache writes and reads of them."""
 _MOST_SUMS = 64 * 256
 """Elements that a warp group has registers to sum up."""
 _TILES_IN_PARTS = ((128, 256), (128, 192), (128, 128), (64, 128), (64, 64))
@@ -111,7 +111,7 @@ def estimates(products: Matmuls, machine: Machine, height: int | None = None) ->
 
 
 def in_clusters(products: Matmuls, machine: Machine) -> list[Estimate]:
-    """Tiles that wait for the second-level cache and would be the fastest of all if neighbours brought each other what
+    """Tiles that wait for the L2 cache and would be the fastest of all if neighbours brought each other what
     they share, the best first.
 
     Only measuring chooses them: where tensor cores set the pace, clusters were no faster, and of others nothing is

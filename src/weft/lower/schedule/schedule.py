@@ -114,7 +114,7 @@ def choose_blocks(
 
     Neighbours along K may be `joined` in these; `dtype` is then that of the weights.
 
-    A block of a (BM x BK) stays in the second-level cache while panels of b pass; column blocks are narrow enough for
+    A block of a (BM x BK) stays in the L2 cache while panels of b pass; column blocks are narrow enough for
     all threads to have some. With few rows b is read once: if it is read `in_place`, then best from end to end. Where
     rows are `split` into digits, they are so for every block of columns: few of those, and more blocks of rows. Panels
     on a machine of many cores are blocks that are even for any number of threads.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from xdsl.ir import Attribute, Block, Operation, OpResult, Region, SSAValue
 
@@ -25,6 +25,8 @@ SCHEDULE = "schedule"
 """The attribute of a group whose tiles have been measured: their sides."""
 WIDENS = "weft.widens"
 """The attribute of a cast that a matmul does as it reads its weights: memory holds them in the narrow type."""
+IN_PLACE = "in_place"
+"""The attribute of a group that writes results into the memory of operands: pairs of their numbers."""
 INLINED = "weft.inlined"
 """The attribute of an op that every kernel which reads its result computes by itself."""
 TWO_DIGITS = "weft.two_digits"
@@ -83,6 +85,7 @@ def _written_for(value: SSAValue, layout: StridedLayout) -> tuple[SSAValue, Stri
         if below is None:
             return root, None
         root, inner = root.op.operands[0], below
+    root = _accumulated_in(root)
     if isinstance(root, OpResult) and isinstance(root.op, LaunchOp):
         return _started_from(root, inner) if root is value else (root, None)
     if not isinstance(root, OpResult) or is_free(root.op) or isinstance(root.op, OpaqueOp):
@@ -99,6 +102,17 @@ def _written_for(value: SSAValue, layout: StridedLayout) -> tuple[SSAValue, Stri
     if repeated or not (usual or (only_reader and root.has_one_use() and CLAIM not in root.op.attributes)):
         return root, None
     return root, inner
+
+
+def _accumulated_in(value: SSAValue) -> SSAValue:
+    """The first of the temporaries, each written over the one before, that become a value; itself if there is none."""
+    first: SSAValue = value
+    while isinstance(first, OpResult) and isinstance(group := first.op, GroupOp) and IN_PLACE in group.attributes:
+        pairs = dict(cast("list[tuple[int, int]]", from_attribute(group.attributes[IN_PLACE])))
+        if first.index not in pairs:
+            break
+        first = group.operands[pairs[first.index]]
+    return first if isinstance(first, OpResult) else value  # what is written over an argument is written there
 
 
 def _started_from(value: OpResult, layout: StridedLayout) -> tuple[SSAValue, StridedLayout | None]:

@@ -23,6 +23,7 @@ from weft.ops.base import Elementwise, GraphOp, Movement, Reduction, Scan, Scatt
 from weft.ops.graph import FuncOp, ReturnOp
 from weft.ops.reduce import DimensionReduction
 from weft.passes.dot.split_dots import share_rows
+from weft.passes.grouping.accumulate_products import AccumulateProducts, replaced_arguments
 from weft.passes.grouping.build_groups import (
     CLAIM,
     ValueLayouts,
@@ -82,7 +83,12 @@ class _Grouping:
         self.apart: set[Operation] = set()
         self.notes: dict[Operation, str] = {}
         self.targets = result_targets(function)
+        self.replaced = replaced_arguments(function)
         self.layouts = ValueLayouts(function)
+
+    @property
+    def accumulation(self) -> AccumulateProducts:
+        return AccumulateProducts(self.consumers, self.group_of, self.order, self.replaced)
 
     def run(self) -> None:
         operations = list(self.order)
@@ -144,7 +150,12 @@ class _Grouping:
         for value in self._sources(op.operands):
             if isinstance(value, OpResult):
                 producers[self.group_of[value.op]] = None
-        for group in producers:
+        if isinstance(op, GraphOp) and (product := self.accumulation.product_of(op)) is not None:
+            self._join(op, adding := self.group_of[product])
+            adding.kind = "accumulate"
+            self._depend(adding, producers)
+            return
+        for group in self._latest_product_first(op, producers):
             if isinstance(op, GraphOp) and self._fits(op, group) and self._acyclic(group, producers):
                 self._join(op, group)
                 self._depend(group, producers)
@@ -164,6 +175,15 @@ class _Grouping:
         if not isinstance(op, GraphOp):
             # Calls that Weft does not look into keep their order: they may draw random numbers.
             self.last_alone = self.group_of[op]
+
+    def _latest_product_first(self, op: Operation, producers: Iterable[Group]) -> Iterable[Group]:
+        """The kernels that make what an op reads; if it adds up matmuls, first that of the last of them.
+
+        The first would have to wait for the others, and all their results be there at once.
+        """
+        if op.name != "graph.add" or not all(group.kind == "dot" for group in producers):
+            return producers
+        return sorted(producers, key=lambda group: -min(self.order[each] for each in group.ops))
 
     def _sibling(self, op: GraphOp, producers: Iterable[Group]) -> Group | None:
         """A kernel that reads the same result of a matmul or a call as the op does, and can compute it, too."""

@@ -6,15 +6,23 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from xdsl.dialects.builtin import StringAttr
-from xdsl.ir import Operation, OpResult, SSAValue
+from xdsl.ir import Block, Operation, OpResult, Region, SSAValue
 
 from weft.ir.attributes import to_attribute
 from weft.ir.types import tensor_of
 from weft.ops.base import GraphOp, View, viewed
 from weft.ops.control import ControlOp
-from weft.ops.graph import FuncOp, GroupOp, ReturnOp
+from weft.ops.graph import FuncOp, GroupOp, ReturnOp, YieldOp
 from weft.ops.layouts import StridedLayout, blas_takes, contiguous, goes_forward, source_layout
-from weft.passes.grouping.build_groups import EPILOGUE, Target, ValueLayouts, emit_group, fitting_calls, strides_of
+from weft.passes.grouping.build_groups import (
+    CLAIM,
+    EPILOGUE,
+    Target,
+    ValueLayouts,
+    emit_group,
+    fitting_calls,
+    strides_of,
+)
 from weft.passes.grouping.kernel_groups import Group
 
 
@@ -51,6 +59,9 @@ class RebuildGroups:
                 for position, operand in enumerate(list(member.operands)):
                     member.operands[position] = values[operand]
                 values.update({result: result for result in member.results})
+                continue
+            if group.kind == "accumulate":
+                self._emit_accumulation(group, values, returned)
                 continue
             made = [
                 shown.get(r, r)
@@ -113,6 +124,31 @@ class RebuildGroups:
             done[ready.number] = None
             ordered.append(ready)
         return ordered
+
+    def _emit_accumulation(self, group: Group, values: dict[SSAValue, SSAValue], before: Operation) -> None:
+        """Make a group of a library's matmul and the addition behind it, which reads what it adds to where it lies."""
+        product, addition = sorted(group.ops, key=self.order.__getitem__)
+        self._emit_operands(product, values, before)
+        addend = next(value for value in addition.operands if value is not product.results[0])
+        inputs = [addend, *product.operands]
+        body = Block(arg_types=[value.type for value in inputs])
+        kept, *factors = body.args
+        for op in (product, addition):
+            op.detach()
+            body.add_op(op)
+        for position, factor in enumerate(factors):
+            product.operands[position] = factor
+        addition.operands[list(addition.operands).index(addend)] = kept
+        body.add_op(YieldOp.create(operands=addition.results))
+        made = GroupOp.create(
+            operands=[values[value] for value in inputs],
+            result_types=[addition.results[0].type],
+            attributes={"claim": product.attributes[CLAIM]},
+            regions=[Region(body)],
+            location=product.location,
+        )
+        self.function.block.insert_op_before(made, before)
+        values[addition.results[0]] = made.results[0]
 
     def _emit_operands(self, op: Operation, values: dict[SSAValue, SSAValue], before: Operation) -> None:
         """Make what an op outside of groups reads: by views where strides can say it and it takes them, or a copy."""

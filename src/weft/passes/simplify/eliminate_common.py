@@ -1,4 +1,4 @@
-"""Compute equal things once."""
+"""Compute equal things once: common subexpression elimination (CSE)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Remove ops whose results nobody needs."""
+"""Remove ops whose results nobody needs: dead code elimination (DCE)."""
 
 from __future__ import annotations
 

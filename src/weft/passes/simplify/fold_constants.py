@@ -1,4 +1,4 @@
-"""Compute at compile time what depends on no argument, and say it by a constant where one can."""
+"""Constant folding: compute at compile time what depends on no argument, as a constant where one can say it."""
 
 from __future__ import annotations
 

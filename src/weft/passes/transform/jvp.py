@@ -1,9 +1,10 @@
 """Forward-mode differentiation of a graph function: the derivative along a direction, computed beside the values.
 
-No op needs a rule of its own for it. A gradient is linear in the gradients of the results, so differentiating the
-gradient rule with respect to these once more is the derivative along a direction: jvp = vjp of vjp. What the detour
-made beside that is dead. An op whose class has a rule `jvp(b, tangents, operands, results, **params)` is derived by
-that: the tangents of the results from those of the operands, None where one does not change.
+Ops need no rule of their own for it, and may have one where that is cheaper. A gradient is linear in the gradients of
+the results, so differentiating the gradient rule with respect to these once more is the derivative along a direction:
+jvp = vjp of vjp. What the detour made beside that is dead. An op whose class has a rule `jvp(b, tangents, operands,
+results, **params)` is derived by that: the tangents of the results from those of the operands, None where one does not
+change.
 """
 
 from __future__ import annotations

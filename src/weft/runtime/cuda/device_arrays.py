@@ -180,7 +180,7 @@ class DeviceMemory:
                 self.driver.call("cuMemcpyHtoD_v2", start, source, ctypes.c_size_t(size), doing=doing)
         return made
 
-    def multiply(self, a: DeviceArray, b: DeviceArray, out: DeviceArray) -> None:
+    def multiply(self, a: DeviceArray, b: DeviceArray, out: DeviceArray, *, accumulates: bool = False) -> None:
         raise UnsupportedError("a product that a framework's library was to carry out", hint="compile it with `strict`")
 
     # -- a stream and an allocator ---------------------------------------------------------------------------------

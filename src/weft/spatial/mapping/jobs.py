@@ -161,9 +161,11 @@ def convolution_jobs(model: Model, source: Placed, output: Placed, weights: np.n
 
 
 def _without_zeros(model: Model, jobs: list[Job]) -> list[Job]:
-    """Jobs without the passes whose weights are all zero, where this leaves each job as many."""
+    """Jobs without the passes whose weights are all zero, where this leaves each job as many, or one row of each."""
     kept = [tuple(each for each in job.passes if model.tiles[cast(int, each.tile)].any()) for job in jobs]
-    if not kept or len({len(each) for each in kept}) != 1 or not kept[0] or len(kept[0]) == len(jobs[0].passes):
+    if not kept or not all(kept) or len(kept[0]) == len(jobs[0].passes):
+        return jobs
+    if len({len(each) for each in kept}) != 1 and any(len(job.positions) > 1 for job in jobs):
         return jobs
     return [replace(job, passes=passes) for job, passes in zip(jobs, kept, strict=True)]
 

@@ -112,15 +112,15 @@ class Placed:
         """The slots of a line whose rows are outside of the image."""
         return tuple(s for s in range(self.packing.slots) if not 0 <= self.packing.row(line, s) < self.height)
 
-    def residue(self, block: int, positions: np.ndarray) -> np.ndarray:
+    def residue(self, block: np.ndarray | int, positions: np.ndarray) -> np.ndarray:
         return (positions + self.shift + 2 * (block + self.first_block)) % RESIDUES
 
-    def address(self, block: int, positions: np.ndarray) -> np.ndarray:
+    def address(self, block: np.ndarray | int, positions: np.ndarray) -> np.ndarray:
         root = self.root
         first = root.base + (block + self.first_block) * -(-root.pixels // RESIDUES)
         return first + (positions + self.shift) // RESIDUES
 
-    def tags(self, block: int, positions: np.ndarray) -> np.ndarray:
+    def tags(self, block: np.ndarray | int, positions: np.ndarray) -> np.ndarray:
         return self.root.tag + (block + self.first_block) * self.root.pixels + positions + self.shift
 
 

@@ -100,7 +100,7 @@ class ChipSchedule:
         self.movable: list[Movable] | None = [] if movable else None
         """What the search for better starts knows of the layers, where it is asked for."""
         self.not_before: int | None = None
-        """The first cycle of the next layers, where they wait for another chip."""
+        """The first cycle in which the next layers compute something, where they wait for another chip."""
         self.groups: list[np.ndarray] = []
         self.multiplied = self.computed = 0
         self.loads = 0.0
@@ -113,7 +113,8 @@ class ChipSchedule:
         if start is None:
             ready = [self.done[tensor] - first for tensor, first in pipeline.reads.items() if tensor in self.done]
             if self.not_before is not None:
-                ready.append(self.not_before - int(columns["cycle"].min()))
+                computes = np.isin(columns["opcode"], (Opcode.MULTIPLY, Opcode.ALU))
+                ready.append(self.not_before - int(columns["cycle"][computes].min()))
             start = max([self.reservations.earliest(spans), *ready])
         if self.movable is not None:
             self.movable.append(self._movable(layer, pipeline, columns, spans))

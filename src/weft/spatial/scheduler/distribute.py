@@ -51,6 +51,19 @@ class Round:
     vectors: int
 
 
+@dataclass(frozen=True)
+class _Vectors:
+    """Vectors of a tensor that are sent one after another, and where they lie on every chip."""
+
+    tensor: Placed
+    residues: np.ndarray
+    addresses: np.ndarray
+    tags: np.ndarray
+    bytes: np.ndarray
+    """Of vectors of 32 bits, which byte each is."""
+    origin: int
+
+
 @dataclass
 class Distribution:
     """Chips whose schedules grow together, and what each has computed."""
@@ -91,69 +104,88 @@ class Distribution:
         return found
 
     def deliver(self, tensor: Placed, to: set[int]) -> None:
-        """Send what each chip has of a tensor to all others that read it, in rounds of one hop."""
+        """Send what each chip has of a tensor to all others that read it."""
+        self.exchange([(tensor, to)])
+
+    def exchange(self, wanted: Sequence[tuple[Placed, set[int]]]) -> None:
+        """Send what each chip has of tensors to all others that read them, at the same time, in rounds of one hop."""
         per_node = self.machine.network.chips_per_node
-        holders = {owner: {owner, *self.copies.get(tensor.number, ())} for owner in self.parts[tensor.number]}
+        holders = [
+            {owner: {owner, *self.copies.get(tensor.number, ())} for owner in self.parts[tensor.number]}
+            for tensor, _ in wanted
+        ]
         while True:
-            hops: dict[tuple[int, int], set[int]] = {}
-            for owner, at in holders.items():
-                for chip in sorted(to - at):
-                    near = [each for each in at if each // per_node == chip // per_node]
-                    source = near[0] if near else min(at, key=lambda each: (abs(each - chip) // per_node, each))
-                    hops.setdefault((source, self._next(source, chip)), set()).add(owner)
+            hops: dict[tuple[int, int], set[tuple[int, int]]] = {}
+            for number, (_, to) in enumerate(wanted):
+                for owner, at in holders[number].items():
+                    for chip in sorted(to - at):
+                        near = [each for each in at if each // per_node == chip // per_node]
+                        source = near[0] if near else min(at, key=lambda each: (abs(each - chip) // per_node, each))
+                        hops.setdefault((source, self._next(source, chip)), set()).add((number, owner))
             if not hops:
                 return
             across = {pair: owners for pair, owners in hops.items() if pair[0] // per_node != pair[1] // per_node}
-            self._round(tensor, across or hops)
+            self._round([tensor for tensor, _ in wanted], across or hops)
             for (_, chip), owners in (across or hops).items():
-                for owner in owners:
-                    holders[owner].add(chip)
+                for number, owner in owners:
+                    holders[number][owner].add(chip)
 
     def _next(self, chip: int, to: int) -> int:
         """The next chip on the way: of a last node that is not whole, one that is there."""
         found, per_node = next_hop(self.machine, chip, to), self.machine.network.chips_per_node
         return found if found < len(self.chips) else chip - chip % per_node + to % per_node
 
-    def _round(self, tensor: Placed, hops: Mapping[tuple[int, int], set[int]]) -> None:
+    def _round(self, tensors: Sequence[Placed], hops: Mapping[tuple[int, int], set[tuple[int, int]]]) -> None:
+        """What goes over wires at the same time: for each the tensors, by number, and whose parts of them."""
         emitters: dict[int, Emitter] = {}
-        reads: dict[int, int] = {}
-        writes: dict[int, int] = {}
+        reads: dict[int, dict[int, int]] = {}
+        writes: dict[int, dict[int, int]] = {}
         longest = 0
-        origin = next(layer.origin for layer in self.model.layers if layer.output.root is tensor.root)
         for (chip, other), owners in sorted(hops.items()):
-            parts = [part for owner in sorted(owners) for part in self.parts[tensor.number][owner]]
             links = link_between(self.machine, chip, other)
             assert links is not None, "a hop follows a wire"
-            root = tensor.root
-            blocks = [part.block + tensor.first_block for part in parts]
-            columns = [
-                (root.residue(block, part.positions), root.address(block, part.positions))
-                for block, part in zip(blocks, parts, strict=True)
-            ]
-            residues, addresses = (np.concatenate(each) for each in zip(*columns, strict=True))
-            tags = np.concatenate([root.tags(block, part.positions) for block, part in zip(blocks, parts, strict=True)])
-            # A vector of 32 bits is four, a byte each.
-            wide = tensor.dtype.itemsize
-            residues, addresses, tags = (np.repeat(each, wide) for each in (residues, addresses, tags))
-            bytes_ = np.arange(len(tags)) % wide
-            times = np.arange(len(tags)) * self._period + self._offset(links[1])
-            emit = emitters.setdefault(chip, Emitter())
-            first = self._send(emit, tensor, links[0], times, residues, addresses, tags, bytes_, origin)
-            reads[chip] = min(first, reads.get(chip, first))
-            emit = emitters.setdefault(other, Emitter())
-            last = self._receive(emit, tensor, links[1], times + self._wait, residues, addresses, tags, bytes_, origin)
-            writes[other] = max(last, writes.get(other, last))
-            self.sent += len(tags)
-            longest = max(longest, len(tags))
+            time = self._offset(links[1])
+            sender, receiver = (emitters.setdefault(each, Emitter()) for each in (chip, other))
+            for number in sorted({each for each, _ in owners}):
+                vectors = self._vectors(tensors[number], sorted(owner for each, owner in owners if each == number))
+                times = time + np.arange(len(vectors.tags)) * self._period
+                first = self._send(sender, vectors, links[0], times)
+                root = tensors[number].root.number
+                own = reads.setdefault(chip, {})
+                own[root] = min(first, own.get(root, first))
+                last = self._receive(receiver, vectors, links[1], times + self._wait)
+                own = writes.setdefault(other, {})
+                own[root] = max(last, own.get(root, last))
+                self.sent += len(times)
+                time += len(times) * self._period
+            longest = max(longest, (time - self._offset(links[1])) // self._period)
         columns_of = {chip: emitter.columns() for chip, emitter in emitters.items()}
         spans = {chip: self.chips[chip].reservations.spans(columns) for chip, columns in columns_of.items()}
         base = max(self.chips[chip].reservations.earliest(own) for chip, own in spans.items())
-        base = max([base, *(self.chips[chip].done[tensor.root.number] - first for chip, first in reads.items())])
-        self.rounds.append(Round(base + min(reads.values()), base + max(writes.values()), longest))
+        there = [
+            self.chips[chip].done[root] - first for chip, own in reads.items() for root, first in own.items()
+        ]
+        base = max([base, *there])
+        begin = min(first for own in reads.values() for first in own.values())
+        end = max(last for own in writes.values() for last in own.values())
+        self.rounds.append(Round(base + begin, base + end, longest))
         for chip, columns in columns_of.items():
             self.chips[chip].add(columns, spans[chip], base)
-            if chip in writes:
-                self.chips[chip].written(tensor.root.number, base + writes[chip])
+            for root, last in writes.get(chip, {}).items():
+                self.chips[chip].written(root, base + last)
+
+    def _vectors(self, tensor: Placed, owners: Sequence[int]) -> _Vectors:
+        """Where the parts of a tensor lie that some chips have computed; a vector of 32 bits is four, a byte each."""
+        root, wide = tensor.root, tensor.dtype.itemsize
+        columns = [
+            (root.residue(block, part.positions), root.address(block, part.positions), root.tags(block, part.positions))
+            for owner in owners
+            for part in self.parts[tensor.number][owner]
+            for block in [part.block + tensor.first_block]
+        ]
+        residues, addresses, tags = (np.repeat(np.concatenate(each), wide) for each in zip(*columns, strict=True))
+        origin = next(layer.origin for layer in self.model.layers if layer.output.root is root)
+        return _Vectors(tensor, residues, addresses, tags, np.arange(len(tags)) % wide, origin)
 
     @property
     def _period(self) -> int:
@@ -170,56 +202,34 @@ class Distribution:
         half = self.machine.links.count // 2
         return 2 * (link % half) + (link >= half)
 
-    def _send(
-        self,
-        emit: Emitter,
-        tensor: Placed,
-        link: int,
-        times: np.ndarray,
-        residues: np.ndarray,
-        addresses: np.ndarray,
-        tags: np.ndarray,
-        bytes_: np.ndarray,
-        origin: int,
-    ) -> int:
+    def _send(self, emit: Emitter, vectors: _Vectors, link: int, times: np.ndarray) -> int:
         """Read vectors and send them at given cycles; the first read's cycle."""
-        memory = self.chips[0].memory
+        memory, bytes_, origin = self.chips[0].memory, vectors.bytes, vectors.origin
         queue = memory.units.link(link)
-        slices = memory.tensor_slices(tensor, 0, residues) + bytes_ * RESIDUES
+        slices = memory.tensor_slices(vectors.tensor, 0, vectors.residues) + bytes_ * RESIDUES
         edge = memory.units.position(queue)
         way = np.array([abs(memory.units.position(int(each)) - edge) for each in slices])
         stream = (EAST if edge > 0 else WEST) * self.machine.streams.per_direction + _SENT
         cycles = times - way - self.machine.latency.read
-        columns = {"result": stream, "address": addresses, "tag": tags, "detail": bytes_, "origin": origin}
-        emit.emit(Opcode.READ, slices, cycles, **columns)
-        emit.emit(Opcode.SEND, queue, times, source0=stream, want0=tags, detail=bytes_, origin=origin)
+        columns = {"result": stream, "address": vectors.addresses, "tag": vectors.tags, "detail": bytes_}
+        emit.emit(Opcode.READ, slices, cycles, **columns, origin=origin)
+        emit.emit(Opcode.SEND, queue, times, source0=stream, want0=vectors.tags, detail=bytes_, origin=origin)
         return int(cycles.min())
 
-    def _receive(
-        self,
-        emit: Emitter,
-        tensor: Placed,
-        link: int,
-        times: np.ndarray,
-        residues: np.ndarray,
-        addresses: np.ndarray,
-        tags: np.ndarray,
-        bytes_: np.ndarray,
-        origin: int,
-    ) -> int:
+    def _receive(self, emit: Emitter, vectors: _Vectors, link: int, times: np.ndarray) -> int:
         """Receive vectors at given cycles and write them where they belong; the cycle when the last is there."""
-        memory, latency = self.chips[0].memory, self.machine.latency
-        queue = memory.units.link(link)
+        memory, latency, tensor = self.chips[0].memory, self.machine.latency, vectors.tensor
+        queue, bytes_ = memory.units.link(link), vectors.bytes
         edge = memory.units.position(queue)
         stream = (WEST if edge > 0 else EAST) * self.machine.streams.per_direction + _RECEIVED
-        emit.emit(Opcode.RECEIVE, queue, times, result=stream, tag=tags, detail=bytes_, origin=origin)
+        emit.emit(Opcode.RECEIVE, queue, times, result=stream, tag=vectors.tags, detail=bytes_, origin=vectors.origin)
         last = 0
         for copy in range(memory.copies if tensor.dtype.itemsize == 1 else 1):
-            slices = memory.tensor_slices(tensor, copy, residues) + bytes_ * RESIDUES
+            slices = memory.tensor_slices(tensor, copy, vectors.residues) + bytes_ * RESIDUES
             way = np.array([abs(memory.units.position(int(each)) - edge) for each in slices])
             cycles = times + latency.receive + way
-            columns = {"source0": stream, "address": addresses, "want0": tags, "detail": 16 + bytes_, "origin": origin}
-            emit.emit(Opcode.WRITE, slices, cycles, **columns)
+            columns = {"source0": stream, "address": vectors.addresses, "want0": vectors.tags, "detail": 16 + bytes_}
+            emit.emit(Opcode.WRITE, slices, cycles, **columns, origin=vectors.origin)
             last = max(last, int(cycles.max()) + latency.write)
         return last
 

@@ -27,7 +27,7 @@ from weft.spatial.scheduler.expression import streams_of
 from weft.spatial.scheduler.layer_reads import inward, outward
 from weft.spatial.scheduler.memory_map import MemoryMap
 from weft.spatial.scheduler.pipeline import LayerPipeline
-from weft.spatial.scheduler.turns import Worker
+from weft.spatial.scheduler.turns import RowJob, Worker
 
 MOST_ROWS = 16
 """Beyond this many rows, planes that share their weights are as fast."""
@@ -116,14 +116,14 @@ class GemvPipeline(LayerPipeline):
     def _worker(self, plane: int, job: Job) -> Worker:
         rows = np.arange(len(job.positions))
         planes = self.machine.matrix.planes
-        return Worker(plane, plane // (planes // 2), job, rows, rows, planes)
+        return Worker(plane, plane // (planes // 2), RowJob.of([job]), rows, rows, planes)
 
     def _free(self, cursor: int) -> Iterator[int]:
         return (cycle for cycle in count(cursor) if cycle not in self.taken_cycles)
 
     def _tile_rows(self, worker: Worker, number: int) -> int:
         assert self.layer.source is not None, "a product has a source"
-        return rows_of(self.layer.source, worker.job.passes[number].block, self.machine.matrix.load_streams)
+        return rows_of(self.layer.source, int(worker.job.passes[number].blocks[0]), self.machine.matrix.load_streams)
 
     # Units
 
@@ -190,7 +190,7 @@ class GemvPipeline(LayerPipeline):
         found: list[np.ndarray] = []
         taken: set[tuple[str, int, int]] = set()
         for worker in step.workers:
-            residues = self.layer.output.residue(worker.job.block, worker.job.positions).tolist()
+            residues = self.layer.output.residue(worker.job.blocks, worker.job.positions).tolist()
             copy, own, slot = worker.place % len(self.chains.copies), list[int](), 0
             for residue in residues:
                 keys = (("copy", copy), ("half", worker.half), ("slice", residue))
@@ -206,7 +206,7 @@ class GemvPipeline(LayerPipeline):
         assert source is not None, "a product has a source"
         stream = self._stream(outward(half), self.machine.streams.per_direction - 1)
         self._read_tensor(
-            source, half, own.block, own.positions[rows], times, self.machine.edge * (2 * half - 1), stream
+            source, half, own.blocks[rows], own.positions[rows], times, self.machine.edge * (2 * half - 1), stream
         )
 
     def _multiply_one(self, worker: Worker, times: np.ndarray, step: _Step) -> None:
@@ -214,7 +214,7 @@ class GemvPipeline(LayerPipeline):
         source, own = self.layer.source, job.passes[step.number]
         assert source is not None and isinstance(own.tile, int), "a product by constant weights"
         lane = worker.number % (machine.matrix.planes // 2)
-        tags = source.tags(own.block, own.positions[worker.rows])
+        tags = source.tags(own.blocks[worker.rows], own.positions[worker.rows])
         wanted, shape = (
             memory.tile_tag + own.tile * machine.matrix.rows,
             self._shape(self._tile_rows(worker, step.number)),
@@ -238,7 +238,7 @@ class GemvPipeline(LayerPipeline):
             detail=(ADDS if step.number else 0) | (EMITS if step.last else 0),
             want0=tags,
             want1=wanted,
-            tag=self.layer.output.tags(job.block, job.positions[worker.rows]),
+            tag=self.layer.output.tags(job.blocks[worker.rows], job.positions[worker.rows]),
         )
         self.multiplied += len(worker.rows)
 

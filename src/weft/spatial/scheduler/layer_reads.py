@@ -76,7 +76,7 @@ class LayerReads:
         aligned = aligned_lines(operand, output)
         assert aligned is not None, "packings are chosen so that operands are aligned"
         places = tensor.position(np.array(aligned)[line], column * operand.stride[1] + operand.offset[1])
-        block = worker.job.block % tensor.blocks
+        block = worker.job.blocks[rows] % tensor.blocks
         copies = self._free_copies(tensor, tensor.residue(block, places), times)
         self._read_tensor(tensor, copies, block, places, times, 0, stream)
         return stream, tensor.tags(block, places)
@@ -90,7 +90,7 @@ class LayerReads:
         free = [first for first in (0, 4, *CONSTANT_STREAMS) if first not in taken]
         stream = self._stream(inward(tensor.half), free[number])
         places = tensor.position(np.zeros(1, np.int64), worker.job.pixels[rows])
-        block = worker.job.block % tensor.blocks
+        block = worker.job.blocks[rows] % tensor.blocks
         residues = tensor.residue(block, places)
         tags = tensor.tags(block, places)
         for byte in range(4):
@@ -127,7 +127,7 @@ class LayerReads:
         self,
         tensor: Placed,
         copies: np.ndarray | int,
-        block: int,
+        block: np.ndarray | int,
         places: np.ndarray,
         times: np.ndarray,
         to: int,
@@ -158,7 +158,7 @@ class LayerReads:
     def _kinds(self, worker: Worker, rows: np.ndarray) -> np.ndarray:
         """Which constants rows take: by their block, and by the slots of their line that are padding."""
         lines = worker.job.pixels[rows] // self.layer.output.width
-        return self.turns.variant_of[lines] * self.layer.output.blocks + worker.job.block
+        return self.turns.variant_of[lines] * self.layer.output.blocks + worker.job.blocks[rows]
 
     def _constant(self, half: int, place: int, kind: int) -> tuple[int, int]:
         """The address and tag of a constant; in slots of padding it is what makes the result the padding's value."""

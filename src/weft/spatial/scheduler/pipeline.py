@@ -188,12 +188,12 @@ class LayerPipeline(LayerReads):
         machine, memory, latency = self.machine, self.memory, self.machine.latency
         source, step, job = self.layer.source, worker.job.passes[number], worker.job
         assert source is not None, "a layer with passes has one"
-        places, lane = step.positions[rows], worker.number % (machine.matrix.planes // 2)
+        places, blocks, lane = step.positions[rows], step.blocks[rows], worker.number % (machine.matrix.planes // 2)
         stream, edge = self._stream(outward(worker.half), _ACTIVATIONS + lane), machine.edge * (2 * worker.half - 1)
-        tags = source.tags(step.block, places)
-        self._read_tensor(source, worker.place, step.block, places, times, edge, stream)
+        tags = source.tags(blocks, places)
+        self._read_tensor(source, worker.place, blocks, places, times, edge, stream)
         if self.twice:
-            slices = memory.tensor_slices(source, worker.place, source.residue(step.block, places))
+            slices = memory.tensor_slices(source, worker.place, source.residue(blocks, places))
             cycles = times - np.abs(self._positions(slices) - edge)
             self.asked = np.concatenate([self.asked, (slices.astype(np.int64) << 32) + cycles])
         tile, shape = step.tile, 0
@@ -204,7 +204,7 @@ class LayerPipeline(LayerReads):
             wanted = memory.tile_tag + tile * machine.matrix.rows
         queue = memory.units.plane(worker.number, 1)
         self._emit(Opcode.MULTIPLY, queue, times, source0=stream, want0=tags, tag=wanted, detail=shape)
-        made = self.layer.output.tags(job.block, job.positions[rows])
+        made = self.layer.output.tags(job.blocks[rows], job.positions[rows])
         self._emit(
             Opcode.ACCUMULATE,
             memory.units.plane(worker.number, 2),
@@ -228,7 +228,8 @@ class LayerPipeline(LayerReads):
     def _express(self, worker: Worker, rows: np.ndarray, ends: np.ndarray) -> None:
         """The expression and its result; `ends` are the cycles in which results leave the vector unit."""
         copy, latency, output = worker.place % len(self.chains.copies), self.machine.latency, self.layer.output
-        made = output.tags(worker.job.block, worker.job.positions[rows])
+        blocks, places = worker.job.blocks[rows], worker.job.positions[rows]
+        made = output.tags(blocks, places)
         stream = self._stream(outward(output.half), _OUTPUTS + copy * output.dtype.itemsize)
         for stage in self.chains.copies[copy]:
             times = ends - stage.depth * latency.alu
@@ -245,8 +246,7 @@ class LayerPipeline(LayerReads):
                 want1=wants[1],
                 tag=made,
             )
-        places = worker.job.positions[rows]
-        residues, address = output.residue(worker.job.block, places), output.address(worker.job.block, places)
+        residues, address = output.residue(blocks, places), output.address(blocks, places)
         copies = self.memory.copies if output.dtype.itemsize == 1 else output.dtype.itemsize
         detail = 16 * output.dtype.itemsize
         for number in range(copies):

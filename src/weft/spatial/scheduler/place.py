@@ -1,12 +1,13 @@
 """Schedules a graph that says which chips compute what: parts of layers on chips, and transfers between them.
 
 A layer runs as a whole on each of its chips, as soon as it has what it reads; what a chip has computed goes to every
-other chip that reads it. With `in_turn` a chip begins when the one before it has finished and has sent its results:
-the stages of a pipeline, as one token sees them.
+other chip that reads it. With `in_turn` a chip computes nothing before the one before it has finished: the stages of a
+pipeline, as one token sees them. Only weights, which wait for nobody, are loaded before.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
@@ -52,29 +53,40 @@ def place_model(
         for tensor in tensors_read(layer):
             readers.setdefault(tensor.number, set()).update(_chips(layer))
     pending: dict[int, Placed] = {}
+    left = Counter(layer.output.root.number for layer in model.layers)
+
+    def there(number: int) -> int:
+        return max(chip.done[number] for chip in made.chips if number in chip.done)
 
     def deliver(numbers: Iterable[int]) -> None:
-        """Send what was computed of tensors since the last time: parts of one from all chips at once."""
-        for number in [each for each in dict.fromkeys(numbers) if each in pending]:
-            made.deliver(pending.pop(number), readers.get(number, set()))
+        """Send what was computed of tensors since the last time, and others that are whole by then, at once."""
+        own = [each for each in dict.fromkeys(numbers) if each in pending]
+        moved = [each for each in own if any(readers.get(each, set()) - {owner} for owner in made.parts[each])]
+        if moved:
+            end = max(there(number) for number in moved) + machine.link_latency
+            own += [each for each in pending if each not in own and not left[each] and there(each) <= end]
+        made.exchange([(pending.pop(number), readers.get(number, set())) for number in own])
+        for number in own:
             del made.parts[number]
 
-    turn = -1
+    turn, ended = -1, 0
     for layer in model.layers:
         own, output = _chips(layer), layer.output
         next_turn = in_turn and len(own) == 1 and own[0] != turn
         deliver(list(pending) if next_turn else [each.number for each in tensors_read(layer)])
         if next_turn:
             turn = own[0]
-            made.chips[turn].not_before = max((max(chip.done.values(), default=0) for chip in made.chips), default=0)
+            made.chips[turn].not_before = ended
         for chip in own:
             made.chips[chip].add_layer(layer)
+            ended = max(ended, made.chips[chip].done[output.root.number])
         parts = [Part(job.block, job.positions, job.pixels) for job in layer.jobs]
         computed.setdefault(output.number, {})[own[0]] = parts
         sent = [replace(p, block=p.block + output.first_block, positions=p.positions + output.shift) for p in parts]
         made.parts.setdefault(output.root.number, {}).setdefault(own[0], []).extend(sent)
         made.copies[output.root.number] = set(own) if len(own) > 1 else set()
         pending[output.root.number] = output.root
+        left[output.root.number] -= 1
         progress()
     # Results go to those who read them next, all parts of a tensor at once.
     for number, chosen in (to or {}).items():

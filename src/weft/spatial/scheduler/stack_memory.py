@@ -29,10 +29,10 @@ class StackMemory:
         self.constants: dict[tuple[bytes, int], int] = {}
         self.constant_tag = len(model.tiles) * machine.matrix.rows
         words, bank = 0, machine.memory.bank_words
-        for tensor in model.tensors:
-            # Tensors of 32 bits are results: they have the other bank.
-            wide = int(tensor.dtype.itemsize > 1)
-            tensor.bank, tensor.base = wide, words + wide * bank
+        for number, tensor in enumerate(model.tensors):
+            # A product mostly reads one bank and writes the other.
+            tensor.bank = number % 2
+            tensor.base = words + tensor.bank * bank
             tensor.tag = self.constant_tag + (1 << 20) + words
             words += tensor.blocks
         if words > bank:

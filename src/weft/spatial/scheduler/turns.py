@@ -5,15 +5,79 @@ Rows take turns on the planes, and all rows of a turn are written to different s
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 
 from weft.spatial.machine import StreamingMachine
-from weft.spatial.mapping.layers import RESIDUES, Job, Layer
-from weft.spatial.scheduler.expression import in_one_half
+from weft.spatial.mapping.layers import RESIDUES, Job, Layer, TensorTile
+from weft.spatial.scheduler.expression import constants_of, in_one_half
+
+
+_FEW_ROWS = 16
+"""Rows of a job, beyond which a tile is loaded for them alone."""
+
+
+@dataclass(frozen=True)
+class RowPass:
+    """Input rows, each with its block, that are multiplied by a tile of weights."""
+
+    tile: int | TensorTile
+    blocks: np.ndarray
+    positions: np.ndarray
+
+
+@dataclass(frozen=True)
+class RowJob:
+    """Rows of output, each with its block, that meet the same tiles: those of one job or of several."""
+
+    blocks: np.ndarray
+    positions: np.ndarray
+    pixels: np.ndarray
+    passes: tuple[RowPass, ...]
+    joined: bool = False
+
+    @staticmethod
+    def of(jobs: Sequence[Job]) -> RowJob:
+        passes = [
+            RowPass(
+                each[0].tile,
+                np.concatenate([np.full(len(one.positions), one.block) for one in each]),
+                np.concatenate([one.positions for one in each]),
+            )
+            for each in zip(*(job.passes for job in jobs), strict=True)
+        ]
+        return RowJob(
+            np.concatenate([np.full(len(job.positions), job.block) for job in jobs]),
+            np.concatenate([job.positions for job in jobs]),
+            np.concatenate([job.pixels for job in jobs]),
+            tuple(passes),
+            len(jobs) > 1,
+        )
+
+
+def joined_jobs(machine: StreamingMachine, layer: Layer) -> list[RowJob]:
+    """The jobs of a layer; those of few rows that meet the same tiles are one.
+
+    Heads that share keys do: each of their tiles is loaded once, and their rows pass one after another.
+    """
+    if any(each.values.size > 1 for each in constants_of(layer.root)) or layer.output.border:
+        return [RowJob.of([job]) for job in layer.jobs]
+    most = machine.matrix.accumulator_rows
+    found: list[list[Job]] = []
+    like: dict[tuple[int | TensorTile, ...], list[Job]] = {}
+    for job in layer.jobs:
+        tiles = tuple(each.tile for each in job.passes)
+        few = len(tiles) > 1 and len(job.positions) <= _FEW_ROWS
+        own = like.get(tiles, []) if few else []
+        if own and sum(len(each.positions) for each in own) + len(job.positions) <= most:
+            own.append(job)
+        else:
+            found.append([job])
+            like[tiles] = found[-1]
+    return [RowJob.of(each) for each in found]
 
 
 @dataclass(frozen=True)
@@ -22,7 +86,7 @@ class Worker:
 
     number: int
     half: int
-    job: Job
+    job: RowJob
     rows: np.ndarray
     steps: np.ndarray
     """When each row has its turn, counted from the job's first."""
@@ -51,7 +115,7 @@ class Turns:
 
     def rounds(self) -> Iterator[list[Worker]]:
         """What runs at the same time: one job on all planes, or one in each half."""
-        planes, jobs = self.machine.matrix.planes, self.layer.jobs
+        planes, jobs = self.machine.matrix.planes, joined_jobs(self.machine, self.layer)
         if not jobs[0].passes:
             copies = self.copies
             for job in jobs:
@@ -67,7 +131,7 @@ class Turns:
         pairs = [jobs[at : at + 2] for at in range(0, len(jobs), 2)]
         together = sum(self._span(job, planes) for job in jobs)
         apart = sum(max(self._span(job, per_half) for job in pair) for pair in pairs)
-        alike = len(self.variants) == 1 and all(len({len(job.passes) for job in pair}) == 1 for pair in pairs)
+        alike = len(self.variants) == 1 and not any(job.joined for job in jobs) and all(len({len(job.passes) for job in pair}) == 1 for pair in pairs)
         if apart < together and alike and all(self._distinct(pair) for pair in pairs):
             for pair in pairs:
                 yield [
@@ -80,18 +144,22 @@ class Turns:
                 turns = self._turns(job, planes, planes % RESIDUES == 0)
                 yield [Worker(n, n // per_half, job, *each, planes) for n, each in enumerate(turns)]
 
-    def _turns(self, job: Job, workers: int, by_slice: bool) -> list[tuple[np.ndarray, np.ndarray]]:
+    def _turns(self, job: RowJob, workers: int, by_slice: bool) -> list[tuple[np.ndarray, np.ndarray]]:
         """The rows of each worker and their turns; `by_slice`, no two workers write to one slice.
 
-        All rows of a turn take the same constants, which are read once for all.
+        All rows of a turn take the same constants, which are read once for all. Rows of several jobs, of which there
+        are few, take their turns on one plane.
         """
+        if job.joined:
+            rows, none = np.arange(len(job.positions)), np.zeros(0, np.int64)
+            return [(rows, rows), *[(none, none)] * (workers - 1)]
         kinds = self.variant_of[job.pixels // self.layer.output.width]
         edges = np.flatnonzero(np.diff(kinds, prepend=-1, append=-1))
         found: list[list[tuple[np.ndarray, np.ndarray]]] = [[] for _ in range(workers)]
         turn = 0
         for begin, end in pairwise(edges.tolist()):
             rows, longest = np.arange(begin, end), 0
-            residues = self.layer.output.residue(job.block, job.positions[rows])
+            residues = self.layer.output.residue(job.blocks[rows], job.positions[rows])
             for n in range(workers):
                 own = rows[n::workers]
                 if by_slice:
@@ -101,7 +169,7 @@ class Turns:
             turn += longest
         return [(np.concatenate([a for a, _ in each]), np.concatenate([b for _, b in each])) for each in found]
 
-    def _span(self, job: Job, workers: int) -> int:
+    def _span(self, job: RowJob, workers: int) -> int:
         """Cycles of a job on so many planes."""
         rows = -(-len(job.positions) // workers)
         load = self.machine.load_cycles + self.machine.latency.load_weights
@@ -111,11 +179,11 @@ class Turns:
         last = len(tiles) - 1
         return sum(max(load if new else 0, rows * (period if n == last else 1)) for n, new in enumerate(fresh))
 
-    def _distinct(self, pair: tuple[Job, ...]) -> bool:
+    def _distinct(self, pair: Sequence[RowJob]) -> bool:
         """Whether two jobs never write to one slice in one cycle."""
         if len(pair) == 1:
             return True
-        one, other = (self.layer.output.residue(job.block, job.positions) for job in pair)
+        one, other = (self.layer.output.residue(job.blocks, job.positions) for job in pair)
         count = min(len(one), len(other)) // 2 * 2
         mixed = np.concatenate([one[:count].reshape(-1, 2), other[:count].reshape(-1, 2)], axis=1)
         return len(pair[0].positions) == len(pair[1].positions) and bool(

@@ -15,13 +15,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import combinations
 
 import numpy as np
 
 from weft.spatial.isa import ADDS, CHAINED, EAST, EMITS, NONE, WEST, Opcode, Units
 from weft.spatial.machine import StreamingMachine
-from weft.spatial.mapping.layers import Constant, Layer, Model, Node, Placed, Stream
+from weft.spatial.mapping.layers import Constant, Layer, Model, Node, Pass, Placed, Stream
 from weft.spatial.program import Program
 from weft.spatial.scheduler.chip import span_of
 from weft.spatial.scheduler.emit import Emitter, groups_of, texts_of
@@ -32,6 +31,10 @@ from weft.spatial.scheduler.stack_memory import CONSTANTS, TENSOR_SLICES, StackM
 # Streams from the west half to the middle and beyond: sums, vectors of the planes in the east, constants, tensors of
 # expressions. To the west: vectors of the planes there, results.
 _SUMS, _RESULTS, _CONSTANTS, _BESIDE = 0, 8, (16, 20), (24, 25)
+_EVER = -(1 << 30)
+"""When what memory holds from the start is there."""
+_Issue = tuple[Opcode, int, int, dict[str, int]]
+"""An instruction: its queue, its cycle, and the other columns."""
 
 
 def is_vector_stack(model: Model, machine: StreamingMachine) -> bool:
@@ -68,16 +71,13 @@ def _sum_depth(stages: tuple[Stage, ...]) -> int:
 
 
 def schedule_vector_stack(model: Model, machine: StreamingMachine) -> Program | None:
-    """The schedule; None where no phases of the planes keep accesses to memory apart."""
-    interval = machine.load_cycles + machine.latency.load_weights
-    others = range(1, interval)
-    for phases in combinations(others, machine.matrix.planes - 1):
-        spread = np.diff([0, *phases, interval])
-        if spread.min() >= max(1, interval // (machine.matrix.planes + 1)):
-            stack = _VectorStack(machine, model, interval, (0, *phases))
-            if stack.run():
-                return stack.program()
-    return None
+    """The schedule, in which the planes take their turns evenly; None where an expression is in its own way."""
+    interval, planes = machine.load_cycles + machine.latency.load_weights, machine.matrix.planes
+    stack = _VectorStack(machine, model, interval, tuple(plane * interval // planes for plane in range(planes)))
+    if any(stack.is_crowded(layer) for layer in model.layers):
+        return None
+    stack.run()
+    return stack.program()
 
 
 @dataclass
@@ -96,6 +96,17 @@ class _Tiles:
     origins: list[int] = field(default_factory=list[int])
 
 
+@dataclass
+class _Block:
+    """A block of a result whose sums are not complete: the passes that are left."""
+
+    block: int
+    row: int
+    """Of the accumulators."""
+    passes: list[Pass]
+    begun: bool = False
+
+
 class _VectorStack:
     def __init__(self, machine: StreamingMachine, model: Model, interval: int, phases: tuple[int, ...]) -> None:
         self.machine, self.model, self.interval, self.phases = machine, model, interval, phases
@@ -104,54 +115,114 @@ class _VectorStack:
         self.memory = StackMemory(machine, model)
         self.there: dict[tuple[int, int], int] = {}
         """The cycle from which a block of a tensor can be read."""
+        self.taken: set[tuple[int, int]] = set()
+        """Ports, banks and ALUs that are in use, by the cycle."""
         self.placed: dict[int, tuple[Stage, ...]] = {}
         self.computed = 0
 
-    def run(self) -> bool:
-        """Emit everything; whether no slice and no unit is asked for two things at once."""
+    def run(self) -> None:
+        """Emit everything."""
         for layer in self.model.layers:
-            for number, job in enumerate(layer.jobs):
-                free = [
-                    each.met[-1] if each.met else phase for each, phase in zip(self.planes, self.phases, strict=True)
-                ]
-                self._job(layer, int(np.argmin(free)), number, job.block)
+            self._layer(layer)
         for plane, done in enumerate(self.planes):
             if done.met:
                 self._weights(plane, done)
                 self._vectors(plane, done)
-        columns = self.emitter.columns()
-        bank = np.where(columns["opcode"] <= Opcode.WRITE, columns["address"] // self.machine.memory.bank_words, 0)
-        keys = (columns["queue"] * self.machine.memory.banks + bank) << 40
-        keys += columns["cycle"] + (1 << 30)
-        self.columns = columns
-        return len(np.unique(keys)) == len(keys)
+
+    def is_crowded(self, layer: Layer) -> bool:
+        """Whether an expression reads two vectors of one slice at once."""
+        keys = [key for issue in self._express(layer, 0, 0, 0) for key in self._keys(issue)]
+        return len(set(keys)) < len(keys)
 
     # Time
 
-    def _job(self, layer: Layer, plane: int, number: int, block: int) -> None:
-        """A block of a result: its passes one after another, then its expression."""
-        machine, done, latency = self.machine, self.planes[plane], self.machine.latency
-        passes = layer.jobs[number].passes
-        source, output = layer.source, layer.output
+    def _layer(self, layer: Layer) -> None:
+        """The blocks of a result, shared out to the planes, each of which takes what is there to be multiplied.
+
+        A plane stays with a block until it is done, but for vectors that are still computed: meanwhile it begins the
+        next ones, whose sums have accumulators of their own.
+        """
+        left: list[list[_Block]] = [[] for _ in self.planes]
+        loads = [self._next(plane) for plane in range(len(self.planes))]
+        for job in layer.jobs:
+            plane = int(np.argmin(loads))
+            loads[plane] += len(job.passes) * self.interval
+            row = len(left[plane]) % self.machine.matrix.accumulator_rows
+            left[plane].append(_Block(job.block, row, list(job.passes)))
+        for plane, blocks in enumerate(left):
+            open_blocks = self.machine.matrix.accumulator_rows
+            while blocks:
+                self._pass(layer, plane, blocks[:open_blocks])
+                blocks[:] = [each for each in blocks if each.passes]
+
+    def _next(self, plane: int) -> int:
+        """The first cycle in which a vector can meet the next tile of a plane."""
+        done = self.planes[plane]
+        return done.met[-1] + self.interval if done.met else self.phases[plane]
+
+    def _pass(self, layer: Layer, plane: int, blocks: list[_Block]) -> None:
+        """The first pass whose vector is there, or else the one whose vector is there first."""
+        first = self._next(plane)
+        best: tuple[int, _Block, Pass, list[_Issue]] | None = None
+        for own in blocks:
+            for each in own.passes:
+                met, issues = self._earliest(layer, plane, own, each)
+                if best is None or met < best[0]:
+                    best = met, own, each, issues
+                if met == first:
+                    break
+            if best is not None and best[0] == first:
+                break
+        assert best is not None, "a block that is not done has passes"
+        met, own, each, issues = best
+        source, done = layer.source, self.planes[plane]
+        assert source is not None and isinstance(each.tile, int), "a product by resident weights"
+        self.taken.update(key for issue in issues for key in self._keys(issue))
+        own.passes.remove(each)
+        done.met.append(met)
+        done.tiles.append(each.tile)
+        done.taken.append(source.tag + each.block)
+        done.read_at.append(source.base + each.block)
+        done.made.append(layer.output.tag + own.block)
+        done.rows.append(own.row)
+        done.details.append((ADDS if own.begun else 0) | (0 if own.passes else EMITS))
+        done.origins.append(layer.origin)
+        own.begun = True
+        for opcode, queue, cycle, columns in issues[1:]:  # the vectors of a plane are emitted together
+            self.emitter.emit(opcode, queue, cycle, origin=layer.origin, **columns)
+            self.computed += opcode == Opcode.ALU
+            if opcode == Opcode.WRITE:
+                self.there[layer.output.number, own.block] = cycle + self.machine.latency.write
+
+    def _earliest(self, layer: Layer, plane: int, own: _Block, each: Pass) -> tuple[int, list[_Issue]]:
+        """When a pass can be at the earliest, and what is issued for it apart from weights."""
+        latency, source = self.machine.latency, layer.source
         assert source is not None, "a product has a source"
-        tag = output.tag + block
-        for step, each in enumerate(passes):
-            ready = self.there.get((source.number, each.block), -(1 << 30)) + self._way(plane) + latency.read
-            if step == len(passes) - 1:
-                ready = max(ready, self._beside_ready(layer, block) - self._to_vector_unit)
-            previous = done.met[-1] if done.met else self.phases[plane] - self.interval
-            met = max(previous + self.interval, ready)
-            met += (self.phases[plane] - met) % self.interval
-            assert isinstance(each.tile, int), "weights are resident"
-            done.met.append(met)
-            done.tiles.append(each.tile)
-            done.taken.append(source.tag + each.block)
-            done.read_at.append(source.base + each.block)
-            done.made.append(tag)
-            done.rows.append(number % machine.matrix.accumulator_rows)
-            done.details.append((ADDS if step else 0) | (EMITS if step == len(passes) - 1 else 0))
-            done.origins.append(layer.origin)
-        self._express(layer, plane, block, done.met[-1] + self._to_vector_unit)
+        ready = self.there.get((source.number, each.block), _EVER) + self._way(plane) + latency.read
+        last = len(own.passes) == 1
+        if last:
+            ready = max(ready, self._beside_ready(layer, own.block) - self._to_vector_unit)
+        met = max(self._next(plane), ready)
+        met += (self.phases[plane] - met) % self.interval
+        while True:
+            address, cycle = source.base + each.block, met - self._way(plane) - latency.read
+            issues: list[_Issue] = [(Opcode.READ, self.units.memory(0, 0), cycle, {"address": address})]
+            if last:
+                issues += self._express(layer, plane, own.block, met + self._to_vector_unit)
+            if not any(key in self.taken for issue in issues for key in self._keys(issue)):
+                return met, issues
+            met += self.interval
+
+    def _keys(self, issue: _Issue) -> Iterator[tuple[int, int]]:
+        """What an instruction takes of its cycle: a port and a bank, or an ALU, and the stream of results."""
+        opcode, queue, cycle, columns = issue
+        if opcode == Opcode.ALU:
+            yield 4 * queue, cycle
+            if columns["result"] != NONE:
+                yield -1, cycle
+        else:
+            yield 4 * queue + (opcode == Opcode.WRITE), cycle
+            yield 4 * queue + 2 + columns["address"] // self.machine.memory.bank_words, cycle
 
     @property
     def _to_vector_unit(self) -> int:
@@ -169,11 +240,11 @@ class _VectorStack:
         """The first cycle in which a sum may reach the vector unit, so that the tensors beside it can be read."""
         stages, latency = self._stages(layer), self.machine.latency
         way = abs(self.units.position(self.units.memory(0, 0))) + latency.read
-        earliest = -(1 << 30)
+        earliest = _EVER
         for stage in stages:
             for operand in stage.node.operands:
                 if isinstance(operand, Stream):
-                    there = self.there.get((operand.tensor.number, block), -(1 << 30))
+                    there = self.there.get((operand.tensor.number, block), _EVER)
                     earliest = max(earliest, there + way - (_sum_depth(stages) - stage.depth) * latency.alu)
         return earliest
 
@@ -181,7 +252,7 @@ class _VectorStack:
         """Registers from where vectors lie to a plane."""
         return self.machine.edge + (1 if self.units.half_of_plane(plane) else -1)
 
-    def _express(self, layer: Layer, plane: int, block: int, taken: int) -> None:
+    def _express(self, layer: Layer, plane: int, block: int, taken: int) -> list[_Issue]:
         """What the vector unit computes of a sum that reaches it in a cycle, and the write of it."""
         latency, output = self.machine.latency, layer.output
         stages = self._stages(layer)
@@ -190,6 +261,7 @@ class _VectorStack:
         own = plane % (self.machine.matrix.planes // 2)
         constants = list({id(each): each for each in constants_of(layer.root)}.values())
         beside = streams_of(layer.root)
+        issues: list[_Issue] = []
         for stage in stages:
             time = ends - stage.depth * latency.alu
             sources, wants = [NONE, NONE], [0, 0]
@@ -199,69 +271,54 @@ class _VectorStack:
                     sources[at], wants[at] = CHAINED + maker, tag
                 elif isinstance(operand, Constant):
                     place = next(n for n, each in enumerate(constants) if each is operand)
-                    sources[at], wants[at] = self._read_constant(layer, operand, place, block, time)
+                    reads = self._read_constant(layer, operand, place, block, time)
+                    sources[at], wants[at] = reads[0][3]["result"], reads[0][3]["tag"]
+                    issues += reads
                 elif isinstance(operand, Stream):
                     number = next(n for n, each in enumerate(beside) if each is operand)
-                    sources[at] = _BESIDE[number]
-                    wants[at] = self._read_beside(layer, operand.tensor, number, block, time)
+                    read = self._read_beside(operand.tensor, number, block, time)
+                    sources[at], wants[at] = read[3]["result"], read[3]["tag"]
+                    issues.append(read)
                 else:
                     sources[at] = self._stream(WEST if east else EAST, _SUMS + 4 * own)
                     wants[at] = tag
-            self.emitter.emit(
-                Opcode.ALU,
-                self.units.alu(stage.alu),
-                time,
-                function=int(stage.node.function),
-                source0=sources[0],
-                source1=sources[1],
-                result=self._stream(WEST, _RESULTS) if stage.depth == 1 else NONE,
-                want0=wants[0],
-                want1=wants[1],
-                tag=tag,
-                origin=layer.origin,
-            )
-            self.computed += 1
+            columns = {
+                "function": int(stage.node.function),
+                "source0": sources[0],
+                "source1": sources[1],
+                "result": self._stream(WEST, _RESULTS) if stage.depth == 1 else NONE,
+                "want0": wants[0],
+                "want1": wants[1],
+                "tag": tag,
+            }
+            issues.append((Opcode.ALU, self.units.alu(stage.alu), time, columns))
         wide = output.dtype.itemsize
         for byte in range(wide):
             slice_ = self.units.memory(0, byte)
-            cycle = ends + abs(self.units.position(slice_))
-            self._emit(
-                layer,
-                Opcode.WRITE,
-                slice_,
-                cycle,
-                source0=self._stream(WEST, _RESULTS) + byte,
-                address=output.base + block,
-                want0=tag,
-                detail=16 * wide + byte,
-            )
-            self.there[output.number, block] = cycle + latency.write
+            columns = {"source0": self._stream(WEST, _RESULTS) + byte, "address": output.base + block}
+            columns |= {"want0": tag, "detail": 16 * wide + byte}
+            issues.append((Opcode.WRITE, slice_, ends + abs(self.units.position(slice_)), columns))
+        return issues
 
-    def _read_constant(self, layer: Layer, constant: Constant, place: int, block: int, time: int) -> tuple[int, int]:
+    def _read_constant(self, layer: Layer, constant: Constant, place: int, block: int, time: int) -> list[_Issue]:
         lanes, output = self.machine.width, layer.output
         values = output.arranged(constant.values) if constant.values.size > 1 else np.full(1, constant.values[0])
         part = np.full(lanes, values[0]) if values.size == 1 else values[block * lanes : (block + 1) * lanes]
         padded = np.pad(part.astype(np.float32), (0, lanes - len(part)))
         address, tag = self.memory.constant(padded, place)
+        issues: list[_Issue] = []
         for byte in range(4):
             slice_ = self.memory.constant_slice(place, byte)
-            self._emit(
-                layer,
-                Opcode.READ,
-                slice_,
-                time - abs(self.units.position(slice_)) - self.machine.latency.read,
-                result=self._stream(EAST, _CONSTANTS[place]) + byte,
-                address=address,
-                tag=tag,
-            )
-        return self._stream(EAST, _CONSTANTS[place]), tag
+            cycle = time - abs(self.units.position(slice_)) - self.machine.latency.read
+            columns = {"result": self._stream(EAST, _CONSTANTS[place]) + byte, "address": address, "tag": tag}
+            issues.append((Opcode.READ, slice_, cycle, columns))
+        return issues
 
-    def _read_beside(self, layer: Layer, tensor: Placed, number: int, block: int, time: int) -> int:
+    def _read_beside(self, tensor: Placed, number: int, block: int, time: int) -> _Issue:
         slice_ = self.units.memory(0, 0)
         cycle = time - abs(self.units.position(slice_)) - self.machine.latency.read
-        result, tag = self._stream(EAST, _BESIDE[number]), tensor.tag + block
-        self._emit(layer, Opcode.READ, slice_, cycle, result=result, address=tensor.base + block, tag=tag)
-        return tag
+        columns = {"result": self._stream(EAST, _BESIDE[number]), "address": tensor.base + block}
+        return Opcode.READ, slice_, cycle, columns | {"tag": tensor.tag + block}
 
     # Units
 
@@ -336,14 +393,11 @@ class _VectorStack:
     def _stream(self, direction: int, number: int) -> int:
         return direction * self.machine.streams.per_direction + number
 
-    def _emit(self, layer: Layer, opcode: Opcode, queue: int, cycle: int, **columns: int) -> None:
-        self.emitter.emit(opcode, queue, cycle, origin=layer.origin, **columns)
-
     # The program
 
     def program(self) -> Program:
         machine = self.machine
-        rows = groups_of(self.columns)
+        rows = groups_of(self.emitter.columns())
         rows["cycle"] -= span_of(machine, rows)[0]
         begin, end = span_of(machine, rows)
         inputs = [self.memory.port(each) for each in self.model.inputs]

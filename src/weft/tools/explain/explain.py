@@ -99,11 +99,18 @@ def _leaves(outputs: Sequence[Any]) -> list[Any]:
 
 
 def explain_script(
-    path: str, arguments: Sequence[str], *, programs: bool, cached: bool, inputs: bool = False
+    path: str,
+    arguments: Sequence[str],
+    *,
+    programs: bool,
+    passes: bool = False,
+    cached: bool,
+    inputs: bool = False,
 ) -> tuple[Explanation, int]:
     """Run a Python script and explain what it compiled; also gives the script's exit code.
 
-    With `inputs`, records keep what the programs were called with.
+    With `programs`, records keep the programs at each level, with `passes` those after each pass, too; with `inputs`,
+    what the programs were called with.
     """
     if not Path(path).is_file():
         raise UnsupportedError(f"there is no script {path}", location=path)
@@ -111,7 +118,7 @@ def explain_script(
     if not cached:
         os.environ["WEFT_CACHE"] = "0"
     try:
-        return _explained_run(path, arguments, programs=programs, inputs=inputs)
+        return _explained_run(path, arguments, programs=programs, passes=passes, inputs=inputs)
     finally:
         if before is None:
             os.environ.pop("WEFT_CACHE", None)
@@ -119,11 +126,14 @@ def explain_script(
             os.environ["WEFT_CACHE"] = before
 
 
-def _explained_run(path: str, arguments: Sequence[str], *, programs: bool, inputs: bool) -> tuple[Explanation, int]:
+def _explained_run(
+    path: str, arguments: Sequence[str], *, programs: bool, passes: bool, inputs: bool
+) -> tuple[Explanation, int]:
     breaks, start, code, failure = GraphBreaks(), time.perf_counter(), 0, None
     kept = sys.argv, sys.path
     sys.argv, sys.path = [path, *arguments], [str(Path(path).resolve().parent), *sys.path]
-    with recording(programs=programs, blocks=True, inputs=inputs) as records, _timing() as ran:
+    kept_texts = recording(programs=programs, passes=passes, blocks=True, inputs=inputs)
+    with kept_texts as records, _timing() as ran:
         try:
             runpy.run_path(path, run_name="__main__")
         except SystemExit as stopped:
@@ -138,7 +148,9 @@ def _explained_run(path: str, arguments: Sequence[str], *, programs: bool, input
     return Explanation(tuple(records), breaks.since(), Config.from_options(), seconds, ran.steps, failure), code
 
 
-def explain_program(text: str, name: str, *, programs: bool, target: NvidiaTarget | None = None) -> Explanation:
+def explain_program(
+    text: str, name: str, *, programs: bool, passes: bool = False, target: NvidiaTarget | None = None
+) -> Explanation:
     """Compile the functions of a graph program, for the configured target or a GPU that need not be there."""
     from weft.backends.target import find_target
     from weft.targets.nvidia import Nvidia
@@ -151,7 +163,7 @@ def explain_program(text: str, name: str, *, programs: bool, target: NvidiaTarge
         raise UnsupportedError(
             "there is no graph.func to compile", location=name, hint="`weft opt` takes tile programs"
         )
-    with recording(programs=programs, blocks=True) as records:
+    with recording(programs=programs, passes=passes, blocks=True) as records:
         for function in functions:
             function.detach()
             try:

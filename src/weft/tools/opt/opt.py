@@ -75,6 +75,7 @@ class Options:
     strict: bool = False
     target: str = "cpu"
     """A target's name, or a GPU by the name of its architecture."""
+    print_after_all: bool = False
     seconds: dict[str, float] = field(default_factory=dict[str, float])
 
 
@@ -163,7 +164,7 @@ def at_level(module: ModuleOp, options: Options, told: Callable[[str], None] = p
     of_kernels = kernel_passes is not None and last in [each.name for each in kernel_passes]
     if not of_kernels and last is not None and (choice := opt_nvidia.choice_around(last)) is not None:
         raise UsageError(f"{last} stands in a choice", hint=f"stop after {choice}, or name the passes with -p")
-    _run(module, passes if of_kernels else _until(passes, last), options)
+    _run(module, passes if of_kernels else _until(passes, last), options, told)
     if gpu is not None and options.level in opt_nvidia.LEVELS:
         wanted = NvidiaOptions(gpu, options.level, options.verify, options.locations, told, options.seconds)
         return opt_nvidia.print_kernels(module, kernel_passes, wanted)
@@ -214,14 +215,18 @@ def _until(passes: list[ModulePass], last: str | None) -> list[ModulePass]:
     return passes[: names.index(last) + 1]
 
 
-def _run(module: ModuleOp, passes: list[ModulePass], options: Options) -> None:
+def _run(module: ModuleOp, passes: list[ModulePass], options: Options, told: Callable[[str], None]) -> None:
     context = Context()
+    before = print_program(module, locations=options.locations) if options.print_after_all else ""
     for each in passes:
         start = time.perf_counter()
         each.apply(context, module)
         if options.verify:
             verify_program(module)
         options.seconds[each.name] = options.seconds.get(each.name, 0.0) + time.perf_counter() - start
+        if options.print_after_all and (text := print_program(module, locations=options.locations)) != before:
+            told(f"// after {each.name}\n{text}")
+            before = text
 
 
 def _tiles(module: ModuleOp, options: Options, gpu: NvidiaTarget | None = None) -> ModuleOp:

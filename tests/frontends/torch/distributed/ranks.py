@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import socket
 import time
 import traceback
 from collections.abc import Callable
@@ -26,12 +25,20 @@ def on_ranks(count: int, function: Callable[..., Any], *arguments: Any, seconds:
     A rank that raised gives the text, one whose process ended before it could return gives None.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["transformers", "weft.frontends.torch.backend", function.__module__])
+    context.set_forkserver_preload([f"{__package__}.preloaded", function.__module__])
     queue: Any = context.Queue()
-    # No rank leaves before all have ended: the first one keeps the store by which the others still find each other.
+    # No rank leaves before all have ended: others may still be waiting for what it sends.
     ended = context.Event()
-    # The server may have seen another environment than this process has by now.
-    meet = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(count)}
+    store = meeting_place()
+    # The server may have seen another environment than this process has by now. As under torchrun, ranks meet at a
+    # store that none of them keeps.
+    meet = {
+        **os.environ,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(store.port),
+        "WORLD_SIZE": str(count),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+    }
     ranks = [
         context.Process(target=_rank, args=(n, count, meet, queue, ended, function, arguments)) for n in range(count)
     ]
@@ -59,10 +66,9 @@ def on_ranks(count: int, function: Callable[..., Any], *arguments: Any, seconds:
     return [results.get(number) for number in range(count)]
 
 
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]
+def meeting_place() -> dist.TCPStore:
+    """A store at a port of its own, which no other process can take in between."""
+    return dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
 
 
 def _rank(

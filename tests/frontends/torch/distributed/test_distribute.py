@@ -17,11 +17,10 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
 import weft
-from tests.frontends.torch.distributed.ranks import free_port, on_ranks
+from tests.frontends.torch.distributed.ranks import meeting_place, on_ranks
 from weft.errors import RankError, ShardingError, UnsupportedError
 from weft.frontends.torch.collectives import failures
 from weft.frontends.torch.collectives.lower_collectives import CollectiveLowering
-from weft.frontends.torch.distributed.capture_model import capture_model
 from weft.frontends.torch.distributed.hints import Plan, plan_of_transformers
 from weft.ir.types import Tensor, f32
 from weft.ops.collectives import Send
@@ -96,14 +95,6 @@ def same_as_one_rank(rank: int, family: str, kind: str, mesh: dict[str, int]) ->
             gradient = gradient.full_tensor()
             errors[name] = float((gradient - other.grad).abs().max()) / scale
     return errors
-
-
-@pytest.fixture(scope="module", autouse=True)
-def traced_before() -> None:
-    """What tracing imports is imported once, before ranks are forked."""
-    for family in ("llama", "mixtral", "bert"):
-        small(family)
-    capture_model(nn.Linear(2, 2), (torch.ones(1, 2),), {})
 
 
 def check(results: list[Any]) -> None:
@@ -440,7 +431,8 @@ def _waits_as_told(rank: int, port: int) -> list[Any]:
 
 
 def test_the_timeout_is_that_of_the_process_group() -> None:
-    for seconds, told in on_ranks(2, _waits_as_told, free_port()):
+    store = meeting_place()
+    for seconds, told in on_ranks(2, _waits_as_told, store.port):
         assert seconds == 77 and "is there already" in told
 
 
@@ -465,7 +457,8 @@ def _waits_for_one_that_hangs(rank: int, port: int) -> Any:
 
 def test_a_rank_that_hangs_is_named() -> None:
     """On a mesh of several axes, too, for whose groups torch waits half an hour unless told otherwise."""
-    first, second = on_ranks(2, _waits_for_one_that_hangs, free_port())
+    store = meeting_place()
+    first, second = on_ranks(2, _waits_for_one_that_hangs, store.port)
     assert second == "slept"
     ranks, message, seconds = first
     assert ranks == (1,) and "rank 1 lives but has not come to this call" in message
@@ -507,15 +500,21 @@ def _called_with_other_inputs(rank: int) -> list[Any]:
             except RankError as error:
                 told.append((error.ranks, error.message))
         assert spread(torch.ones(4, 8)).shape == (4, 8), "and go on together"
+        spread(torch.ones(2, 8))
+        try:
+            spread(torch.ones(4 - 2 * rank, 8))
+        except RankError as error:
+            told.append((error.ranks, error.message))
     return told
 
 
 def test_ranks_that_are_called_with_other_inputs_are_named() -> None:
     for told in on_ranks(2, _called_with_other_inputs):
-        (ranks, shapes), (_, dtypes) = told
+        (ranks, shapes), (_, dtypes), (_, known) = told
         assert ranks == (1,)
         assert "rank 1 calls the model with (0: float32[8, 8])" in shapes and "rank 0 with (0: float32[2, 8])" in shapes
         assert "float64[2, 8]" in dtypes
+        assert "float32[4, 8]" in known and "float32[2, 8]" in known  # though all have compiled both
 
 
 class Packed(nn.Module):

@@ -18,7 +18,6 @@ import weft
 from tests.frontends.torch.distributed.ranks import on_ranks
 from tests.frontends.torch.distributed.test_distribute import plan_for
 from weft.errors import RankError, ShardingError, UnsupportedError
-from weft.frontends.torch.distributed.capture_model import capture_model
 from weft.frontends.torch.distributed.hints import Pipeline, Plan
 from weft.testing.models import SMALL
 
@@ -72,14 +71,6 @@ def trains(
         errors["output"] = float((found[key] - wanted[key]).abs().max() / wanted[key].abs().max())
     dist.barrier()
     return {"errors": errors, "held": [name for name, _ in spread.model.named_parameters()]}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def traced_before() -> None:
-    """What tracing imports is imported once, before ranks are forked."""
-    for family in ("llama", "mixtral", "bert"):
-        deep(family, 1)
-    capture_model(nn.Linear(2, 2), (torch.ones(1, 2),), {})
 
 
 def check(results: list[Any]) -> None:
@@ -156,7 +147,7 @@ def trains_tied(rank: int, size: int, chunks: int, micro_batches: int, layers: i
             optimizer.zero_grad()
         expected = _mean_square(whole(x), y)
         expected.backward()
-        loss = spread.step(_mean_square, x, targets=y)
+        loss = spread.step(lambda output, targets: _mean_square(output, targets), x, targets=y)
         errors |= {f"{name} {step}": value for name, value in errors_of(spread, whole, loss, expected).items()}
         norm = torch.nn.utils.clip_grad_norm_(whole.parameters(), 0.01)
         errors[f"norm {step}"] = float((spread.clip_grad_norm_(0.01) - norm).abs() / norm)
@@ -164,6 +155,7 @@ def trains_tied(rank: int, size: int, chunks: int, micro_batches: int, layers: i
             optimizer.step()
     with torch.no_grad():
         errors["output"] = float((spread(x) - whole(x)).abs().max())
+    assert len(spread.programs) == 2, "one of steps, though each wrote a loss of its own, and one of evaluation"
     dist.barrier()
     return {"errors": errors, "held": [name for name, _ in spread.model.named_parameters()]}
 

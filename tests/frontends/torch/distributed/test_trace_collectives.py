@@ -120,13 +120,6 @@ def check_losses(results: list[Any]) -> dict[str, int]:
     return results[0][2]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def imported_before() -> None:
-    """What tracing imports is imported once, before ranks are forked."""
-    torch.compile(nn.Linear(2, 2), backend="weft")(torch.ones(1, 2)).sum().backward()
-    llama(1)
-
-
 def test_fsdp_gathers_parameters_in_both_graphs() -> None:
     counts = check_losses(on_ranks(2, trains_as_eager, "fsdp", 1, 2))
     # Nine parameters of a layer, and the root's three, which it keeps for the backward.

@@ -137,7 +137,7 @@ def test_configs_whose_tiles_do_not_fit_are_not_measured() -> None:
     given = {"x": torch.zeros(1), "y": torch.zeros(1), "out": torch.zeros(1), "K": 4096}
     costs = {side: cost_of(product, {**given, "B": side}, (1,)) for side in (16, 64, 1024)}
     assert costs[64].footprint == 3 * 64 * 64 * 4 and not costs[64].whole
-    assert list(prune(costs)) == [1024] and "second-level cache" in prune(costs)[1024]
+    assert list(prune(costs)) == [1024] and "L2 cache" in prune(costs)[1024]
 
 
 # -- what libraries build on ---------------------------------------------------------------------------------------

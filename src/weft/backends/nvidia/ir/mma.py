@@ -6,9 +6,10 @@ An instruction takes two times two neighbours along K of each operand from a lan
 the same to the sum as long as both operands agree. So a lane holds 8 neighbours, which one access of memory brings, and
 two instructions take them in turn: operands come straight from memory, and nothing passes between threads.
 
-Of up to 8 rows and weights of few bits, these take the place of the 16 rows and the rows that of the 8 columns: `c` is
-then *turned*, and half as many instructions are left. Weights of 16 bits leave the tensor cores time enough. Of one row
-there are columns to spare, and what each lane holds along K is summed up *apart* (`split_sums`).
+With up to 8 rows of activations and weights of few bits, operands change places: weights fill the 16 rows of an
+instruction and activations its 8 columns. `c` is then *turned* (transposed), and half as many instructions are left.
+Weights of 16 bits leave the tensor cores time enough. With one row of activations there are columns to spare, and what
+each lane holds along K is summed up *apart* (`emit/dot/per_lane_dot.py`).
 
 Operands are *packed*: a register holds two neighbours along K. Where a tile is too small for all warps of a block, they
 share its K, and the dot has one more axis in front, along which what they have is then summed up.

@@ -128,7 +128,7 @@ class AcquireOp(_RingOp):
 class TmaLoadOp(_RingOp):
     """Let TMA bring a box of a tensor map to a slot; the coordinates are those of its first element.
 
-    What is read `once` by all programs together is the first to leave the second-level cache. In `pieces`, the lines of
+    What is read `once` by all programs together is the first to leave the L2 cache. In `pieces`, the lines of
     a slot are brought by as many boxes, whose coordinates stand one after the other.
     """
 
@@ -138,7 +138,7 @@ class TmaLoadOp(_RingOp):
     map = attr_def(IntegerAttr)
     coordinates = attr_def(tile.Sizes)
     once = opt_attr_def(UnitAttr)
-    """Nobody else reads it, so it is the first to leave the second-level cache."""
+    """Nobody else reads it, so it is the first to leave the L2 cache."""
     part = opt_attr_def(SlotType)
     """What is brought, where it is not what the slot is for."""
     pieces = opt_attr_def(IntegerAttr)
@@ -164,7 +164,7 @@ class WaitOp(_RingOp):
 class SlotOp(_RingOp):
     """A slot of the stage that was waited for."""
 
-    name = "nvidia.take"
+    name = "nvidia.ring_slot"
     slot = attr_def(IntegerAttr)
     out = result_def(SlotType)
 

@@ -1,9 +1,9 @@
-"""Memory that the threads of a block share as long as it runs, for what else would be written to global memory.
+"""Scratch in a block's shared memory, for what would else be written to global memory.
 
     %t = nvidia.scratch {nvidia.shared = 128}
     tile.store %t[…], %v ; nvidia.barrier ; … tile.load %t[…]
 
-Kernels that have become parts of one block hand on so what nobody else reads: it takes a tenth of the time.
+Small kernels that were fused into one block pass on through it what nobody else reads, in a tenth of the time.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
         nvidia.acquire 0 ; nvidia.tma_load 0.0 [%k, %m] ; nvidia.tma_load 0.1 [%k, %n] ; nvidia.commit 0 } }
     } {                                                        the consumers
       tile.for %t … { %c = tile.for %k … (%acc) {
-        nvidia.wait 0 ; %a = nvidia.take 0.0 ; %b = nvidia.take 0.1
+        nvidia.wait 0 ; %a = nvidia.ring_slot 0.0 ; %b = nvidia.ring_slot 0.1
         %r = nvidia.wgmma %a, %b, %acc ; %s = nvidia.wgmma_wait %r ; nvidia.release 0
         tile.yield %s } … tile.store %y[…], %c }
     }
@@ -90,7 +90,7 @@ class BlockNumberOp(IRDLOperation):
 class AffineApplyOp(IRDLOperation):
     """An index expression over its operands."""
 
-    name = "nvidia.index"
+    name = "nvidia.affine_apply"
     indices = var_operand_def(IndexType)
     value = attr_def(tile.Sizes)
     out = result_def(IndexType)

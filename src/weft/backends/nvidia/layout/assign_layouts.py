@@ -1,4 +1,4 @@
-"""Give every tile of a kernel a layout: the pass, and the rules it goes by."""
+"""Give every tile of a kernel a layout: the pass. The walk is in `assignment.py`, each op's rule in `rules/`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The tile scheduler: a persistent block walks the programs of a kernel, from its own number in steps of all blocks.
 
 Where programs at one end of an axis take longer than at the other, a block has one from each in turn. Otherwise the
-order keeps what neighbours share in the second-level cache: a few blocks of rows are walked through all columns.
+order keeps what neighbours share in the L2 cache: a few blocks of rows are walked through all columns.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Control flow: a condition that is looked at decides between graphs, and loops are unrolled turn by turn.
+"""Control flow: loops become ops with regions where their turns are alike, and are unrolled turn by turn elsewhere.
 
-Where a condition is computed from data the stage ends, the condition is looked at, and what follows it is compiled when
-it is first met. Equal turns of a loop share their code.
+A condition that is looked at decides between graphs. Where it is computed from data the stage ends, the condition is
+looked at, and what follows it is compiled when it is first met. Equal turns of a loop share their code.
 """
 
 # NumPy leaves the types of arrays open that come in by narrowing, and functions for the host take whatever there is.
@@ -15,17 +15,29 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from xdsl.ir import SSAValue
 
 from weft.errors import ModelError, UnsupportedError
-from weft.frontends.onnx.call import Call
+from weft.frontends.onnx.call import Call, NoRegion
 from weft.frontends.onnx.dtypes import NUMBERS
 from weft.frontends.onnx.model import Graph, Node, renamed
+from weft.frontends.onnx.operators.compiled_loops import (
+    MOST_COMPILED_TURNS,
+    Turns,
+    compiled_branches,
+    compiled_loop,
+    scalar_flag,
+)
 from weft.frontends.onnx.operators.table import onnx_op
 from weft.frontends.onnx.rewrite import INTERNAL, Rewrite
-from weft.frontends.onnx.values import Items
+from weft.frontends.onnx.values import Items, Known, Slot, Traced
+from weft.ir.types import i64
+from weft.ops.control import UNBOUNDED
 
 MOST_TURNS = 100_000
-"""Turns that a loop may take: each is a piece of the program."""
+"""Turns that a loop may take where each is a piece of the program."""
+FEW_TURNS = 4
+"""Turns that are written out: kernels then run over their borders."""
 
 
 def _fresh(c: Call) -> Callable[[str], str]:
@@ -48,6 +60,14 @@ def _body(
 
 @onnx_op("If")
 def if_(c: Call) -> Any:
+    if c.scope.in_region and not isinstance(c.input(0), Known):
+        sides = c.graph("then_branch"), c.graph("else_branch")
+        made = None
+        if all(len(each.outputs) == len(c.node.outputs) for each in sides):
+            made = compiled_branches(c, scalar_flag(c, c.b, c.x(0)), *sides)
+        if made is None:
+            raise NoRegion
+        return made
     chosen = c.graph("then_branch" if bool(c.known_scalar(0)) else "else_branch")
     if len(chosen.outputs) < len(c.node.outputs):
         raise ModelError(f"{c.node}: a branch has {len(chosen.outputs)} outputs, expected {len(c.node.outputs)}")
@@ -63,9 +83,12 @@ def loop(c: Call) -> Any:
     scanned = len(body.outputs) - 1 - carried
     if carried < 0 or scanned < 0 or len(body.inputs) != carried + 2:
         raise ModelError(f"{c.node}: its body takes {len(body.inputs)} values and gives {len(body.outputs)}")
-    trips = int(c.known_scalar(0)) if c.has(0) else -1
     if not c.has(0) and not c.has(1):
         raise UnsupportedError(f"{c.node} has neither a trip count nor a condition: it would not end")
+    made = _compiled(c, body, carried, scanned)
+    if made is not None:
+        return made
+    trips = int(c.known_scalar(0)) if c.has(0) else -1
     fresh = _fresh(c)
     lists = [fresh("list") for _ in range(scanned)]
     empty = [Node("SequenceEmpty", "", (), (name,)) for name in lists]
@@ -78,6 +101,51 @@ def loop(c: Call) -> Any:
         c.node.name,
     )
     return Rewrite([*empty, turn])
+
+
+def _compiled(c: Call, body: Graph, carried: int, scanned: int) -> list[SSAValue] | None:
+    """The results of a loop as one op; None where its turns have to be unrolled, or are so few that it pays."""
+    count, first = (c.input(place) if c.has(place) else None for place in (0, 1))
+    trips, most, starts_if = UNBOUNDED, None, None
+    if isinstance(count, Known):
+        trips = int(c.known_scalar(0))
+        if trips <= FEW_TURNS:
+            return None
+        if trips > MOST_COMPILED_TURNS:
+            raise UnsupportedError(f"{c.node}: the loop takes {trips} turns, expected at most {MOST_COMPILED_TURNS}")
+    if isinstance(first, Known) and not first.array.all():
+        return None
+    if not scanned:
+        try:
+            if count is not None and not isinstance(count, Known):
+                most = _number(c, c.x(0))
+            if first is not None and not isinstance(first, Known):
+                starts_if = scalar_flag(c, c.b, c.x(1))
+        except NoRegion:
+            return None
+    elif not isinstance(count, Known) or (first is not None and not isinstance(first, Known)):
+        return None  # how long results are is to be looked at first
+    names = [each.name for each in body.inputs]
+    turns = Turns(
+        body,
+        list(zip(names[2:], c.inputs[2:], strict=True)),
+        trip_count=trips,
+        stack_directions=(1,) * scanned,
+        number=names[0],
+        most=most,
+        condition=names[1],
+        first=starts_if,
+    )
+    found = compiled_loop(c, turns)
+    return None if found is None else [*found[0], *found[1]]
+
+
+def _number(c: Call, value: SSAValue) -> SSAValue:
+    """A count as a number without dimensions."""
+    tensor = c.b.tensor(value)
+    if any(size != 1 for size in tensor.shape) or tensor.dtype != i64:
+        raise NoRegion
+    return c.b.reshape(value, shape=()) if tensor.shape else value
 
 
 @onnx_op("LoopTurn", domain=INTERNAL)
@@ -151,22 +219,54 @@ def scan(c: Call) -> Any:
     lengths = {c.shape(carried + n)[axis] for n, axis in enumerate(axes)}
     if len(lengths) != 1:
         raise ModelError(f"{c.node}: what is scanned has the lengths {sorted(lengths)}, expected one")
+    length = lengths.pop()
+    in_backwards = c.ints("scan_input_directions", (0,) * count)
+    out_axes = c.ints("scan_output_axes", (0,) * scanned)
+    backwards = c.ints("scan_output_directions", (0,) * scanned)
+    if length > FEW_TURNS and all(isinstance(each, Known | Slot | Traced) for each in c.inputs[carried:]):
+        names = [each.name for each in body.inputs]
+        turns = Turns(
+            body,
+            list(zip(names, c.inputs[:carried], strict=False)),
+            list(zip(names[carried:], (_in_front(c, carried + n, axes[n]) for n in range(count)), strict=True)),
+            [-1 if each else 1 for each in in_backwards],
+            [-1 if each else 1 for each in backwards],
+            length,
+        )
+        found = compiled_loop(c, turns)
+        if found is not None:
+            return [*found[0], *(_behind(c, stack, axis) for stack, axis in zip(found[1], out_axes, strict=True))]
     fresh = _fresh(c)
     lists = [fresh("list") for _ in range(scanned)]
     attributes: dict[str, Any] = {
         "body": body,
         "turn": 0,
-        "length": lengths.pop(),
+        "length": length,
         "carried": carried,
         "scanned": count,
         "in_axes": tuple(axes),
-        "in_backwards": c.ints("scan_input_directions", (0,) * count),
-        "axes": c.ints("scan_output_axes", (0,) * scanned),
-        "backwards": c.ints("scan_output_directions", (0,) * scanned),
+        "in_backwards": in_backwards,
+        "axes": out_axes,
+        "backwards": backwards,
     }
     empty = [Node("SequenceEmpty", "", (), (name,)) for name in lists]
     turn = Node("ScanTurn", INTERNAL, (*inputs, *lists), c.node.outputs, attributes, c.node.name)
     return Rewrite([*empty, turn])
+
+
+def _in_front(c: Call, place: int, axis: int) -> SSAValue:
+    """An input whose slices lie along the first dimension."""
+    order = (axis, *(d for d in range(c.rank(place)) if d != axis))
+    return c.b.permute(c.x(place), dims=order) if axis else c.x(place)
+
+
+def _behind(c: Call, stack: SSAValue, axis: int) -> SSAValue:
+    """A stack whose slices lie along another dimension than the first."""
+    rank = c.b.tensor(stack).rank
+    axis = c.axis(axis, rank, "scan_output_axes")
+    order = [d for d in range(1, rank)]
+    order.insert(axis, 0)
+    return c.b.permute(stack, dims=tuple(order)) if axis else stack
 
 
 def _scan_of_batches(c: Call) -> Rewrite:

@@ -29,6 +29,7 @@ from weft.frontends.torch.collectives.agreement import Agreement, group_timeout
 from weft.frontends.torch.collectives.failures import TIMEOUT, naming_dead_ranks
 from weft.frontends.torch.distributed.capture_model import CapturedModel, capture_model
 from weft.frontends.torch.distributed.hints import Plan, check_patterns, plan_of_transformers
+from weft.frontends.torch.distributed.kept_programs import KeptPrograms
 from weft.frontends.torch.distributed.pipelined_model import PipelinedModel
 from weft.frontends.torch.distributed.placing import (
     described_call,
@@ -114,7 +115,7 @@ class DistributedModel(nn.Module):
         for name, parameter in list(model.named_parameters()):
             self._place(name, parameter)
         self.agreement = Agreement.among(groups.numbers)
-        self.programs: dict[Any, _RankModel] = {}
+        self.programs: KeptPrograms[_RankModel] = KeptPrograms()
 
     def _place(self, name: str, parameter: nn.Parameter) -> None:
         owner, _, leaf = name.rpartition(".")
@@ -138,11 +139,10 @@ class DistributedModel(nn.Module):
             )
         wanted = tuple(torch.is_grad_enabled() and p.requires_grad for p in self.model.parameters())
         trains, modes = any(wanted), tuple(module.training for module in self.model.modules())
+        # Ranks that differ where all have met both kinds of calls before would wait for each other as well.
+        self.agreement.check(described_call(leaves, spec, wanted, modes))
         key = (spec, wanted, modes, tuple(_described(leaf) for leaf in leaves))
-        if key not in self.programs:
-            self.agreement.check(described_call(leaves, spec, trains, modes))
-            self.programs[key] = self._compile(leaves, spec, trains)
-        return self.programs[key](leaves, self.model)
+        return self.programs.get(key, lambda: self._compile(leaves, spec, trains))(leaves, self.model)
 
     def sharded(self, *args: Any, trains: bool = False, **kwargs: Any) -> ShardedProgram:
         """The program of a rank for such inputs, with its collectives, as IR."""

@@ -30,6 +30,7 @@ from weft.frontends.torch.collectives.failures import naming_dead_ranks
 from weft.frontends.torch.collectives.transfers import finish_sends, forget_sends
 from weft.frontends.torch.distributed.capture_model import CapturedModel, capture_model
 from weft.frontends.torch.distributed.hints import Pipeline, Plan
+from weft.frontends.torch.distributed.kept_programs import KeptPrograms, content_of, described_function
 from weft.frontends.torch.distributed.micro_batches import cut_batch, joined_outputs
 from weft.frontends.torch.distributed.pipeline_line import PipelineLine
 from weft.frontends.torch.distributed.placing import described_call, input_name, placed_parameter, skeleton_of
@@ -67,7 +68,7 @@ class PipelinedModel(nn.Module):
         self.model = model
         self.stages = self._place(model)
         self.agreement = Agreement.among(self.line.everyone)
-        self.programs: dict[Any, RankStages] = {}
+        self.programs: KeptPrograms[RankStages] = KeptPrograms()
 
     def _place(self, model: nn.Module) -> dict[str, tuple[int, ...]]:
         """The stages of each parameter by name; those of other ranks are let go."""
@@ -240,12 +241,12 @@ class PipelinedModel(nn.Module):
     def _stages(self, leaves: Sequence[Any], spec: Any, loss: Loss | None, targets: Any) -> RankStages:
         modes = tuple(module.training for module in self.model.modules())
         below, inner = pytree.tree_flatten(targets)
-        key = (spec, inner, loss, modes, tuple(_described(leaf) for leaf in (*leaves, *below)))
-        if key not in self.programs:
-            given, whole = pytree.tree_flatten((pytree.tree_unflatten(list(leaves), spec), targets))
-            self.agreement.check(described_call(given, whole, loss is not None, modes))
-            self.programs[key] = self._compile(leaves, spec, loss, targets)
-        return self.programs[key]
+        given, whole = pytree.tree_flatten((pytree.tree_unflatten(list(leaves), spec), targets))
+        described = described_call(given, whole, [loss is not None], modes)
+        # Ranks that differ where all have met both kinds of calls before would wait for each other as well.
+        self.agreement.check(described if loss is None else f"{described}, loss {described_function(loss)}")
+        key = (spec, inner, content_of(loss), modes, tuple(_described(leaf) for leaf in (*leaves, *below)))
+        return self.programs.get(key, lambda: self._compile(leaves, spec, loss, targets))
 
     def sharded(self, *args: Any, loss: Loss | None = None, targets: Any = None, **kwargs: Any) -> list[StageProgram]:
         """The programs of this rank's stages for such a batch, with their messages and collectives, as IR."""

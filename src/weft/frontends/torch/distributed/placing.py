@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -87,12 +88,24 @@ def input_name(path: str) -> str:
     return path.partition("]")[2].strip("[]").replace("'", "").replace("][", ".")
 
 
-def described_call(leaves: Sequence[Any], spec: Any, trains: bool, modes: Sequence[bool]) -> str:
-    """A call in words: what programs are made for, and what ranks have to agree on."""
+def described_call(leaves: Sequence[Any], spec: Any, wanted: Sequence[bool], modes: Sequence[bool]) -> str:
+    """A call in words: what programs are made for, and what ranks have to agree on.
+
+    `wanted` is whether each parameter gets a gradient, `modes` whether each module is in training mode.
+    """
     named = pytree.tree_flatten_with_path(pytree.tree_unflatten(list(leaves), spec))[0]
     given = [f"{input_name(pytree.keystr(path))}: {_described(leaf)}" for path, leaf in named]
-    training = f"{sum(modes)} of {len(modes)} modules in training mode"
-    return f"({', '.join(given)}) {'with' if trains else 'without'} gradients, {training}"
+    gradients = f"with gradients{_which(wanted, 'of', 'parameters')}" if any(wanted) else "without gradients"
+    training = f"{sum(modes)} of {len(modes)} modules in training mode{_which(modes)}"
+    return f"({', '.join(given)}) {gradients}, {training}"
+
+
+def _which(flags: Sequence[bool], word: str = "", what: str = "") -> str:
+    """Which of them, where it is not all or none: as many may be others."""
+    if all(flags) or not any(flags):
+        return ""
+    digest = hashlib.sha256(bytes(flags)).hexdigest()[:6]
+    return f" {word} {sum(flags)} of {len(flags)} {what} ({digest})" if word else f" ({digest})"
 
 
 def _described(leaf: Any) -> str:

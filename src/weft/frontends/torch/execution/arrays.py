@@ -85,9 +85,13 @@ class TorchArrays:
     def from_host(self, array: np.ndarray) -> torch.Tensor:
         return _tensor_on(array).to(self.device)
 
-    def multiply(self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
+    def multiply(self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, *, accumulates: bool = False) -> None:
         with torch.no_grad():
-            if out.dim() == 2:
+            if accumulates and out.dim() <= 3:
+                (torch.addmm if out.dim() == 2 else torch.baddbmm)(out, a, b, out=out)
+            elif accumulates:
+                out += torch.matmul(a, b)
+            elif out.dim() == 2:
                 torch.mm(a, b, out=out)
             elif out.dim() == 3:
                 torch.bmm(a, b, out=out)

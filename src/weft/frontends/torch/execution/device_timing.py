@@ -17,7 +17,7 @@ from weft.ops.graph import FuncOp
 from weft.runtime.tune_device import Candidate, DeviceTimer
 
 _ROUNDS, _CACHE_BYTES, _DELAY = 9, 128 << 20, 100_000
-"""Samples of each program; what clears the second-level cache; and the cycles in which the host gets ahead."""
+"""Samples of each program; what clears the L2 cache; and the cycles in which the host gets ahead."""
 
 
 def timer_on(device: torch.device) -> DeviceTimer:

@@ -36,7 +36,7 @@ class Loading:
 
 @dataclass
 class FirstCall:
-    """What AOTAutograd calls."""
+    """What AOTAutograd calls: a first call waits for what is still compiled, later ones go straight through."""
 
     loading: Loading | None
     loaded: Boxed | None = None

@@ -25,6 +25,7 @@ from weft.frontends.torch.importer.aliasing import aliased, memory_owners, repla
 from weft.frontends.torch.importer.checks import are_checked, combined, is_of_data
 from weft.frontends.torch.importer.complex_numbers import Complex
 from weft.frontends.torch.importer.facts import condition_count, environment_of
+from weft.frontends.torch.importer.float_sizes import FloatFormula, formulas
 from weft.frontends.torch.importer.import_nodes import NodeImporter, meta_of
 from weft.frontends.torch.importer.imported_graph import Calling, ImportedGraph, Number, Output, Passed, Returned
 from weft.frontends.torch.importer.opaque import has_effects
@@ -36,7 +37,6 @@ from weft.frontends.torch.importer.sizes import (
     integer_sources,
     note_reshape,
     read_symbols,
-    scaled_sizes,
     size_of,
     sizes_of,
 )
@@ -143,7 +143,7 @@ class _Importer:
         calling = Calling(
             arguments=tuple(self.nodes.positions[node] for node in tensors),
             constants=tuple(self.nodes.paths),
-            symbols=read_symbols(known, self.nodes.symbols, self._scaled_sizes()),
+            symbols=read_symbols(known, self.nodes.symbols, self._formulas()),
             outputs=tuple(outputs),
             mutated=tuple((position, returned.index(node)) for position, node in self.nodes.mutated),
             fallbacks=tuple(self.nodes.fallbacks),
@@ -157,9 +157,9 @@ class _Importer:
         )
         return ImportedGraph(function, calling, tuple(self.nodes.constants), self.nodes.objects)
 
-    def _scaled_sizes(self) -> Mapping[str, tuple[Size, float]]:
+    def _formulas(self) -> Mapping[str, FloatFormula]:
         environment = environment_of(self.nodes.module)
-        return {} if environment is None else scaled_sizes(environment)
+        return {} if environment is None else formulas(environment)
 
     def _constant_places(self, tensors: Sequence[fx.Node]) -> tuple[int, ...]:
         """Which of the function's arguments are the same in every call: frozen ones, and the graph's own constants."""

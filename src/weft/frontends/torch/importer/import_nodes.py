@@ -53,7 +53,7 @@ from weft.frontends.torch.importer.sizes import (
     sizes_of,
 )
 from weft.frontends.torch.importer.strides import dense_strides, unusual_strides
-from weft.frontends.torch.importer.symbolic_floats import float_value
+from weft.frontends.torch.importer.symbolic_floats import condition_value, float_value
 from weft.frontends.torch.locations import location_of, user_line
 from weft.frontends.torch.report import (
     COPIES_AWAY,
@@ -327,6 +327,7 @@ class NodeImporter:
             for part in (item.real, item.imag) if isinstance(item, Complex) else (item,):
                 if tensor_of(part.type) != result:
                     raise UnsupportedError(f"the converter gives {tensor_of(part.type)}, tracing {result}")
+            self.symbols |= set[str]().union(*map(symbols_of, result.shape))
             checked.append(item)
         return tuple(checked) if several else checked[0]
 
@@ -341,9 +342,9 @@ class NodeImporter:
         if isinstance(value, torch.SymInt):
             value = size_of(value)
         if isinstance(value, torch.SymFloat):
-            return float_value(self.builder, value)
+            return float_value(self.builder, value, self.symbols)
         if isinstance(value, torch.SymBool):
-            raise UnsupportedError(f"the condition {value} on sizes as data")
+            return condition_value(self.builder, value, self.symbols)
         if isinstance(value, Expr):
             self.symbols |= symbols_of(value)
         return value

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import math
-import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,6 +14,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from weft.errors import UnsupportedError
+from weft.frontends.torch.importer.float_sizes import CONDITIONS, ROUNDED, FloatFormula, computed_size
 from weft.ir.expr import (
     Expr,
     Size,
@@ -107,8 +107,8 @@ def _converted(expression: Any, shape_env: Any) -> Size:
     name = type(expression).__name__
     if name not in _POLYNOMIAL and not all(_nonnegative(s, shape_env) for s in expression.free_symbols):
         raise UnsupportedError(f"the size {expression} takes a value that may be negative")
-    if name in ("TruncToInt", "FloorToInt"):
-        return _scaled(expression, shape_env)
+    if name in (*ROUNDED, *CONDITIONS):
+        return computed_size(expression, shape_env, _converted)
     arguments = [_converted(argument, shape_env) for argument in expression.args]
     match name:
         case "Add":
@@ -126,42 +126,6 @@ def _converted(expression: Any, shape_env: Any) -> Size:
             return _FUNCTIONS[name](*arguments)
         case _:
             raise UnsupportedError(f"{name} in the size {expression} is not a function of sizes")
-
-
-LARGEST_FACTOR, _EXACT_SHIFT = 1 << 20, 1 << 20
-"""Up to these, a factor's product with a size below 2**32 is exact in f64: then it may be taken as a fraction."""
-
-
-def _scaled(expression: Any, shape_env: Any) -> Size:
-    """trunc(1.5 * float(s0)) is 3 * s0 // 2: how resizing by a factor says what comes out.
-
-    With a factor that floats do not hold exactly (0.7) it is a symbol of its own, which a call computes.
-    """
-    (scaled,) = expression.args
-    factors = scaled.args if type(scaled).__name__ == "Mul" else (scaled,)
-    numbers = [factor for factor in factors if factor.is_Float or factor.is_Integer]
-    sizes = [factor.args[0] for factor in factors if type(factor).__name__ == "ToFloat"]
-    if len(sizes) != 1 or len(numbers) > 1 or len(factors) != len(sizes) + len(numbers) or not sizes[0].is_Symbol:
-        raise UnsupportedError(f"the size {expression} is computed in floats")
-    factor, size = float(numbers[0]) if numbers else 1.0, _converted(sizes[0], shape_env)
-    if not 0 < factor < LARGEST_FACTOR:
-        raise UnsupportedError(f"the size {expression} has a factor that is no enlargement")
-    above, below = factor.as_integer_ratio()
-    if above <= LARGEST_FACTOR and below <= _EXACT_SHIFT:
-        return floordiv(size * above, below)
-    if isinstance(size, int):
-        return int(factor * size)
-    name = f"{sizes[0]}_times_{struct.pack('>d', factor).hex()}"
-    _scaled_sizes.setdefault(shape_env, {})[name] = size, factor
-    return symbol(name)
-
-
-_scaled_sizes: WeakKeyDictionary[Any, dict[str, tuple[Size, float]]] = WeakKeyDictionary()
-
-
-def scaled_sizes(shape_env: Any) -> Mapping[str, tuple[Size, float]]:
-    """The symbols that stand for a size times a float, without what is behind the point."""
-    return _scaled_sizes.get(shape_env, {})
 
 
 def _folded(function: Callable[[Size, Size], Size], sizes: Sequence[Size]) -> Size:
@@ -200,6 +164,7 @@ def fix_facts(shape_env: Any) -> None:
     """
     divisors: dict[str, int] = {}
     quotients: list[tuple[Any, int]] = []
+    fixed: dict[Any, Size] = {}
     for guard in shape_env.guards:
         if type(guard.expr).__name__ != "Equality":
             continue
@@ -210,6 +175,8 @@ def fix_facts(shape_env: Any) -> None:
             continue
         computed, value = guard.expr.args[0], int(guard.expr.args[1])
         name = type(computed).__name__
+        if name in ROUNDED:
+            fixed[computed] = value
         if name not in ("Mod", "PythonMod", *_DIVISIONS):
             continue
         dividend, divisor = computed.args
@@ -225,7 +192,7 @@ def fix_facts(shape_env: Any) -> None:
         if divisors.get(dividend, 1) % divisor == 0:
             values[dividend] = value * divisor
     before = _facts.get(shape_env)  # of the forward graph, whose sizes a backward graph's are
-    _facts[shape_env] = _Facts(divisors, values, {} if before is None else before.equal)
+    _facts[shape_env] = _Facts(divisors, values, {**fixed, **({} if before is None else before.equal)})
 
 
 def _whole_multiple(size: Any, computed: Any, shape_env: Any) -> tuple[str, int] | None:
@@ -327,14 +294,19 @@ def integer_sources(argument: int, value: torch.SymInt) -> list[tuple[Source, Si
 class SymbolRule:
     """A symbol's value: `(source - rest) / scale`, where `rest` is made of symbols that are known by then.
 
-    With a `factor`, no source is looked at: it is the whole part of `factor * rest`, computed in floats.
+    With a `formula`, no source is looked at: it is computed of such symbols.
     """
 
     name: str
     source: Source
     scale: int = 1
     rest: Size = 0
-    factor: float = 0.0
+    formula: FloatFormula | None = None
+
+    @property
+    def needed(self) -> frozenset[str]:
+        """The symbols that have to be known before."""
+        return frozenset(symbols_of(self.rest)) if self.formula is None else self.formula.symbols
 
 
 @dataclass(frozen=True)
@@ -346,8 +318,8 @@ class SymbolReader:
     def __call__(self, arguments: Sequence[Any]) -> dict[str, int]:
         values: dict[str, int] = {}
         for rule in self.rules:
-            if rule.factor:
-                values[rule.name] = int(rule.factor * evaluate(rule.rest, values))
+            if rule.formula is not None:
+                values[rule.name] = rule.formula.value(values)
                 continue
             value = rule.source.read(arguments)
             if rule.scale != 1 or rule.rest != 0:
@@ -357,9 +329,9 @@ class SymbolReader:
 
 
 def read_symbols(
-    known: Sequence[tuple[Source, Size]], needed: set[str], scaled: Mapping[str, tuple[Size, float]] | None = None
+    known: Sequence[tuple[Source, Size]], needed: set[str], computed: Mapping[str, FloatFormula] | None = None
 ) -> SymbolReader:
-    """How to get the symbols that are `needed` from the sizes that are `known` at a call, or from others, `scaled`."""
+    """How to get the symbols that are `needed` from the sizes that are `known` at a call, or compute them of others."""
     rules: list[SymbolRule] = []
     found: set[str] = set()
     # Sizes that are a symbol alone come first, integers before tensor sizes: they are the quickest to read.
@@ -379,9 +351,9 @@ def read_symbols(
             rules.append(SymbolRule(name, source, scale, rest))
             found.add(name)
             progress = True
-    for name, (size, factor) in (scaled or {}).items():
-        if name not in found and symbols_of(size) <= found:
-            rules.append(SymbolRule(name, Source(0), rest=size, factor=factor))
+    for name, formula in (computed or {}).items():  # in the order in which one may be made of another
+        if name not in found and formula.symbols <= found:
+            rules.append(SymbolRule(name, Source(0), formula=formula))
             found.add(name)
     missing = sorted(needed - found)
     if missing:
@@ -396,6 +368,6 @@ def _pruned(rules: Sequence[SymbolRule], needed: set[str]) -> tuple[SymbolRule, 
     kept: list[SymbolRule] = []
     for rule in reversed(rules):
         if rule.name in needed:
-            needed |= symbols_of(rule.rest)
+            needed |= rule.needed
             kept.append(rule)
     return tuple(reversed(kept))

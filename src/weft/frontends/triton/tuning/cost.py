@@ -1,6 +1,6 @@
 """What a config is likely to cost, before anything of it is compiled: read off the kernel's tile IR.
 
-Tiles that lie in memory (carried by loops, multiplied, sorted) should fit into the second-level cache; the bytes and
+Tiles that lie in memory (carried by loops, multiplied, sorted) should fit into the L2 cache; the bytes and
 operations of all programs say how long a launch takes at least, where no loop's length depends on the arguments.
 """
 
@@ -62,7 +62,7 @@ def prune(costs: Mapping[Any, Cost]) -> dict[Any, str]:
     least = min(cost.footprint for cost in costs.values())
     most = max(_LARGE * second_level_cache(), least)
     pruned = {
-        config: f"its tiles take {cost.footprint >> 10} KiB, more than {_LARGE} times the second-level cache"
+        config: f"its tiles take {cost.footprint >> 10} KiB, more than {_LARGE} times the L2 cache"
         for config, cost in costs.items()
         if cost.footprint > most
     }
@@ -139,7 +139,7 @@ def _bytes(value: SSAValue) -> int:
 
 @lru_cache(maxsize=1)
 def second_level_cache() -> int:
-    """Bytes of the second-level cache; a usual size where the system does not tell."""
+    """Bytes of the L2 cache; a usual size where the system does not tell."""
     for index in range(4):
         folder = Path(f"/sys/devices/system/cpu/cpu0/cache/index{index}")
         try:

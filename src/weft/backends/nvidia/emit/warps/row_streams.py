@@ -161,7 +161,7 @@ def emit_bulk_copy(codegen: KernelCodegen, op: BulkCopyOp) -> None:
 
 @EMITTERS.register(BulkCopyRowsOp)
 def emit_bulk_copy_rows(codegen: KernelCodegen, op: BulkCopyRowsOp) -> None:
-    """A copy for each row; weights are read once, so they are the first to leave the second-level cache."""
+    """A copy for each row; weights are read once, so they are the first to leave the L2 cache."""
     b, ring, number = codegen.b, codegen.rings[0], op.slot.value.data
     piece = ring.slots[number]
     assert isinstance(piece, PieceType)

@@ -1,0 +1,177 @@
+"""Loops whose turns are alike are compiled as loops; what they compute, and what they tell, is the same either way."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("onnx", reason="onnx is not installed")
+from onnx import helper
+
+import weft.onnx
+from weft.errors import DataError, PlaceError
+from weft.frontends.onnx.load import OnnxFunction
+from weft.frontends.onnx.operators import compiled_loops
+from weft.testing.onnx_models import BOOL, F32, I64, info, model
+
+X = np.random.default_rng(0).standard_normal((9, 2, 6)).astype(np.float32)
+W = np.random.default_rng(1).standard_normal((6, 6)).astype(np.float32) * np.float32(0.3)
+N = helper.make_node
+S = ("s", (2, 6))
+
+
+def graph(nodes: list[Any], inputs: list[Any], outputs: list[Any]) -> Any:
+    return helper.make_graph(nodes, "body", inputs, outputs)
+
+
+def loop_body(*nodes: Any, stacks: bool = False, condition: bool = True) -> Any:
+    """A body that carries `s` to `t`, and stacks `o`; its condition is passed on where nodes do not make one."""
+    passed = [N("Identity", ["c"], ["c2"])] if condition else []
+    outputs = [info("c2", (), BOOL), info("t", (2, 6)), *([info("o")] if stacks else [])]
+    return graph([*nodes, *passed], [info("i", (), I64), info("c", (), BOOL), info(*S)], outputs)
+
+
+def loaded(node: Any, inputs: list[Any], **arrays: Any) -> OnnxFunction:
+    return weft.onnx.load(model([node], inputs, [info(name, None) for name in node.output], arrays))
+
+
+def turns_of(function: OnnxFunction) -> int:
+    """How many loops the first stage has."""
+    state = next(iter(function._program._starts.values()))  # pyright: ignore[reportPrivateUsage]
+    step = next(iter(state.steps.values()))
+    steps = step.function.executor.executable.plan.steps
+    return sum(type(each).__name__ == "LoopStep" for each in steps)
+
+
+CELL = [N("MatMul", ["s", "w"], ["h"]), N("Add", ["h", "e"], ["a"]), N("Tanh", ["a"], ["t"])]
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("backward", [0, 1])
+def test_a_scan_is_a_loop(axis: int, backward: int) -> None:
+    body = graph([*CELL, N("Identity", ["t"], ["o"])], [info(*S), info("e", (2, 6))], [info("t"), info("o")])
+    ways: Any = {"scan_input_axes": [axis], "scan_output_axes": [axis], "scan_input_directions": [backward]}
+    ways["scan_output_directions"] = [backward]
+    node = N("Scan", ["z", "x"], ["last", "y"], body=body, num_scan_inputs=1, **ways)
+    x = np.ascontiguousarray(np.moveaxis(X, 0, axis))
+    found = loaded(node, [info("x", x.shape)], z=np.zeros((2, 6), np.float32), w=W)
+    last, stacked = found(x)
+    assert turns_of(found) == 1
+    state, expected = np.zeros((2, 6), np.float32), []
+    for each in X[::-1] if backward else X:
+        state = np.tanh(state @ W + each)
+        expected.append(state)
+    np.testing.assert_allclose(last, state, rtol=1e-4, atol=1e-5)
+    stack = np.stack(expected[::-1] if backward else expected, axis)
+    np.testing.assert_allclose(stacked, stack, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("given", [["m", "yes"], ["m", ""]])
+def test_a_loop_of_a_known_length_is_one(given: list[str]) -> None:
+    nodes = [N("Cast", ["i"], ["e"], to=F32), *CELL, N("ReduceMax", ["t"], ["o"], keepdims=0)]
+    node = N("Loop", [*given, "x"], ["last", "y"], body=loop_body(*nodes, stacks=True))
+    found = loaded(node, [info("x", (2, 6))], m=np.array(12), yes=np.array(True), w=W)
+    last, stacked = found(X[0])
+    assert turns_of(found) == 1
+    state, expected = X[0], []
+    for turn in range(12):
+        state = np.tanh(state @ W + turn)
+        expected.append(state.max())
+    np.testing.assert_allclose(last, state, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(stacked, np.array(expected), rtol=1e-4, atol=1e-5)
+
+
+def growing(limit: float) -> Any:
+    nodes = [N("Add", ["s", "s"], ["t"]), N("ReduceSum", ["t"], ["r"], keepdims=0), N("Less", ["r", "limit"], ["c2"])]
+    return loop_body(*nodes, condition=False), {"limit": np.float32(limit), "yes": np.array(True)}
+
+
+@pytest.mark.parametrize("most", [None, 7])
+def test_a_condition_of_data_ends_a_loop(most: int | None) -> None:
+    body, arrays = growing(1e5)
+    found = loaded(
+        N("Loop", ["" if most is None else "m", "yes", "x"], ["last"], body=body),
+        [info("x", (2, 6))],
+        **arrays,
+        **({} if most is None else {"m": np.array(most)}),
+    )
+    (last,) = found(np.abs(X[0]))
+    assert turns_of(found) == 1
+    state, turns = np.abs(X[0]), 0
+    while turns == 0 or (state.sum() < 1e5 and turns != most):
+        state, turns = state + state, turns + 1
+    np.testing.assert_allclose(last, state, rtol=1e-5)
+
+
+@pytest.mark.parametrize("count", [-3, 0, 1, 7])
+def test_data_say_how_many_turns_there_are(count: int) -> None:
+    node = N("Loop", ["m", "yes", "x"], ["last"], body=loop_body(N("Add", ["s", "s"], ["t"])))
+    found = loaded(node, [info("x", (2, 6)), info("m", (), I64)], yes=np.array(True))
+    (last,) = found(X[0], np.array(count))
+    assert turns_of(found) == 1
+    np.testing.assert_allclose(last, X[0] * 2.0 ** max(count, 0), rtol=1e-6)
+
+
+@pytest.mark.parametrize("first", [False, True])
+def test_data_say_whether_there_is_a_first_turn(first: bool) -> None:
+    node = N("Loop", ["m", "first", "x"], ["last"], body=loop_body(N("Add", ["s", "s"], ["t"])))
+    found = loaded(node, [info("x", (2, 6)), info("first", (), BOOL)], m=np.array(6))
+    np.testing.assert_allclose(found(X[0], np.array(first))[0], X[0] * (64 if first else 1), rtol=1e-6)
+
+
+def test_branches_inside_of_a_loop_are_compiled() -> None:
+    then = graph([N("Add", ["s", "s"], ["p"])], [], [info("p", (2, 6))])
+    otherwise = graph([N("Mul", ["s", "small"], ["q"])], [], [info("q", (2, 6))])
+    nodes = [
+        N("ReduceSum", ["s"], ["r"], keepdims=0),
+        N("Less", ["r", "limit"], ["k"]),
+        N("If", ["k"], ["t"], then_branch=then, else_branch=otherwise),
+        N("ReduceMax", ["t"], ["o"], keepdims=0),
+    ]
+    node = N("Loop", ["m", "yes", "x"], ["last", "y"], body=loop_body(*nodes, stacks=True))
+    arrays = {"m": np.array(20), "yes": np.array(True), "limit": np.float32(30), "small": np.float32(0.3)}
+    found = loaded(node, [info("x", (2, 6))], **arrays)
+    last, stacked = found(np.abs(X[0]))
+    assert turns_of(found) == 1
+    state, expected = np.abs(X[0]), []
+    for _ in range(20):
+        state = state + state if state.sum() < 30 else state * np.float32(0.3)
+        expected.append(state.max())
+    np.testing.assert_allclose(last, state, rtol=1e-4)
+    np.testing.assert_allclose(stacked, np.array(expected), rtol=1e-4)
+
+
+def test_an_index_out_of_range_in_a_turn_is_told() -> None:
+    body = loop_body(N("Gather", ["table", "i"], ["g"], axis=0), N("Add", ["s", "g"], ["t"]))
+    table = X[:4].reshape(8, 6)
+    for turns in (8, 9):
+        node = N("Loop", ["m", "yes", "x"], ["last"], body=body)
+        found = loaded(node, [info("x", (2, 6)), info("table", (8, 6))], m=np.array(turns), yes=np.array(True))
+        if turns == 8:
+            np.testing.assert_allclose(found(X[0], table)[0], X[0] + table.sum(0), rtol=1e-4, atol=1e-5)
+        else:
+            with pytest.raises(PlaceError, match="out of range for dimension 0, of size 8"):
+                found(X[0], table)
+        assert turns_of(found) == 1
+
+
+def test_a_shape_that_grows_is_unrolled() -> None:
+    body = graph(
+        [N("Concat", ["s", "row"], ["t"], axis=0), N("Identity", ["c"], ["c2"])],
+        [info("i", (), I64), info("c", (), BOOL), info("s")],
+        [info("c2", (), BOOL), info("t")],
+    )
+    arrays = {"m": np.array(6), "yes": np.array(True), "row": W[:1]}
+    found = loaded(N("Loop", ["m", "yes", "x"], ["last"], body=body), [info("x", (2, 6))], **arrays)
+    np.testing.assert_array_equal(found(X[0])[0], np.concatenate([X[0], np.repeat(W[:1], 6, 0)]))
+    assert turns_of(found) == 0
+
+
+def test_a_loop_that_does_not_end_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiled_loops, "MOST_COMPILED_TURNS", 50)
+    body, arrays = growing(np.inf)
+    found = loaded(N("Loop", ["", "yes", "x"], ["last"], body=body), [info("x", (2, 6))], **arrays)
+    with pytest.raises(DataError, match="the loop takes over 50 turns"):
+        found(np.abs(X[0]))
