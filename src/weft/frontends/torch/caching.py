@@ -44,7 +44,9 @@ from weft.runtime.sources import source_digest, versions
 
 T = TypeVar("T")
 
-_CLASSES = table(Calling, Returned, Viewed, Passed, Number, Check, Fallback, SymbolReader, SymbolRule, Source, FloatFormula)
+_CLASSES = table(
+    Calling, Returned, Viewed, Passed, Number, Check, Fallback, SymbolReader, SymbolRule, Source, FloatFormula
+)
 
 
 def graph_key(

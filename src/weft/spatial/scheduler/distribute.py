@@ -162,9 +162,7 @@ class Distribution:
         columns_of = {chip: emitter.columns() for chip, emitter in emitters.items()}
         spans = {chip: self.chips[chip].reservations.spans(columns) for chip, columns in columns_of.items()}
         base = max(self.chips[chip].reservations.earliest(own) for chip, own in spans.items())
-        there = [
-            self.chips[chip].done[root] - first for chip, own in reads.items() for root, first in own.items()
-        ]
+        there = [self.chips[chip].done[root] - first for chip, own in reads.items() for root, first in own.items()]
         base = max([base, *there])
         begin = min(first for own in reads.values() for first in own.values())
         end = max(last for own in writes.values() for last in own.values())

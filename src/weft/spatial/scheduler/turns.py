@@ -131,7 +131,11 @@ class Turns:
         pairs = [jobs[at : at + 2] for at in range(0, len(jobs), 2)]
         together = sum(self._span(job, planes) for job in jobs)
         apart = sum(max(self._span(job, per_half) for job in pair) for pair in pairs)
-        alike = len(self.variants) == 1 and not any(job.joined for job in jobs) and all(len({len(job.passes) for job in pair}) == 1 for pair in pairs)
+        alike = (
+            len(self.variants) == 1
+            and not any(job.joined for job in jobs)
+            and all(len({len(job.passes) for job in pair}) == 1 for pair in pairs)
+        )
         if apart < together and alike and all(self._distinct(pair) for pair in pairs):
             for pair in pairs:
                 yield [

@@ -41,7 +41,9 @@ def test_a_graph_with_a_size_from_floats_is_compiled(name: str) -> None:
 
 def test_a_formula_is_computed_in_floats() -> None:
     formula = FloatFormula(("@0", "ToFloat", 0.7, "Mul", "TruncToInt"), (S + 1,))
-    assert [formula.value({"s0": size}) for size in (0, 9, 19, 29)] == [int(0.7 * (size + 1)) for size in (0, 9, 19, 29)]
+    assert [formula.value({"s0": size}) for size in (0, 9, 19, 29)] == [
+        int(0.7 * (size + 1)) for size in (0, 9, 19, 29)
+    ]
     assert formula.symbols == {"s0"}
     formula.check()
 

@@ -35,7 +35,7 @@ def must_be_evaluated(module: fx.GraphModule, *, trained: bool) -> bool:
     """Whether a graph, or one inside of it, has what AOTAutograd fails at: functions that are only marked as such, and
     loops of turns that it would have to differentiate."""
     names = _names(module)
-    return bool(names & _MARKED) or (trained and "scan" in names)
+    return bool(names & _MARKED) or (trained and bool(names & {"scan", "while_loop"}))
 
 
 def has_while(module: fx.GraphModule) -> bool:
