@@ -155,7 +155,7 @@ def _symmetric_tangents(call: Call, arguments: Any, process: Process) -> Any:
     pairs = [(g, t) for g, t in zip(first, _random_like(wanted), strict=True) if g is not None and g.requires_grad]
     if not pairs:
         return [torch.zeros_like(x).detach() for x in wanted]
-    found = torch.autograd.grad([g for g, _ in pairs], wanted, [t for _, t in pairs], allow_unused=True)
+    found: Any = torch.autograd.grad([g for g, _ in pairs], wanted, [t for _, t in pairs], allow_unused=True)
     return [torch.zeros_like(x).detach() if g is None else g for g, x in zip(found, wanted, strict=True)]
 
 

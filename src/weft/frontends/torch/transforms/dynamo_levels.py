@@ -66,7 +66,8 @@ def trace_under_transforms(backend: Callable[..., Any]) -> None:
 
     def outside(self: Any) -> Any:
         if is_own(self):  # what is compiled outside of forward mode has no tangents
-            self.output.guards.add(Guard(GlobalStateSource(), GuardBuilder.DUAL_LEVEL))
+            level: Any = GuardBuilder.DUAL_LEVEL
+            self.output.guards.add(Guard(GlobalStateSource(), level))
         transformed = torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
         if not transformed or not is_own(self):
             return run(self)
