@@ -4,6 +4,9 @@
 sequence (row exchanges, reflections) is written out where it is short; factorisations themselves are LAPACK's.
 """
 
+# torch leaves some of its functions without types.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
 from __future__ import annotations
 
 import torch

@@ -3,6 +3,9 @@
 `decompositions` traces them into elementwise ops where a graph has one: they fuse, and run where torch does not.
 """
 
+# torch leaves some of its functions without types.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
 from __future__ import annotations
 
 import math

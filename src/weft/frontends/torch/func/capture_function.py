@@ -23,6 +23,7 @@ from torch._subclasses.fake_tensor import (
 )
 from torch._subclasses.functional_tensor import dispatch_functionalize
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.overrides import TorchFunctionMode
 
 from weft.config import Config
@@ -45,12 +46,21 @@ _ROWS: Any = torch.contiguous_format
 
 def fake_tensors(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Tensors of the same types without contents, row by row."""
-    return [fake_tensor(each.shape, each.dtype, each.device) for each in tensors]
+    mode = _fake_mode()
+    return [_empty(mode, each.shape, each.dtype, each.device) for each in tensors]
 
 
 def fake_tensor(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """A tensor without contents."""
-    with FakeTensorMode(allow_non_fake_inputs=True):
+    return _empty(_fake_mode(), shape, dtype, device)
+
+
+def _fake_mode() -> FakeTensorMode:
+    return FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())  # torch's loops ask for a place for sizes
+
+
+def _empty(mode: FakeTensorMode, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    with mode:
         return torch.empty(tuple(shape), dtype=dtype, device=device)
 
 
@@ -122,6 +132,8 @@ class _UsersCalls(TorchFunctionMode):
     """Notes the user's line of every call; what is computed without gradients, under `no_grad()`, has none later."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if torch.compiler.is_dynamo_compiling():  # control flow, whose regions Dynamo traces
+            return func(*args, **(kwargs or {}))
         file, _, line = (calling_line() or "").rpartition(":")
         if file:
             fx_traceback.current_meta["stack_trace"] = f'File "{file}", line {line}'

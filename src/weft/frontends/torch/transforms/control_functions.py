@@ -19,8 +19,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.errors import UnsupportedError
-
 Body = Callable[..., Sequence[Any]]
 _operators: Any = torch.ops.higher_order
 
@@ -234,9 +232,37 @@ class _While(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
-        raise UnsupportedError(
-            "a loop with a condition has no gradient", hint="torch's scan, with a number of turns, has one"
-        )
+        """From the last turn to the first, each of which computes again what came before it: how many there are is
+        not known before they ran, so that nothing is kept of them."""
+        values = _kept(ctx)
+        carried, captured = values[: ctx.carried], values[ctx.carried :]
+        states, whole = _floats(carried), _floats(captured)
+        places, body, count = [*states, *(ctx.carried + n for n in whole)], ctx.body, ctx.carried
+
+        def counted(number: Any, *given: Any) -> tuple[Any, ...]:
+            return (number + 1, *body(*given))
+
+        def again(number: Any, *given: Any) -> tuple[Any, ...]:
+            return counted(number, *given[:count], *given[count + 1 :])
+
+        def back(left: Any, *given: Any) -> tuple[Any, ...]:
+            seeds, sums, begun, fixed = _split(given, [len(states), len(whole), count])
+            last = left - 1
+            start = [torch.zeros_like(last), *(value.clone() for value in begun)]
+            before = while_loop(lambda number, *given: number < given[count], again, start, [last, *fixed])[1:]
+            found = _pulled(body, [*before, *fixed], places, states)(tuple(seeds))
+            added = [total + each for total, each in zip(sums, found[len(states) :], strict=True)]
+            return (last, *found[: len(states)], *added)
+
+        zero = torch.zeros((), dtype=torch.int64, device=carried[0].device)
+        start = [zero, *(value.clone() for value in carried)]
+        turns = while_loop(lambda number, *given: ctx.going(*given), counted, start, captured)[0]
+        first = [*(grads[n].clone() for n in states), *(torch.zeros_like(captured[n]) for n in whole)]
+        found = while_loop(lambda left, *given: left > 0, back, [turns, *first], [*carried, *captured])
+        gradients: list[Any] = [None] * (3 + len(values))
+        for place, gradient in zip(places, found[1:], strict=True):
+            gradients[3 + place] = gradient
+        return tuple(gradients)
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> tuple[Any, ...]:
@@ -315,7 +341,9 @@ def _tangent(value: Tensor, tangent: Tensor | None) -> Tensor:
 
 
 def _batched(value: Tensor, dim: int | None, size: int) -> Tensor:
-    return value.expand(size, *value.shape).clone() if dim is None else value.movedim(dim, 0)
+    if dim is not None:
+        return value.movedim(dim, 0)
+    return value.expand(size, *value.shape).clone(memory_format=torch.contiguous_format)
 
 
 def _keep(ctx: Any, values: Sequence[Any], output: Sequence[Any]) -> None:

@@ -5,7 +5,7 @@ trace(x)  ─►  diagonal(x).sum()        `evaluate_graph` runs these in place 
 
 # torch leaves some of its functions without types.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportPrivateUsage=false
+# pyright: reportPrivateUsage=false, reportAttributeAccessIssue=false
 
 from __future__ import annotations
 

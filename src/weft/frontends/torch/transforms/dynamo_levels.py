@@ -19,7 +19,10 @@ from typing import Any
 
 import torch
 from torch._dynamo import symbolic_convert
+from torch._dynamo.guards import GuardBuilder
+from torch._dynamo.source import GlobalStateSource
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+from torch._guards import Guard
 from torch._subclasses import meta_utils
 from torch.autograd import forward_ad
 
@@ -62,6 +65,9 @@ def trace_under_transforms(backend: Callable[..., Any]) -> None:
             refuse(self)
 
     def outside(self: Any) -> Any:
+        if is_own(self):  # what is compiled outside of forward mode has no tangents
+            level: Any = GuardBuilder.DUAL_LEVEL
+            self.output.guards.add(Guard(GlobalStateSource(), level))
         transformed = torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
         if not transformed or not is_own(self):
             return run(self)

@@ -16,7 +16,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch._guards import TracingContext, tracing
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import traceback as fx_traceback
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from weft.frontends.torch.transforms import control_functions
 from weft.frontends.torch.transforms.differentiable_forms import form_of
@@ -28,10 +31,28 @@ def evaluate(module: fx.GraphModule, arguments: Sequence[Any]) -> Any:
         return _Evaluator(module).run(*arguments)
 
 
-def has_scan(module: fx.GraphModule) -> bool:
-    """Whether a graph, or one inside of it, has a loop of turns: AOTAutograd fails to differentiate those."""
+def must_be_evaluated(module: fx.GraphModule, *, trained: bool) -> bool:
+    """Whether a graph, or one inside of it, has what AOTAutograd fails at: functions that are only marked as such, and
+    loops of turns that it would have to differentiate."""
+    names = _names(module)
+    return bool(names & _MARKED) or (trained and bool(names & {"scan", "while_loop"}))
+
+
+def has_while(module: fx.GraphModule) -> bool:
+    """Whether a graph, or one inside of it, has a loop with a condition."""
+    return "while_loop" in _names(module)
+
+
+def sizes_for_loops() -> Any:
+    """What torch asks for where it traces loops with a condition: a place for sizes, though none is symbolic."""
+    mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv(), static_shapes=True)
+    return tracing(TracingContext(mode))
+
+
+def _names(module: fx.GraphModule) -> set[str]:
+    """The names of the higher-order operators in a graph and in those inside of it."""
     graphs = (each for each in module.modules() if isinstance(each, fx.GraphModule))
-    return any(getattr(node.target, "_name", "") == "scan" for graph in graphs for node in graph.graph.nodes)
+    return {getattr(node.target, "_name", "") for graph in graphs for node in graph.graph.nodes}
 
 
 class _Evaluator(fx.Interpreter):
@@ -59,7 +80,7 @@ class _Differentiable(_Evaluator):
 
 
 def _inside(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    return _Evaluator(args[0]).run(*args[1:])
+    return _body(args[0])(*args[1:])
 
 
 def _region(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -106,6 +127,7 @@ def _while_loop(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
     return control_functions.while_loop(_body(condition), _body(body), carried, captured)
 
 
+_MARKED = frozenset({"invoke_quant", "invoke_quant_packed"})
 _WRAPPERS: dict[str, Callable[..., Any]] = {
     "scan": _scan,
     "cond": _cond,
@@ -113,6 +135,7 @@ _WRAPPERS: dict[str, Callable[..., Any]] = {
     "associative_scan": _associative_scan,
     "while_loop": _while_loop,
     "tag_activation_checkpoint": _inside,
+    **dict.fromkeys(_MARKED, _inside),
     "invoke_subgraph": _region,
     "autograd_function_apply": _custom_function,
 }

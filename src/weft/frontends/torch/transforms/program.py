@@ -30,6 +30,10 @@ Function: TypeAlias = Callable[..., tuple[Any, ...]]
 """Takes tensors, and numbers; gives tensors."""
 
 
+_NO_TANGENTS = "forward AD", "forward mode AD", "has_fw_view"
+"""What torch's errors say where it has no rule for tangents, or fails at those of views that lie otherwise."""
+
+
 @dataclass(frozen=True)
 class CompiledProgram:
     """A compiled program, and which of its arguments it reads at all."""
@@ -97,8 +101,10 @@ class Program:
             of = self._of(arguments, wanted, given)
             try:
                 return torch.func.jvp(of, primals, tangents)[1]
-            except (NotImplementedError, RuntimeError):  # no rule, or views whose tangents lie otherwise
-                return _jvp_by_vjp(of, primals, tangents)
+            except (NotImplementedError, RuntimeError) as error:
+                if not any(words in str(error) for words in _NO_TANGENTS):
+                    raise
+            return _jvp_by_vjp(of, primals, tangents)
 
         return self._derive(("jvp", wanted, given), function, 2)
 

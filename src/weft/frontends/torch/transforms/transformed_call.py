@@ -10,6 +10,7 @@ The captured graph becomes a program at its first call, when the shapes of its a
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,7 +24,7 @@ from weft.frontends.torch.locations import first_line
 from weft.frontends.torch.report import HOW_TO_DECIDE, Fallback, note_whole_graph
 from weft.frontends.torch.transforms.apply_program import apply
 from weft.frontends.torch.transforms.captured import Autocasting, Effects, effects_of, program_of
-from weft.frontends.torch.transforms.evaluate_graph import evaluate, has_scan
+from weft.frontends.torch.transforms.evaluate_graph import evaluate, has_while, must_be_evaluated, sizes_for_loops
 from weft.frontends.torch.transforms.program import CompiledProgram, Function, Program
 from weft.frontends.torch.transforms.random_state import RandomState
 
@@ -64,9 +65,11 @@ class Captured:
         return found
 
     def differentiable(self, arguments: Sequence[Any]) -> torch.nn.Module:
-        """The graph for AOTAutograd: as it is, or with loops that it can differentiate where it has to."""
+        """The graph for AOTAutograd: as it is, or with what it can take where it would fail."""
         trained = torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in arguments)
-        return Body(lambda *given: evaluate(self.module, given)) if trained and has_scan(self.module) else self.module
+        if not must_be_evaluated(self.module, trained=trained):
+            return self.module
+        return Body(lambda *given: evaluate(self.module, given))
 
     def __call__(self, *arguments: Any) -> tuple[Any, ...]:
         """What the graph gives, for arguments that torch has wrapped."""
@@ -84,7 +87,8 @@ class Captured:
 
     def _compile(self, program: Program, arguments: Sequence[Any]) -> CompiledProgram:
         try:
-            return self.compile_function(Body(program.function), arguments, self.config, program)
+            with sizes_for_loops() if has_while(self.module) else nullcontext():
+                return self.compile_function(Body(program.function), arguments, self.config, program)
         except Exception as error:  # whatever cannot be traced, torch may run
             self._leave_to_eager(program.location, error)
             return CompiledProgram(program.function, frozenset(range(len(arguments))))

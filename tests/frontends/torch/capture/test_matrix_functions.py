@@ -1,0 +1,63 @@
+"""Functions of factored matrices, and fractional pooling: in a graph without torch's calls, and what eager gives."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def compiled(function: Any) -> Any:
+    return torch.compile(function, backend="weft", options={"fallback": "error"})
+
+
+def test_solves_with_factors() -> None:
+    a, b = (torch.randn(3, 5, n, dtype=torch.float64) for n in (5, 2))
+    lu, pivots = torch.linalg.lu_factor(a)
+    factor = torch.linalg.cholesky(a @ a.mT + torch.eye(5, dtype=torch.float64))
+
+    def solved(lu: Tensor, pivots: Tensor, factor: Tensor, b: Tensor) -> list[Tensor]:
+        found = [
+            torch.linalg.lu_solve(lu, pivots, b if left else b.mT, left=left, adjoint=adjoint)
+            for left, adjoint in product((True, False), repeat=2)
+        ]
+        found += [torch.cholesky_solve(b, factor), torch.cholesky_solve(b, factor.mT, upper=True)]
+        found += [torch.cholesky_inverse(factor), torch.cholesky_inverse(factor.mT, upper=True)]
+        for upper, turned in product((True, False), repeat=2):
+            found += torch.triangular_solve(b, lu, upper=upper, transpose=turned)
+        return found
+
+    given = lu, pivots, factor, b
+    torch.testing.assert_close(compiled(solved)(*given), solved(*given))
+
+
+def test_factors_are_unpacked_and_reflections_multiplied() -> None:
+    tall, wide = torch.randn(2, 6, 4, dtype=torch.float64), torch.randn(2, 4, 6, dtype=torch.float64)
+    packed = [each for a in (tall, wide) for each in torch.linalg.lu_factor(a)]
+    reflections, tau = torch.geqrf(tall)
+
+    def parts(lu: Tensor, pivots: Tensor, other: Tensor, others: Tensor, a: Tensor, tau: Tensor) -> list[Tensor]:
+        found = [*torch.lu_unpack(lu, pivots), *torch.lu_unpack(other, others)]
+        found.append(torch.linalg.householder_product(a, tau))
+        for left, turned in product((True, False), repeat=2):
+            found.append(torch.ormqr(a, tau, a if left else a.mT, left=left, transpose=turned))
+        return found
+
+    given = *packed, reflections, tau
+    torch.testing.assert_close(compiled(parts)(*given), parts(*given))
+
+
+def test_fractional_pools_and_their_gradients() -> None:
+    def pooled(flat: Tensor, deep: Tensor, samples: Tensor, more: Tensor) -> list[Tensor]:
+        first = F.fractional_max_pool2d(flat, 2, output_size=(4, 3), _random_samples=samples)
+        return [first, F.fractional_max_pool3d(deep, 2, output_size=(1, 4, 3), _random_samples=more)]
+
+    flat, deep = (torch.randn(2, 3, *sizes).requires_grad_() for sizes in ((9, 7), (4, 9, 7)))
+    given = flat, deep, torch.rand(2, 3, 2), torch.rand(2, 3, 3)
+    mine, eager = compiled(pooled)(*given), pooled(*given)
+    torch.testing.assert_close(mine, eager)
+    gradients = [torch.autograd.grad([x.pow(2).sum() for x in each], (flat, deep)) for each in (mine, eager)]
+    torch.testing.assert_close(*gradients)

@@ -1,0 +1,84 @@
+"""Operators whose derivatives or batches torch lacks, or takes by looking at data: compiled, without a run in eager."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd import forward_ad
+
+X, Y = torch.randn(4, 4, dtype=torch.float64), torch.randn(3, 4, dtype=torch.float64)
+PLACES = torch.tensor([0, 2, 0])
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> Iterator[None]:
+    torch.compiler.reset()
+    yield
+
+
+def compiled(function: Any) -> Any:
+    return torch.compile(function, backend="weft", options={"fallback": "error"})
+
+
+TWICE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "trace": lambda x, y: (x @ x).trace() * y.sum(),
+    "product by places": lambda x, y: x.index_reduce(0, PLACES, y, "prod"),
+    "product by an index": lambda x, y: torch.scatter_reduce(x, 0, PLACES[:, None].expand(3, 4), y, "prod"),
+    "new product": lambda x, y: x.scatter_reduce(1, PLACES[:2].expand(3, 2), y[:, :2], "prod", include_self=False),
+}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name == "new product" else name for name in TWICE]
+)
+@pytest.mark.filterwarnings("ignore:index_reduce")
+def test_second_derivatives_of(name: str) -> None:
+    function = TWICE[name]
+
+    def second(call: Any) -> Any:
+        x, y = (each.clone().requires_grad_() for each in (X, Y))
+        first = torch.autograd.grad(call(x, y).pow(2).sum(), (x, y), create_graph=True)
+        return torch.autograd.grad(sum(each.pow(2).sum() for each in first), (x, y))
+
+    torch.testing.assert_close(second(compiled(function)), second(function))
+
+
+def test_tangents_of_distances_are_those_of_differences() -> None:
+    def distances(x: Tensor, y: Tensor) -> Tensor:
+        return torch.cdist(x, y, p=3.0).sum() + F.pdist(x).sum()
+
+    along = torch.func.jvp(compiled(distances), (X, Y), (X.cos(), Y.sin()))[1]
+    step = 1e-5
+    moved = [distances(X + sign * step * X.cos(), Y + sign * step * Y.sin()) for sign in (1, -1)]
+    torch.testing.assert_close(along, (moved[0] - moved[1]) / (2 * step), rtol=1e-8, atol=1e-8)
+
+
+def test_tangents_of_targets_of_a_margin() -> None:
+    def loss(x: Tensor, y: Tensor) -> Tensor:
+        return F.soft_margin_loss(x[:3], y, reduction="sum")
+
+    found = torch.func.jvp(compiled(loss), (X, Y), (X, Y))[1]
+    expected = torch.func.jvp(lambda x, y: F.softplus(-y * x[:3]).sum(), (X, Y), (X, Y))[1]
+    torch.testing.assert_close(found, expected)
+
+
+def test_columns_are_stacked_in_a_batch() -> None:
+    found = torch.func.vmap(compiled(lambda x, y: torch.column_stack([x, y])), in_dims=(0, None))(X, X)
+    torch.testing.assert_close(found, torch.stack([torch.column_stack([row, X]) for row in X]))
+
+
+def test_duals_of_functions_that_torch_prints_while_it_traces() -> None:
+    def tangent(call: Any) -> Tensor:
+        with forward_ad.dual_level():
+            x = forward_ad.make_dual(X[0].clone().requires_grad_(), Y[0])
+            return forward_ad.unpack_dual(call(x)).tangent
+
+    def function(x: Tensor) -> Tensor:
+        return torch.quantile(x, 0.3) + torch.einsum("i,i->", x, x)
+
+    torch.testing.assert_close(tangent(compiled(function)), tangent(function))
