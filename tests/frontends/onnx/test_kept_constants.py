@@ -149,6 +149,28 @@ def test_another_shape_reads_the_weights_then(tmp_path: Path, counts: dict[str, 
     assert counts["read"] == 2
 
 
+def test_constants_of_other_elements_that_were_looked_at_are_others(tmp_path: Path, counts: dict[str, int]) -> None:
+    """Places are computed of an input at import, and become a constant beside the weights."""
+    node = helper.make_node
+    nodes = [
+        node("Add", ["past", "four"], ["end"]),
+        node("Range", ["past", "end", "one"], ["places"]),
+        node("Cast", ["places"], ["p"], to=int(onnx.TensorProto.FLOAT)),
+        node("Unsqueeze", ["p", "last"], ["column"]),
+        node("MatMul", ["x", "w"], ["h"]),
+        node("Add", ["h", "column"], ["y"]),
+    ]
+    arrays = {"w": weights(1), "four": np.array(4), "one": np.array(1), "last": np.array([1])}
+    inputs = [info("x", (4, N)), info("past", (), int(onnx.TensorProto.INT64))]
+    path, x = tmp_path / "m.onnx", np.concatenate([X, X])
+    onnx.save(model(nodes, inputs, [info("y", (4, N))], arrays), str(path))
+    for past in (0, 4, 0, 4):
+        (found,) = weft.onnx.load(path)(x, np.array(past))
+        expected = x @ weights(1) + np.arange(past, past + 4)[:, None]
+        np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-3)
+    assert counts["made"] == 2
+
+
 def test_a_file_that_changed_meanwhile_is_told(tmp_path: Path) -> None:
     path = tmp_path / "m.onnx"
     write(path, 1, "n")

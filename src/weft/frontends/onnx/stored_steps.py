@@ -95,7 +95,7 @@ class StoredSteps:
             constants = {name: weights[int(place)] for name, place in meta["weights"].items()}
             for name, (dtype, shape) in meta["arrays"].items():
                 constants[name] = np.frombuffer(entry.blobs[name], np.dtype(dtype)).reshape(shape)
-            function = self._loaded(meta, constants)
+            function = self._loaded(meta, constants, entry.blobs)
             if function is None:
                 return None
             results = tuple((str(kind), int(place)) for kind, place in meta["results"])
@@ -104,13 +104,15 @@ class StoredSteps:
         except (*BAD_ENTRY, WeftError):  # as good as not stored
             return None
 
-    def _loaded(self, meta: Mapping[str, Any], constants: Mapping[str, np.ndarray]) -> ArrayFunction[Any] | None:
+    def _loaded(
+        self, meta: Mapping[str, Any], constants: Mapping[str, np.ndarray], blobs: Mapping[str, bytes]
+    ) -> ArrayFunction[Any] | None:
         """A stored program with its constants: as they were kept, or made of the weights, and kept now."""
         kept = False
 
         def prepared(plan: Plan | None) -> Mapping[int, np.ndarray] | None:
             nonlocal kept
-            key = self._constants_key(meta)
+            key = None if plan is None else self._constants_key(meta, blobs, plan)
             # Constants that are arguments still would be read in every call.
             if key is not None and plan is not None and len(plan.fixed) == len(constants):
                 found = find_constants(disk_cache(), key)
@@ -129,22 +131,36 @@ class StoredSteps:
             prepared=prepared,
         )
         if function is not None and not kept:
-            self._keep_constants(meta, function)
+            self._keep_constants(meta, blobs, function)
         self._constants_sought = True
         return function
 
-    def _keep_constants(self, meta: Mapping[str, Any], function: ArrayFunction[Any]) -> None:
+    def _keep_constants(
+        self, meta: Mapping[str, Any], blobs: Mapping[str, bytes], function: ArrayFunction[Any]
+    ) -> None:
         executor = function.executor
-        key = self._constants_key(meta)
-        if key is not None and isinstance(executor, HostExecutor) and executor.frozen is not None:
+        if not isinstance(executor, HostExecutor) or executor.frozen is None:
+            return
+        key = self._constants_key(meta, blobs, executor.executable.plan)
+        if key is not None:
             keep_constants(disk_cache(), key, executor.frozen)
 
-    def _constants_key(self, meta: Mapping[str, Any]) -> str | None:
-        """What the constants of a program are kept under: the program, its weights by their places, and the files."""
+    def _constants_key(self, meta: Mapping[str, Any], blobs: Mapping[str, bytes], plan: Plan) -> str | None:
+        """What the constants of a program are kept under.
+
+        That is the program and what it makes of its arrays, the weights by their places, and the files. Arrays beside
+        the weights count by their elements: they may have been computed of inputs that were looked at.
+        """
         stamps = None if self._constants_sought else stamps_of(self.model.files)
         if stamps is None:
             return None
-        return cache_key("onnx constants", self._digested[0], meta["program"], repr(meta["weights"]), stamps)
+        arrays = tuple(
+            (name, dtype, tuple(map(int, shape)), blobs[name]) for name, (dtype, shape) in meta["arrays"].items()
+        )
+        made = repr(plan.constants), plan.prepare
+        return cache_key(
+            "onnx constants", self._digested[0], meta["program"], repr(meta["weights"]), arrays, made, stamps
+        )
 
     def keep_need(self, slots: Sequence[np.ndarray], structure: object, by_value: Iterable[int], place: int) -> None:
         """Note that the import looks at the elements of one array more."""
@@ -185,7 +201,7 @@ class StoredSteps:
         }
         disk_cache().put(self._key(slots, structure, by_value), meta, blobs)
         if isinstance(made.function, ArrayFunction):
-            self._keep_constants(meta, made.function)
+            self._keep_constants(meta, blobs, made.function)
             self._constants_sought = True
 
     def _key(self, slots: Sequence[np.ndarray], structure: object, by_value: Iterable[int]) -> str:
