@@ -21,7 +21,7 @@ from xdsl.ir import Block, BlockArgument, SSAValue
 
 from weft.backends.reference.graph import run
 from weft.errors import DataError, ModelError, ShapeError, UnsupportedError, WeftError
-from weft.frontends.onnx.call import Call, HostFunction, NoRegion, static
+from weft.frontends.onnx.call import Call, HostFunction, Mistake, NoRegion, static
 from weft.frontends.onnx.dtypes import STRINGS, kernel_dtype
 from weft.frontends.onnx.functions import inlined, schema_function
 from weft.frontends.onnx.model import Function, Graph, Node, free_names
@@ -105,7 +105,7 @@ class Importer:
     regions: bool = True
     """Whether loops may be ops with regions; else they are written out."""
 
-    checks: list[tuple[SSAValue, str]] = field(default_factory=list[tuple[SSAValue, str]])
+    checks: list[tuple[SSAValue, Mistake]] = field(default_factory=list[tuple[SSAValue, Mistake]])
     """Conditions on data that must not hold, of this stage."""
 
     def __post_init__(self) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import astuple, dataclass, fields, is_dataclass
 from functools import cached_property
 from typing import Any
 
@@ -20,6 +20,7 @@ import numpy as np
 
 from weft.config import Config
 from weft.errors import WeftError
+from weft.frontends.onnx.call import Mistake
 from weft.frontends.onnx.checks import Verdict
 from weft.frontends.onnx.dtypes import STRINGS
 from weft.frontends.onnx.file_identity import stamps_of
@@ -99,7 +100,7 @@ class StoredSteps:
             if function is None:
                 return None
             results = tuple((str(kind), int(place)) for kind, place in meta["results"])
-            verdict = Verdict(int(meta["verdict"][0]), tuple(map(str, meta["verdict"][1]))) if meta["verdict"] else None
+            verdict = _verdict(*meta["verdict"]) if meta["verdict"] else None
             return StoredStep(function, tuple(int(place) for place in meta["arguments"]), results, verdict)
         except (*BAD_ENTRY, WeftError):  # as good as not stored
             return None
@@ -197,7 +198,7 @@ class StoredSteps:
             "results": [list(each) for each in results],
             "weights": weights,
             "arrays": arrays,
-            "verdict": None if verdict is None else [verdict.place, list(verdict.messages)],
+            "verdict": None if verdict is None else [verdict.place, list(map(astuple, verdict.mistakes))],
         }
         disk_cache().put(self._key(slots, structure, by_value), meta, blobs)
         if isinstance(made.function, ArrayFunction):
@@ -256,6 +257,10 @@ def digest_of(model: Model) -> tuple[str, list[np.ndarray]]:
 
     add((model.opsets, model.functions, model.graph))
     return digest.hexdigest(), weights
+
+
+def _verdict(place: Any, mistakes: Any) -> Verdict:
+    return Verdict(int(place), tuple(Mistake(str(message), bool(is_place)) for message, is_place in mistakes))
 
 
 def _content(array: np.ndarray) -> bytes:

@@ -13,7 +13,7 @@ import numpy as np
 from xdsl.ir import Block, SSAValue
 
 from weft.errors import UnsupportedError
-from weft.frontends.onnx.call import Call, NoRegion
+from weft.frontends.onnx.call import Call, Mistake, NoRegion
 from weft.frontends.onnx.checks import combined
 from weft.frontends.onnx.dtypes import kernel_dtype
 from weft.frontends.onnx.model import Graph, Node
@@ -113,7 +113,7 @@ def _looped(c: Call, turns: Turns, block: Block) -> tuple[list[SSAValue], list[S
         if turns.trip_count == UNBOUNDED:
             _note(c, goes_on, f"{c.node}: the loop takes over {most} turns")
     if found is not None:
-        _note_codes(c, results.pop(), found[1].messages)
+        _note_codes(c, results.pop(), found[1].mistakes)
     return results, list(stacks)
 
 
@@ -141,13 +141,13 @@ def compiled_branches(c: Call, condition: SSAValue, then: Graph, otherwise: Grap
     """The results of an `If` whose branches give the same types; None where they are not alike, or no regions."""
     blocks = (Block(), Block())
     results: list[list[SSAValue]] = []
-    codes: list[tuple[SSAValue, tuple[str, ...]] | None] = []
+    codes: list[tuple[SSAValue, tuple[Mistake, ...]] | None] = []
     try:
         for block, graph in zip(blocks, (then, otherwise), strict=True):
             with c.scope.within(GraphBuilder(block, c.b.location), *_nodes(c, graph, {})) as values:
                 results.append([_tensor(c, values[each.name]) for each in graph.outputs])
                 found = combined(c.scope.builder, block, c.scope.checks)
-                codes.append(None if found is None else (found[0], found[1].messages))
+                codes.append(None if found is None else (found[0], found[1].mistakes))
         if [each.type for each in results[0]] != [each.type for each in results[1]]:
             raise NoRegion
     except NoRegion:
@@ -210,12 +210,12 @@ def _all(b: GraphBuilder, flags: Sequence[SSAValue]) -> SSAValue:
 
 def _note(c: Call, found: SSAValue, message: str) -> None:
     """State a check; what is looked at is the result of an op that is not a region's."""
-    c.scope.checks.append((c.b.logical_or(found, found), message))
+    c.scope.checks.append((c.b.logical_or(found, found), Mistake(message)))
 
 
-def _note_codes(c: Call, code: SSAValue, messages: Sequence[str]) -> None:
-    for number, message in enumerate(messages, 1):
-        c.scope.checks.append((c.b.eq(code, c.b.full(value=number, shape=(), dtype=i64)), message))
+def _note_codes(c: Call, code: SSAValue, mistakes: Sequence[Mistake]) -> None:
+    for number, wrong in enumerate(mistakes, 1):
+        c.scope.checks.append((c.b.eq(code, c.b.full(value=number, shape=(), dtype=i64)), wrong))
 
 
 def _forget(block: Block) -> None:
