@@ -180,8 +180,22 @@ def test_a_file_that_changed_meanwhile_is_told(tmp_path: Path) -> None:
     loaded(X)
     with path.open("r+b") as file:
         file.truncate(1000)
-    with pytest.raises(ModelError, match="changed after it was loaded"):
+    with pytest.raises(ModelError, match="changed after it was loaded") as told:
         loaded(np.concatenate([X, X, X]))
+    assert "load the model again" in str(told.value.hint)
+
+
+def test_a_file_that_was_replaced_meanwhile_is_read_still(tmp_path: Path) -> None:
+    path = tmp_path / "m.onnx"
+    write(path, 1, "n")
+    is_right(path, 1)
+    loaded = weft.onnx.load(path)
+    loaded(X)
+    write(tmp_path / "new.onnx", 2, "n")
+    os.replace(tmp_path / "new.onnx", path)
+    x = np.concatenate([X, X, X])
+    np.testing.assert_allclose(loaded(x)[0], np.maximum(x @ weights(1), 0), rtol=1e-3, atol=1e-3)
+    is_right(path, 2)
 
 
 def opened(path: Path) -> int:
