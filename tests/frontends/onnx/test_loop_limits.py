@@ -37,6 +37,13 @@ def loaded(node: Any, inputs: list[Any], **arrays: Any) -> OnnxFunction:
     return weft.onnx.load(model([node], inputs, [info(name, None) for name in node.output], arrays))
 
 
+def turns_of(function: OnnxFunction) -> int:
+    """How many loops the first stage has."""
+    state = next(iter(function._program._starts.values()))  # pyright: ignore[reportPrivateUsage]
+    step = next(iter(state.steps.values()))
+    return sum(type(each).__name__ == "LoopStep" for each in step.function.executor.executable.plan.steps)
+
+
 @pytest.mark.parametrize("outer", ["x", "h"])
 def test_a_loop_that_starts_from_constants_reads_what_is_outside(outer: str) -> None:
     node = N("Loop", ["m", "yes", "zeros"], ["last"], body=body_of(N("Add", ["s", outer], ["t"])))
@@ -69,6 +76,15 @@ def test_a_loop_of_constants_alone_is_checked(turns: int) -> None:
     else:
         with pytest.raises(PlaceError, match="out of range for dimension 0, of size 8"):
             weft.onnx.load(proto)(X)
+
+
+@pytest.mark.parametrize("turns", [8, 50_000])
+def test_a_loop_of_constants_is_folded_where_it_is_short(turns: int) -> None:
+    node = N("Loop", ["m", "yes", "zeros"], ["h"], body=body_of(N("Add", ["s", "one"], ["t"])))
+    arrays = {"m": np.array(turns), "yes": YES, "zeros": ZEROS, "one": np.float32(1)}
+    found = weft.onnx.load(model([node, N("Add", ["h", "x"], ["y"])], [info("x", (2, 6))], [info("y", None)], arrays))
+    np.testing.assert_allclose(found(X)[0], X + turns, rtol=1e-5)
+    assert turns_of(found) == (turns > 8)
 
 
 def doubling(limit: float, **more: Any) -> tuple[Any, dict[str, Any]]:

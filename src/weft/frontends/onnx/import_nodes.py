@@ -17,7 +17,7 @@ from math import prod
 from typing import Any
 
 import numpy as np
-from xdsl.ir import Block, BlockArgument, SSAValue
+from xdsl.ir import Block, BlockArgument, Operation, SSAValue
 
 from weft.backends.reference.graph import run
 from weft.errors import DataError, ModelError, ShapeError, UnsupportedError, WeftError
@@ -29,6 +29,7 @@ from weft.frontends.onnx.operators.table import converter_of
 from weft.frontends.onnx.rewrite import Rewrite
 from weft.frontends.onnx.values import Absent, Items, Known, Slot, Traced, Value, leaves
 from weft.ir.types import Tensor, tensor_of, tensor_type
+from weft.ops.control import LoopOp
 from weft.ops.graph import FuncOp, GraphBuilder, ReturnOp
 
 FOLDED = 1 << 14
@@ -219,7 +220,7 @@ class Importer:
             made = self._called(node, converter, inputs, version)
             if isinstance(made, Rewrite):
                 return made
-            if self.checks:
+            if self.checks or any(_takes_long(op) for op in self.target.block.ops):
                 return None
             wanted = [leaf.value for each in made for leaf in leaves(each) if isinstance(leaf, Traced)]
             if any(prod(static(tensor_of(value.type))) > FOLDED for value in wanted):
@@ -312,6 +313,11 @@ def call_host(node: Node, function: HostFunction, arguments: Sequence[Any]) -> t
 
 def _has_graphs(node: Node) -> bool:
     return any(isinstance(each, Graph) for each in node.attributes.values())
+
+
+def _takes_long(op: Operation) -> bool:
+    """Whether an op is a loop of so many turns that it is worth its compilation."""
+    return isinstance(op, LoopOp) and not (isinstance(op.trip_count, int) and op.trip_count <= FOLDED)
 
 
 def _is_quantized_weight(node: Node, inputs: Sequence[Value]) -> bool:
