@@ -3,7 +3,8 @@
     magic, format version, header length, sha256 of the header | header (JSON) | meta (JSON) | blob | blob ...
 
 The header holds the key, the Weft version that wrote the entry, and the size and sha256 of every section after it.
-Large data (`paged_data`) comes first of the blobs, at the border of a page, has a quick digest, and is mapped.
+Large data (`paged_data`) comes first of the blobs, at the border of a page, and is mapped. Its digest is a quick one,
+of sums of its pages, which tell of accidents.
 """
 
 import errno
@@ -46,7 +47,7 @@ class CacheEntry:
 @dataclass(frozen=True)
 class Header:
     created_by: str
-    sections: list[tuple[str, int, str]]  # name, size, sha256; the meta has no name, the blobs do
+    sections: list[tuple[str, int, str]]  # name, size, digest; the meta has no name, the blobs do
 
 
 class BadContentError(Exception):

@@ -1,4 +1,8 @@
-"""Loops whose turns are alike are compiled as loops; what they compute, and what they tell, is the same either way."""
+"""Loops whose turns are alike are compiled as loops; what they compute is the same either way.
+
+What is wrong with data is told either way. Where several checks find something, in whatever turns, a compiled loop
+tells of the last of them in the body, not of the first in time.
+"""
 
 from __future__ import annotations
 
@@ -175,3 +179,12 @@ def test_a_loop_that_does_not_end_is_told(monkeypatch: pytest.MonkeyPatch) -> No
     found = loaded(N("Loop", ["", "yes", "x"], ["last"], body=body), [info("x", (2, 6))], **arrays)
     with pytest.raises(DataError, match="the loop takes over 50 turns"):
         found(np.abs(X[0]))
+
+
+def test_what_a_node_is_called_says_nothing_of_its_mistakes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiled_loops, "MOST_COMPILED_TURNS", 50)
+    body, arrays = growing(np.inf)
+    node = N("Loop", ["", "yes", "x"], ["last"], name="an index is out of range", body=body)
+    for _ in range(2):  # imported, and as it was stored
+        with pytest.raises(DataError, match="the loop takes over 50 turns"):
+            loaded(node, [info("x", (2, 6))], **arrays)(np.abs(X[0]))

@@ -16,6 +16,7 @@ from weft.config import Config
 from weft.errors import WeftError
 from weft.frontends.onnx import stage_functions
 from weft.frontends.onnx.load import OnnxFunction
+from weft.frontends.onnx.outlines import Outline
 
 CONFIG = Config.from_options({"cache": False})
 
@@ -192,3 +193,34 @@ def test_scans_share_a_program_for_any_length() -> None:
     assert compiled(function) == 2, "one of numbers, one of symbols"
     agrees(function, model, x=rng.normal(0, 1, (3, 4)).astype("f"))
     assert compiled(function) > 2, "three turns are written out"
+
+
+def test_turns_that_are_another_size_by_chance_are_not_joined(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is scanned is twice as long as one input, and as long as another at the sizes that were met."""
+
+    def verified(self: Outline) -> Any:
+        function = built(self)
+        function.verify()
+        return function
+
+    built = Outline.built
+    monkeypatch.setattr(Outline, "built", verified)
+    node, info, rng = helper.make_node, helper.make_tensor_value_info, np.random.default_rng(0)
+    inner = [node("Add", ["s", "e"], ["next"]), node("Mul", ["next", "e"], ["out"])]
+    given, made = [info("s", 1, None), info("e", 1, None)], [info("next", 1, None), info("out", 1, None)]
+    nodes = [
+        node("ReduceSum", ["x", "axis"], ["start"], keepdims=0),
+        node("Concat", ["y", "y"], ["twice"], axis=0),
+        node(
+            "Scan",
+            ["start", "twice"],
+            ["last", "o"],
+            body=helper.make_graph(inner, "b", given, made),
+            num_scan_inputs=1,
+        ),
+    ]
+    inputs = {"x": (T.FLOAT, ["n", 2]), "y": (T.FLOAT, ["k", 2])}
+    model = model_of(nodes, inputs, ["last", "o"], {"axis": np.array([0])})
+    function = weft.onnx.load(model, config=CONFIG, threads=1)
+    for n, k in ((6, 3), (8, 4), (10, 5), (10, 4)):
+        agrees(function, model, x=rng.normal(0, 1, (n, 2)).astype("f"), y=rng.normal(0, 1, (k, 2)).astype("f"))

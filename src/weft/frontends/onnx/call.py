@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 from xdsl.ir import SSAValue
 
-from weft.errors import DTypeError, ModelError, ShapeError, UnsupportedError
+from weft.errors import DataError, DTypeError, ModelError, PlaceError, ShapeError, UnsupportedError, WeftError
 from weft.frontends.onnx.dtypes import NUMPY, kernel_dtype
 from weft.frontends.onnx.model import Graph, Node, Reference
 from weft.frontends.onnx.values import Absent, Items, Known, Slot, Traced, Value
@@ -22,6 +23,20 @@ from weft.ops.graph import GraphBuilder
 
 HostFunction = Callable[..., Any]
 """A function of arrays that runs between compiled parts; it gives an array, or a tuple of them."""
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """What is wrong with data where a check finds something."""
+
+    message: str
+    is_place: bool = False
+    """Whether it is an index that is out of range."""
+
+    def error(self) -> WeftError:
+        if self.is_place:
+            return PlaceError(self.message, hint="indices go from -size to size - 1")
+        return DataError(self.message)
 
 
 class NoRegion(Exception):
@@ -35,7 +50,7 @@ class Scope(Protocol):
     repeatable: bool
     regions: bool
     """Whether loops may be ops with regions; else they are written out."""
-    checks: list[tuple[SSAValue, str]]
+    checks: list[tuple[SSAValue, Mistake]]
     """Conditions that must not hold, and what is wrong where they do."""
 
     def traced(self, value: Value, node: Node) -> SSAValue: ...

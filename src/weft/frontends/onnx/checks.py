@@ -15,13 +15,10 @@ from dataclasses import dataclass
 import numpy as np
 from xdsl.ir import Block, Operation, SSAValue
 
-from weft.errors import DataError, PlaceError
-from weft.frontends.onnx.call import Call
+from weft.frontends.onnx.call import Call, Mistake
 from weft.frontends.onnx.values import Known
 from weft.ir.types import i64
 from weft.ops.graph import GraphBuilder
-
-_OUT_OF_RANGE = "an index is out of range"
 
 
 @dataclass(frozen=True)
@@ -29,25 +26,22 @@ class Verdict:
     """Which result of a stage's function tells what is wrong, and what its numbers mean, counted from 1."""
 
     place: int
-    messages: tuple[str, ...]
+    mistakes: tuple[Mistake, ...]
 
     def raise_if(self, number: int) -> None:
         """Raise what a number other than 0 stands for."""
         if number:
-            message = self.messages[number - 1]
-            if _OUT_OF_RANGE not in message:
-                raise DataError(message)
-            raise PlaceError(message, hint="indices go from -size to size - 1")
+            raise self.mistakes[number - 1].error()
 
 
 def check_places(c: Call, place: int, sizes: Sequence[int], dims: Sequence[int]) -> None:
     """The indices in an input must be in range: of one dimension, or each column of several of one of them."""
-    value, message = c.input(place), f"{c.node}: {_OUT_OF_RANGE} for dimension"
+    value, message = c.input(place), f"{c.node}: an index is out of range for dimension"
     limits = np.array(sizes if len(sizes) != 1 else sizes[0], np.int64)
-    named = f"{message} {', '.join(map(str, dims))}, of size {', '.join(map(str, sizes))}"
+    named = Mistake(f"{message} {', '.join(map(str, dims))}, of size {', '.join(map(str, sizes))}", is_place=True)
     if isinstance(value, Known):
         if ((value.array < -limits) | (value.array >= limits)).any():
-            raise PlaceError(named, hint="indices go from -size to size - 1")
+            raise named.error()
         return
     b, index = c.b, c.x(place)
     if not all(c.shape(place)):
@@ -64,14 +58,16 @@ def check_places(c: Call, place: int, sizes: Sequence[int], dims: Sequence[int])
         c.scope.checks.append((b.any(wrong, dims=tuple(range(b.tensor(wrong).rank)), keep=False), named))
 
 
-def combined(b: GraphBuilder, block: Block, checks: Sequence[tuple[SSAValue, str]]) -> tuple[SSAValue, Verdict] | None:
+def combined(
+    b: GraphBuilder, block: Block, checks: Sequence[tuple[SSAValue, Mistake]]
+) -> tuple[SSAValue, Verdict] | None:
     """The number of the last check that has found something, and 0 if none has; checks of other blocks are not made."""
     stated = [
-        (found, text) for found, text in checks if isinstance(found.owner, Operation) and found.owner.parent is block
+        (found, wrong) for found, wrong in checks if isinstance(found.owner, Operation) and found.owner.parent is block
     ]
     code: SSAValue | None = None
     for number, (found, _) in enumerate(stated, 1):
         these = b.full(value=number, shape=(), dtype=i64), b.full(value=0, shape=(), dtype=i64)
         this = b.where(found, *these)
         code = this if code is None else b.maximum(code, this)
-    return None if code is None else (code, Verdict(-1, tuple(text for _, text in stated)))
+    return None if code is None else (code, Verdict(-1, tuple(wrong for _, wrong in stated)))

@@ -1,7 +1,9 @@
 """Which file a model was read from, and in which state: what is made of its weights is kept under that.
 
-A digest of all weights would take longer than what it saves. A file's status tells as much: nobody but the kernel sets
-the time at which it was last changed.
+A digest of all weights would take longer than what it saves. A file's status tells as much where the kernel sets the
+time at which it was last changed, as on local file systems. It does not tell of all changes: file systems of programs
+and of other machines (FUSE, sshfs) state times of their own, and stores through a writable mapping set the time when a
+page is first written to, or written back, not with each store. The docs say so, and to replace files whole.
 """
 
 from __future__ import annotations

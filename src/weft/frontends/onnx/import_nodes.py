@@ -17,18 +17,19 @@ from math import prod
 from typing import Any
 
 import numpy as np
-from xdsl.ir import Block, BlockArgument, SSAValue
+from xdsl.ir import Block, BlockArgument, Operation, SSAValue
 
 from weft.backends.reference.graph import run
 from weft.errors import DataError, ModelError, ShapeError, UnsupportedError, WeftError
-from weft.frontends.onnx.call import Call, HostFunction, NoRegion, static
+from weft.frontends.onnx.call import Call, HostFunction, Mistake, NoRegion, static
 from weft.frontends.onnx.dtypes import STRINGS, kernel_dtype
 from weft.frontends.onnx.functions import inlined, schema_function
-from weft.frontends.onnx.model import Function, Node
+from weft.frontends.onnx.model import Function, Graph, Node, free_names
 from weft.frontends.onnx.operators.table import converter_of
 from weft.frontends.onnx.rewrite import Rewrite
 from weft.frontends.onnx.values import Absent, Items, Known, Slot, Traced, Value, leaves
 from weft.ir.types import Tensor, tensor_of, tensor_type
+from weft.ops.control import LoopOp
 from weft.ops.graph import FuncOp, GraphBuilder, ReturnOp
 
 FOLDED = 1 << 14
@@ -105,7 +106,7 @@ class Importer:
     regions: bool = True
     """Whether loops may be ops with regions; else they are written out."""
 
-    checks: list[tuple[SSAValue, str]] = field(default_factory=list[tuple[SSAValue, str]])
+    checks: list[tuple[SSAValue, Mistake]] = field(default_factory=list[tuple[SSAValue, Mistake]])
     """Conditions on data that must not hold, of this stage."""
 
     def __post_init__(self) -> None:
@@ -161,12 +162,17 @@ class Importer:
                     hint="the docs list the operators that are supported",
                 )
             return Rewrite(inlined(node, function, self.fresh))
-        known = all(isinstance(leaf, Known) for each in inputs for leaf in leaves(each))
+        known = all(isinstance(leaf, Known) for each in (*inputs, *self._outer(node)) for leaf in leaves(each))
         if known and node.op not in _RANDOM and not _is_quantized_weight(node, inputs):
             folded = self._folded(node, converter, inputs, version)
             if folded is not None:
                 return folded
         return self._called(node, converter, inputs, version)
+
+    def _outer(self, node: Node) -> list[Value]:
+        """What the graphs of a node read beside its inputs."""
+        names = free_names(node).difference(node.inputs) if _has_graphs(node) else ()
+        return [self.values[name] for name in names if name in self.values]
 
     def _called(self, node: Node, converter: Any, inputs: Sequence[Value], version: int) -> Rewrite | Sequence[Value]:
         """What a converter makes of a node, whose attributes and shapes may be such as no operator allows."""
@@ -199,26 +205,34 @@ class Importer:
         return values
 
     def _folded(self, node: Node, converter: Any, inputs: Sequence[Value], version: int) -> Any:
-        """The results of a node whose operands are all known, by the meaning of its ops; None if they are large."""
-        arrays = [leaf.array for each in inputs for leaf in leaves(each) if isinstance(leaf, Known)]
+        """The results of a node whose operands are all known, by the meaning of its ops; None if they are large.
+
+        None as well where there is something to check: a stage does that, and tells what is wrong.
+        """
+        read = *inputs, *self._outer(node)
+        arrays = [leaf.array for each in read for leaf in leaves(each) if isinstance(leaf, Known)]
         if sum(array.size for array in arrays) > FOLDED and not any(array.dtype == STRINGS for array in arrays):
             return None
-        outer = self.target, self.builder
-        self.target = Target()
+        outer = self.target, self.builder, self.checks
+        self.target, self.checks = Target(), []
         self.builder = GraphBuilder(self.target.block)
         try:
             made = self._called(node, converter, inputs, version)
             if isinstance(made, Rewrite):
                 return made
+            if self.checks or any(_takes_long(op) for op in self.target.block.ops):
+                return None
             wanted = [leaf.value for each in made for leaf in leaves(each) if isinstance(leaf, Traced)]
             if any(prod(static(tensor_of(value.type))) > FOLDED for value in wanted):
                 return None
             GraphBuilder(self.target.block).insert(ReturnOp.make(wanted))
             arrays = [each for each in self.target.arguments if isinstance(each, np.ndarray)]
+            if _has_graphs(node) and sum(array.size for array in arrays) > FOLDED:
+                return None  # its graphs have large arrays of their own
             found = dict(zip(wanted, run(self.target.function, arrays), strict=True)) if wanted else {}
             return [_replaced(each, found) for each in made]
         finally:
-            self.target, self.builder = outer
+            self.target, self.builder, self.checks = outer
 
     def traced(self, value: Value, node: Node) -> SSAValue:
         """A value as one of the graph: what is known becomes a constant of it."""
@@ -281,8 +295,9 @@ class Importer:
             self.builder, self.pending, self.values, self.checks = outer
 
     def check_room(self) -> None:
-        """End the stage where it has grown large."""
-        if len(self.target.block.ops) > self.stage_ops:
+        """End the stage where it, or the body that nodes are imported into, has grown large."""
+        blocks = {self.target.block, self.builder.block}
+        if any(len(block.ops) > self.stage_ops for block in blocks):
             raise StageFull
 
 
@@ -294,6 +309,15 @@ def call_host(node: Node, function: HostFunction, arguments: Sequence[Any]) -> t
     except (ValueError, IndexError, TypeError, AttributeError, OverflowError, np.linalg.LinAlgError) as error:
         raise DataError(f"{node} failed on its data: {error}") from error
     return tuple(np.asarray(each) for each in (made if isinstance(made, tuple) else (made,)))
+
+
+def _has_graphs(node: Node) -> bool:
+    return any(isinstance(each, Graph) for each in node.attributes.values())
+
+
+def _takes_long(op: Operation) -> bool:
+    """Whether an op is a loop of so many turns that it is worth its compilation."""
+    return isinstance(op, LoopOp) and not (isinstance(op.trip_count, int) and op.trip_count <= FOLDED)
 
 
 def _is_quantized_weight(node: Node, inputs: Sequence[Value]) -> bool:

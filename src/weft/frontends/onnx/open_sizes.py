@@ -95,6 +95,8 @@ class _Joining:
         going = int(a.op is IfOp or bool(params["conditional"]))
         carried, cut = (0, 0) if a.op is IfOp else (params["carried"], len(params["scanned"]))
         starts, rest = operands[going : going + carried], operands[going + carried :]
+        if any(each.shape[0] != params["trip_count"] for each in rest[:cut]):
+            raise _ApartError  # guesses at one number that are not one size
         slices = [Tensor(each.dtype, each.shape[1:]) for each in rest[:cut]]
         arguments = (*starts, *slices, *rest[cut:])
         if a.op is not IfOp:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from xdsl.utils.exceptions import VerifyException
 
 from weft.config import Config
 from weft.errors import WeftError
@@ -95,7 +96,15 @@ class StageFunctions:
         text = print_program(graph)
         try:
             made = self._compile(graph, text, constants)
-        except (WeftError, AssertionError, ValueError, ArithmeticError, LookupError, TypeError) as error:
+        except (
+            WeftError,
+            VerifyException,
+            AssertionError,
+            ValueError,
+            ArithmeticError,
+            LookupError,
+            TypeError,
+        ) as error:
             # With numbers it can be compiled still, and that is tried next.
             _LOG.warning("a stage is compiled for each of its sizes: %s", error)
             return None

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import astuple, dataclass, fields, is_dataclass
 from functools import cached_property
 from typing import Any
 
@@ -20,6 +20,7 @@ import numpy as np
 
 from weft.config import Config
 from weft.errors import WeftError
+from weft.frontends.onnx.call import Mistake
 from weft.frontends.onnx.checks import Verdict
 from weft.frontends.onnx.dtypes import STRINGS
 from weft.frontends.onnx.file_identity import stamps_of
@@ -95,22 +96,24 @@ class StoredSteps:
             constants = {name: weights[int(place)] for name, place in meta["weights"].items()}
             for name, (dtype, shape) in meta["arrays"].items():
                 constants[name] = np.frombuffer(entry.blobs[name], np.dtype(dtype)).reshape(shape)
-            function = self._loaded(meta, constants)
+            function = self._loaded(meta, constants, entry.blobs)
             if function is None:
                 return None
             results = tuple((str(kind), int(place)) for kind, place in meta["results"])
-            verdict = Verdict(int(meta["verdict"][0]), tuple(map(str, meta["verdict"][1]))) if meta["verdict"] else None
+            verdict = _verdict(*meta["verdict"]) if meta["verdict"] else None
             return StoredStep(function, tuple(int(place) for place in meta["arguments"]), results, verdict)
         except (*BAD_ENTRY, WeftError):  # as good as not stored
             return None
 
-    def _loaded(self, meta: Mapping[str, Any], constants: Mapping[str, np.ndarray]) -> ArrayFunction[Any] | None:
+    def _loaded(
+        self, meta: Mapping[str, Any], constants: Mapping[str, np.ndarray], blobs: Mapping[str, bytes]
+    ) -> ArrayFunction[Any] | None:
         """A stored program with its constants: as they were kept, or made of the weights, and kept now."""
         kept = False
 
         def prepared(plan: Plan | None) -> Mapping[int, np.ndarray] | None:
             nonlocal kept
-            key = self._constants_key(meta)
+            key = None if plan is None else self._constants_key(meta, blobs, plan)
             # Constants that are arguments still would be read in every call.
             if key is not None and plan is not None and len(plan.fixed) == len(constants):
                 found = find_constants(disk_cache(), key)
@@ -129,22 +132,36 @@ class StoredSteps:
             prepared=prepared,
         )
         if function is not None and not kept:
-            self._keep_constants(meta, function)
+            self._keep_constants(meta, blobs, function)
         self._constants_sought = True
         return function
 
-    def _keep_constants(self, meta: Mapping[str, Any], function: ArrayFunction[Any]) -> None:
+    def _keep_constants(
+        self, meta: Mapping[str, Any], blobs: Mapping[str, bytes], function: ArrayFunction[Any]
+    ) -> None:
         executor = function.executor
-        key = self._constants_key(meta)
-        if key is not None and isinstance(executor, HostExecutor) and executor.frozen is not None:
+        if not isinstance(executor, HostExecutor) or executor.frozen is None:
+            return
+        key = self._constants_key(meta, blobs, executor.executable.plan)
+        if key is not None:
             keep_constants(disk_cache(), key, executor.frozen)
 
-    def _constants_key(self, meta: Mapping[str, Any]) -> str | None:
-        """What the constants of a program are kept under: the program, its weights by their places, and the files."""
+    def _constants_key(self, meta: Mapping[str, Any], blobs: Mapping[str, bytes], plan: Plan) -> str | None:
+        """What the constants of a program are kept under.
+
+        That is the program and what it makes of its arrays, the weights by their places, and the files. Arrays beside
+        the weights count by their elements: they may have been computed of inputs that were looked at.
+        """
         stamps = None if self._constants_sought else stamps_of(self.model.files)
         if stamps is None:
             return None
-        return cache_key("onnx constants", self._digested[0], meta["program"], repr(meta["weights"]), stamps)
+        arrays = tuple(
+            (name, dtype, tuple(map(int, shape)), blobs[name]) for name, (dtype, shape) in meta["arrays"].items()
+        )
+        made = repr(plan.constants), plan.prepare
+        return cache_key(
+            "onnx constants", self._digested[0], meta["program"], repr(meta["weights"]), arrays, made, stamps
+        )
 
     def keep_need(self, slots: Sequence[np.ndarray], structure: object, by_value: Iterable[int], place: int) -> None:
         """Note that the import looks at the elements of one array more."""
@@ -181,11 +198,11 @@ class StoredSteps:
             "results": [list(each) for each in results],
             "weights": weights,
             "arrays": arrays,
-            "verdict": None if verdict is None else [verdict.place, list(verdict.messages)],
+            "verdict": None if verdict is None else [verdict.place, list(map(astuple, verdict.mistakes))],
         }
         disk_cache().put(self._key(slots, structure, by_value), meta, blobs)
         if isinstance(made.function, ArrayFunction):
-            self._keep_constants(meta, made.function)
+            self._keep_constants(meta, blobs, made.function)
             self._constants_sought = True
 
     def _key(self, slots: Sequence[np.ndarray], structure: object, by_value: Iterable[int]) -> str:
@@ -240,6 +257,10 @@ def digest_of(model: Model) -> tuple[str, list[np.ndarray]]:
 
     add((model.opsets, model.functions, model.graph))
     return digest.hexdigest(), weights
+
+
+def _verdict(place: Any, mistakes: Any) -> Verdict:
+    return Verdict(int(place), tuple(Mistake(str(message), bool(is_place)) for message, is_place in mistakes))
 
 
 def _content(array: np.ndarray) -> bytes:

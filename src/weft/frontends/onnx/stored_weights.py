@@ -68,8 +68,11 @@ class DeferredWeights:
         if self._block is not None:
             now = os.fstat(self._file)
             if (now.st_size, now.st_mtime_ns) != (self._about.st_size, self._about.st_mtime_ns):
-                told = "the file was changed after it was loaded"
-                raise ModelError(told, hint="load it anew, and replace files whole")
+                raise ModelError(
+                    "the model's file was changed after it was loaded, and its weights were not read yet",
+                    hint="load the model again; a new version that is written to another file and renamed over this "
+                    "one does not disturb those that have it loaded",
+                )
             _copy(memoryview(b""), self._block, self._pieces, self._file)
         self._file = self._block = None
         self._close()

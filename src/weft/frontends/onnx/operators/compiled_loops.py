@@ -12,10 +12,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 from xdsl.ir import Block, SSAValue
 
-from weft.frontends.onnx.call import Call, NoRegion
+from weft.errors import UnsupportedError
+from weft.frontends.onnx.call import Call, Mistake, NoRegion
 from weft.frontends.onnx.checks import combined
+from weft.frontends.onnx.dtypes import kernel_dtype
 from weft.frontends.onnx.model import Graph, Node
-from weft.frontends.onnx.values import Known, Traced, Value, is_tensor
+from weft.frontends.onnx.values import Known, Slot, Traced, Value
 from weft.ir.types import Tensor, boolean, i64, tensor_of, tensor_type
 from weft.ops.control import UNBOUNDED, close_if, close_loop
 from weft.ops.graph import GraphBuilder
@@ -48,7 +50,7 @@ class Turns:
 
 def compiled_loop(c: Call, turns: Turns) -> tuple[list[SSAValue], list[SSAValue]] | None:
     """What is carried after the last turn, and the stacks; None where turns have to be written out."""
-    if not c.scope.regions or not all(is_tensor(value) for _, value in turns.carried):
+    if not c.scope.regions or not all(has_kernels(value) for _, value in turns.carried):
         return None
     block = Block()
     try:
@@ -75,6 +77,11 @@ def _looped(c: Call, turns: Turns, block: Block) -> tuple[list[SSAValue], list[S
         following = outputs.pop(0) if turns.condition else None
         made = [_tensor(c, value) for value in outputs]
         going = _going(c, turns, inside, number, following)
+        if going is None and turns.trip_count == UNBOUNDED:
+            raise UnsupportedError(
+                f"{c.node}: the loop takes over {MOST_COMPILED_TURNS} turns: its condition always holds",
+                hint="state a trip count, or compute the condition in the body",
+            )
         states, stacked = made[: len(starts)], made[len(starts) :]
         if [each.type for each in states] != [each.type for each in starts]:
             raise NoRegion
@@ -106,7 +113,7 @@ def _looped(c: Call, turns: Turns, block: Block) -> tuple[list[SSAValue], list[S
         if turns.trip_count == UNBOUNDED:
             _note(c, goes_on, f"{c.node}: the loop takes over {most} turns")
     if found is not None:
-        _note_codes(c, results.pop(), found[1].messages)
+        _note_codes(c, results.pop(), found[1].mistakes)
     return results, list(stacks)
 
 
@@ -134,13 +141,13 @@ def compiled_branches(c: Call, condition: SSAValue, then: Graph, otherwise: Grap
     """The results of an `If` whose branches give the same types; None where they are not alike, or no regions."""
     blocks = (Block(), Block())
     results: list[list[SSAValue]] = []
-    codes: list[tuple[SSAValue, tuple[str, ...]] | None] = []
+    codes: list[tuple[SSAValue, tuple[Mistake, ...]] | None] = []
     try:
         for block, graph in zip(blocks, (then, otherwise), strict=True):
             with c.scope.within(GraphBuilder(block, c.b.location), *_nodes(c, graph, {})) as values:
                 results.append([_tensor(c, values[each.name]) for each in graph.outputs])
                 found = combined(c.scope.builder, block, c.scope.checks)
-                codes.append(None if found is None else (found[0], found[1].messages))
+                codes.append(None if found is None else (found[0], found[1].mistakes))
         if [each.type for each in results[0]] != [each.type for each in results[1]]:
             raise NoRegion
     except NoRegion:
@@ -168,6 +175,17 @@ def scalar_flag(c: Call, b: GraphBuilder, value: SSAValue) -> SSAValue:
     return b.reshape(value, shape=()) if tensor.shape else value
 
 
+def has_kernels(value: Value) -> bool:
+    """Whether a value is a tensor of a type that kernels compute with; strings, for one, are not."""
+    match value:
+        case Known(array):
+            return kernel_dtype(array.dtype) is not None
+        case Slot():
+            return kernel_dtype(value.dtype) is not None
+        case _:
+            return isinstance(value, Traced)
+
+
 def _nodes(c: Call, graph: Graph, given: Mapping[str, Value]) -> tuple[list[Node], dict[str, Value]]:
     """The nodes of a body, and what its names stand for."""
     values: dict[str, Value] = {name: Known(array) for name, array in graph.initializers.items()}
@@ -176,7 +194,7 @@ def _nodes(c: Call, graph: Graph, given: Mapping[str, Value]) -> tuple[list[Node
 
 
 def _tensor(c: Call, value: Value) -> SSAValue:
-    if not is_tensor(value):
+    if not has_kernels(value):
         raise NoRegion
     return c.scope.traced(value, c.node)
 
@@ -192,12 +210,12 @@ def _all(b: GraphBuilder, flags: Sequence[SSAValue]) -> SSAValue:
 
 def _note(c: Call, found: SSAValue, message: str) -> None:
     """State a check; what is looked at is the result of an op that is not a region's."""
-    c.scope.checks.append((c.b.logical_or(found, found), message))
+    c.scope.checks.append((c.b.logical_or(found, found), Mistake(message)))
 
 
-def _note_codes(c: Call, code: SSAValue, messages: Sequence[str]) -> None:
-    for number, message in enumerate(messages, 1):
-        c.scope.checks.append((c.b.eq(code, c.b.full(value=number, shape=(), dtype=i64)), message))
+def _note_codes(c: Call, code: SSAValue, mistakes: Sequence[Mistake]) -> None:
+    for number, wrong in enumerate(mistakes, 1):
+        c.scope.checks.append((c.b.eq(code, c.b.full(value=number, shape=(), dtype=i64)), wrong))
 
 
 def _forget(block: Block) -> None:

@@ -26,11 +26,12 @@ from weft.frontends.onnx.operators.compiled_loops import (
     Turns,
     compiled_branches,
     compiled_loop,
+    has_kernels,
     scalar_flag,
 )
 from weft.frontends.onnx.operators.table import onnx_op
 from weft.frontends.onnx.rewrite import INTERNAL, Rewrite
-from weft.frontends.onnx.values import Items, Known, Slot, Traced
+from weft.frontends.onnx.values import Items, Known
 from weft.ir.types import i64
 from weft.ops.control import UNBOUNDED
 
@@ -88,7 +89,7 @@ def loop(c: Call) -> Any:
     made = _compiled(c, body, carried, scanned)
     if made is not None:
         return made
-    trips = int(c.known_scalar(0)) if c.has(0) else -1
+    trips = max(int(c.known_scalar(0)), 0) if c.has(0) else -1
     fresh = _fresh(c)
     lists = [fresh("list") for _ in range(scanned)]
     empty = [Node("SequenceEmpty", "", (), (name,)) for name in lists]
@@ -111,8 +112,10 @@ def _compiled(c: Call, body: Graph, carried: int, scanned: int) -> list[SSAValue
         trips = int(c.known_scalar(0))
         if trips <= FEW_TURNS:
             return None
-        if trips > MOST_COMPILED_TURNS:
-            raise UnsupportedError(f"{c.node}: the loop takes {trips} turns, expected at most {MOST_COMPILED_TURNS}")
+        if trips > MOST_COMPILED_TURNS:  # exporters of `while` state the largest number that there is
+            if scanned:
+                return None
+            trips = UNBOUNDED
     if isinstance(first, Known) and not first.array.all():
         return None
     if not scanned:
@@ -223,7 +226,7 @@ def scan(c: Call) -> Any:
     in_backwards = c.ints("scan_input_directions", (0,) * count)
     out_axes = c.ints("scan_output_axes", (0,) * scanned)
     backwards = c.ints("scan_output_directions", (0,) * scanned)
-    if length > FEW_TURNS and all(isinstance(each, Known | Slot | Traced) for each in c.inputs[carried:]):
+    if length > FEW_TURNS and all(map(has_kernels, c.inputs)):
         names = [each.name for each in body.inputs]
         turns = Turns(
             body,

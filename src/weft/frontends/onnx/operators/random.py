@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from xdsl.ir import SSAValue
 
-from weft.frontends.onnx.call import Call
+from weft.frontends.onnx.call import Call, NoRegion
 from weft.frontends.onnx.operators.shapes import checked_shape
 from weft.frontends.onnx.operators.table import onnx_op
 from weft.ir.types import i64
@@ -17,6 +17,8 @@ from weft.ir.types import i64
 
 def draws(c: Call, shape: tuple[int, ...], more: int = 0) -> SSAValue:
     """Numbers in [0, 1); the seed is the node's, or another for each import."""
+    if c.scope.in_region and not c.given("seed"):
+        raise NoRegion  # every turn draws its own
     c.scope.repeatable &= c.given("seed")
     seed = hash(float(c.float("seed"))) & 0x7FFFFFFF if c.given("seed") else secrets.randbits(31)
     return c.b.uniform(c.b.full(value=seed + more, shape=(1,), dtype=i64), shape=checked_shape(c, shape))
