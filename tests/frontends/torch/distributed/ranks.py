@@ -38,6 +38,7 @@ def on_ranks(count: int, function: Callable[..., Any], *arguments: Any, seconds:
         "MASTER_PORT": str(store.port),
         "WORLD_SIZE": str(count),
         "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "TORCH_DIST_INIT_BARRIER": "1",  # none leaves a group that others are still connecting to
     }
     ranks = [
         context.Process(target=_rank, args=(n, count, meet, queue, ended, function, arguments)) for n in range(count)
