@@ -79,16 +79,21 @@ class Plan:
 
     @property
     def longest(self) -> int:
+        """Tokens that an engine is started for: those of the longest request, and one more if the model has it."""
+        return self._tokens + (self._tokens != self.model.max_length)
+
+    @property
+    def _tokens(self) -> int:
         """Tokens of the longest request, prompt and output."""
-        return int((self.traffic.isl + self.traffic.osl) * (1 + self.traffic.spread)) + 1
+        return int((self.traffic.isl + self.traffic.osl) * (1 + self.traffic.spread))
 
     @property
     def assumptions(self) -> tuple[str, ...]:
         """What the plan takes for granted of the model."""
         most = self.model.max_length
-        if not 0 < most < self.longest - 1:
+        if not 0 < most < self._tokens:
             return self.model.assumptions
-        told = f"requests have up to {self.longest - 1:,} tokens, and the model's configuration allows {most:,}"
+        told = f"requests have up to {self._tokens:,} tokens, and the model's configuration allows {most:,}"
         return (*self.model.assumptions, told)
 
     @property
