@@ -143,6 +143,7 @@ def cases() -> dict[str, tuple[Callable[[], Any], Callable[[], Any]]]:
         ),
         "array": (lambda: lambda y: y * float(matrix[0, 0]), lambda: matrix.fill(2.0)),
         "tensor": (lambda: lambda y: y * tensor, lambda: tensor.fill_(3.0)),
+        "elements": (lambda: lambda y: y * wide.tolist()[0][0], lambda: wide.fill_(3.0)),
         "shape": (lambda: lambda y, shape=wide.shape: y.view(shape), lambda: None),
         "scheduler": (lambda: lambda y: y * scheduler.get_last_lr()[0], scheduler.step),
     }
@@ -169,6 +170,18 @@ def test_what_no_loss_reads_does_not_count(thing: Any) -> None:
     before = content_of(function)
     thing.steps += 1
     assert content_of(function) == before
+
+
+def test_tensors_that_programs_read_at_every_call_may_be_written_to() -> None:
+    trainer, weights = Trainer(), torch.ones(3)
+    function = lambda y: trainer.model(y) * weights  # noqa: E731
+    before = content_of(function)
+    weights.fill_(2.0)
+    trainer.model(torch.ones(2)).sum().backward()
+    trainer.optimizer.step()
+    assert content_of(function) == before
+    trainer.model.weight.requires_grad_(False)
+    assert content_of(function) != before
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,9 @@
 
 From the function everything is looked at that its code can reach: closures, defaults, globals, and of objects, classes
 and modules the attributes that some code on the way names, so that a counter which no loss reads does not count. Torch,
-Python's own library and Weft are taken to stay as they are. Where something cannot be compared (an iterator, an object
-of a C extension, more than is looked through at every call), nothing is said of the whole.
+Python's own library, Weft and other installed packages than the function's own are taken to stay as they are. Where
+something cannot be compared (an iterator, an object of a C extension, more than is looked through at every call),
+nothing is said of the whole.
 """
 
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false, reportUnknownMemberType=false
@@ -22,6 +23,7 @@ import sys
 from collections import deque
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from types import BuiltinFunctionType, CodeType, FunctionType, MappingProxyType, MemberDescriptorType, MethodType
 from types import ModuleType as Module
 from typing import Any
@@ -46,6 +48,8 @@ _MAKING = frozenset({"__init__", "__new__", "__post_init__", "__del__", "__repr_
 """What is called of a class, but not of an object that is there."""
 _COMPARING = frozenset({"__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "__hash__"})
 """Those of a dataclass read all of its fields, and are called by code that compares."""
+_READING = frozenset({"tolist", "numpy", "asarray", "array"})
+"""Code that names these reads elements of tensors while it is traced."""
 _CALLED_OF_MODULES = frozenset({"forward", "training", "_forward_hooks", "_forward_pre_hooks"})
 
 
@@ -76,12 +80,12 @@ class _UnknownError(Exception):
 def content_of(value: Any) -> Hashable:
     """What a value computes by, so that functions written at the call are the same at every call; or `Unknown`.
 
-    Tensors are themselves, as they are until they are written to.
+    Tensors are themselves, and those of one element what they are until they are written to.
     """
     names, every = frozenset[str](), False
     try:
         while True:
-            walk = _Walk(names, every)
+            walk = _Walk(names, every, _home(value))
             walk.look_from(value)
             if walk.met <= names and walk.met_any <= every:
                 return tuple(walk.contents)
@@ -93,8 +97,8 @@ def content_of(value: Any) -> Hashable:
 class _Walk:
     """Values in the order in which they are met, each with what it has; others are told by their numbers."""
 
-    def __init__(self, names: frozenset[str], every: bool) -> None:
-        self.names, self.every = names, every
+    def __init__(self, names: frozenset[str], every: bool, home: str) -> None:
+        self.names, self.every, self.home = names, every, home
         self.met, self.met_any = set[str](), False
         self.numbers = dict[int, int]()
         self.values: list[Any] = []
@@ -123,7 +127,7 @@ class _Walk:
     def _content(self, value: Any) -> Hashable:
         match value:
             case torch.Tensor():
-                return _tensor(value)
+                return self._tensor(value)
             case enum.Enum() | torch.Generator() | io.IOBase():
                 return _Itself(value)
             case np.ndarray():
@@ -155,13 +159,23 @@ class _Walk:
             case _:
                 return self._object(value)
 
+    def _tensor(self, value: torch.Tensor) -> Hashable:
+        """Programs read tensors at every call, but for those whose elements tracing takes for numbers."""
+        if value.numel() > 1 and self.names.isdisjoint(_READING):
+            return _Itself(value), value.requires_grad
+        try:
+            return _Itself(value), value.requires_grad, value._version  # pyright: ignore[reportPrivateUsage]
+        except RuntimeError as error:
+            what = "it reads a tensor of inference mode, which does not tell when it is written"
+            raise _UnknownError(what) from error
+
     def _array(self, value: np.ndarray[Any, Any]) -> Hashable:
         if value.dtype.hasobject or value.nbytes > _MOST_BYTES:
             raise _UnknownError(f"it reads an array of {value.nbytes:,} bytes, {value.dtype}")
         return np.ndarray, value.dtype.str, value.shape, value.tobytes()
 
     def _function(self, function: FunctionType) -> Hashable:
-        code, own = function.__code__, not _is_library(function.__globals__.get("__name__"))
+        code, own = function.__code__, not self._is_library(function.__globals__.get("__name__"))
         named, attributes = _names(code)
         self.met |= attributes if own else attributes - _COMPARING
         used: list[Hashable] = []
@@ -181,7 +195,7 @@ class _Walk:
             return "empty"
 
     def _module(self, module: Module) -> Hashable:
-        if _is_library(module.__name__):
+        if self._is_library(module.__name__):
             return _Itself(module)
         held = vars(module)
         wanted = {name: held[name] for name in (self.names | {"__getattr__"}) & held.keys()}
@@ -190,11 +204,15 @@ class _Walk:
         return _Itself(module), tuple((name, self._told(each)) for name, each in sorted(wanted.items(), key=_name))
 
     def _class(self, found: type) -> Hashable:
-        if _is_library(found.__module__):
+        if self._is_library(found.__module__):
             return _Itself(found)
         meta: type = type(found)
         kinds = *found.__mro__, *meta.__mro__
         return _Itself(found), *(self._members(each, self.names, _MAKING) for each in kinds)
+
+    def _is_library(self, name: object) -> bool:
+        root = _root(name)
+        return root in _LIBRARIES or (root != self.home and _is_installed(root))
 
     def _attributes(self, held: Mapping[str, Any]) -> Hashable:
         """Those that some code names."""
@@ -214,7 +232,7 @@ class _Walk:
         found += [(name, held[name]) for name in sorted(held.keys() if self.every else wanted & held.keys())]
         members = tuple(self._members(each, wanted, frozenset()) for each in kind.__mro__)
         # What an object of Python's library keeps besides attributes is not seen.
-        by_kind = seen or kind.__module__.startswith("torch.") or not _is_library(kind.__module__)
+        by_kind = seen or kind.__module__.startswith("torch.") or not self._is_library(kind.__module__)
         own = tuple((name, self._told(each)) for name, each in found)
         return _Itself(kind if by_kind else value), own, members
 
@@ -238,13 +256,6 @@ class _Walk:
                 case _:
                     found.append((name, self._told(member)))
         return tuple(found)
-
-
-def _tensor(value: torch.Tensor) -> Hashable:
-    try:
-        return _Itself(value), value._version, value.requires_grad  # pyright: ignore[reportPrivateUsage]
-    except RuntimeError as error:
-        raise _UnknownError("it reads a tensor of inference mode, which does not tell when it is written") from error
 
 
 @functools.lru_cache(maxsize=1024)
@@ -281,13 +292,28 @@ def _name(item: tuple[str, Any]) -> str:
     return item[0]
 
 
-def _is_library(name: object) -> bool:
-    return isinstance(name, str) and name.partition(".")[0] in _LIBRARIES
+def _root(name: object) -> str:
+    return name.partition(".")[0] if isinstance(name, str) else ""
+
+
+def _home(value: Any) -> str:
+    """The package that a function is of."""
+    while isinstance(value, functools.partial | MethodType):
+        value = value.func if isinstance(value, functools.partial) else value.__func__
+    return _root(value.__globals__.get("__name__") if isinstance(value, FunctionType) else type(value).__module__)
+
+
+@functools.lru_cache(maxsize=1024)
+def _is_installed(root: str) -> bool:
+    """Whether a package is where installers put packages."""
+    module = sys.modules.get(root)
+    places = [str(getattr(module, "__file__", None) or ""), *map(str, getattr(module, "__path__", ()))]
+    return any(part in Path(place).parts for place in places for part in ("site-packages", "dist-packages"))
 
 
 def _is_kept(kind: type) -> bool:
     """Whether objects of a class are taken to stay as they are: those of Weft, and those that are made in C."""
-    root = kind.__module__.partition(".")[0]
+    root = _root(kind.__module__)
     if root in ("weft", "logging", "threading", "weakref", "typing", "re", "pathlib", "random"):
         return True
     return root in _LIBRARIES and not kind.__dictoffset__
