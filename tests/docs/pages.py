@@ -5,7 +5,7 @@
 
 Blocks of a page run in order, in one module, in an empty folder. A comment on the line before a block says more:
 
-    <!-- output of: previous block -->    the block is what the Python block before it prints
+    <!-- output of: previous block -->    the block is what the Python block or the commands before it print
     <!-- file: model.py -->               the block is a file, for the blocks after it
     <!-- run -->                          the lines of this `sh` block that start with `weft` are run
 """
@@ -69,35 +69,42 @@ def run_page(path: Path) -> str:
     for block in blocks_of(page):
         if block.mark == _OUTPUT:
             if printed is None:
-                raise ValueError(f"{path}:{block.line}: there is no Python block before this output")
+                raise ValueError(f"{path}:{block.line}: there is nothing that prints before this output")
             replaced.append((block.span, printed))
         elif block.mark.startswith(_FILE):
             Path(block.mark.removeprefix(_FILE)).write_text(block.text, encoding="utf-8")
         elif block.mark == _RUN:
-            run_commands(block.text)
+            printed = _trimmed(run_commands(block.text))
         elif block.kind == "python":
             # The empty lines let tracebacks, and the locations that Weft reports, name the page's own lines.
             code = compile("\n" * block.line + block.text, str(path), "exec")
             with contextlib.redirect_stdout(io.StringIO()) as out:
                 exec(code, module.__dict__)
-            printed = "".join(line.rstrip() + "\n" for line in out.getvalue().strip("\n").splitlines())
+            printed = _trimmed(out.getvalue())
     for (start, end), text in reversed(replaced):
         page = page[:start] + text + page[end:]
     return page
 
 
-def run_commands(text: str) -> None:
-    """Run the lines that are calls of `weft`; each must succeed."""
+def _trimmed(printed: str) -> str:
+    return "".join(line.rstrip() + "\n" for line in printed.strip("\n").splitlines())
+
+
+def run_commands(text: str) -> str:
+    """Run the lines that are calls of `weft`, each of which must succeed; gives what they print."""
     from typer.testing import CliRunner
 
     from weft.tools.cli import app
 
+    printed: list[str] = []
     for line in text.splitlines():
         if not line.startswith("weft "):
             continue
         done = CliRunner().invoke(app, shlex.split(line, comments=True)[1:])
         if done.exit_code != 0:
             raise RuntimeError(f"`{line}` exits with {done.exit_code}: {done.output}") from done.exception
+        printed.append(done.stdout)
+    return "".join(printed)
 
 
 def main() -> int:

@@ -295,3 +295,11 @@ def test_requests_that_the_model_was_not_made_for_are_told() -> None:
         found = plan(model, find_gpu("h200"), Traffic(length, 100), Targets(), Settings())
         assert len(found.assumptions) == told
         assert all("4,096" in each for each in found.assumptions)
+
+
+@pytest.mark.parametrize(("isl", "longest"), [(3000, 3101), (3995, 4096), (3996, 4096), (4000, 4101)])
+def test_an_engine_is_started_for_no_more_than_the_model_allows(isl: int, longest: int) -> None:
+    model = replace(find_model("llama-3.1-8b"), max_length=4096)
+    found = plan(model, find_gpu("h200"), Traffic(isl, 100, spread=0.0), Targets(), Settings())
+    assert f"--max-model-len {longest} " in figures(found)["launch"]["vllm"]
+    assert len(found.assumptions) == (isl + 100 > 4096)

@@ -10,7 +10,7 @@ from weft.spatial.machine import StreamingMachine, streaming_machine
 from weft.spatial.program import Program
 from weft.spatial.scheduler.compile import compile_graph, map_graph
 from weft.spatial.scheduler.memory_map import CapacityError
-from weft.spatial.scheduler.vector_stack import is_vector_stack, schedule_vector_stack
+from weft.spatial.scheduler.vector_stack import free_row, is_vector_stack, schedule_vector_stack
 from weft.spatial.simulator.run import simulate
 from weft.spatial.verifier.verify import violations
 from weft.testing.spatial.mutants import MutantCount, count_mutants
@@ -35,6 +35,17 @@ def check(given: RandomProgram, machine: StreamingMachine) -> Program:
 def test_a_stack_is_exact(widths: tuple[int, ...], factor: float) -> None:
     for residual, sums in ((True, False), (False, True)):
         check(vector_stack(widths, residual=residual, sums=sums), TSP1.scaled(factor))
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_a_plane_may_have_more_blocks_than_rows(rows: int) -> None:
+    check(vector_stack((1600, 1600, 6400)), streaming_machine("tsp1", {"matrix.accumulator_rows": rows}))
+
+
+def test_open_blocks_have_rows_of_their_own() -> None:
+    assert free_row(3, {0, 1}, 256) == 3
+    assert free_row(0, {0}, 256) == 1, "the 257th of a plane, where the first is open and the second done"
+    assert free_row(1, {0, 1, 3}, 4) == 2
 
 
 def test_tampered_stacks_are_caught() -> None:

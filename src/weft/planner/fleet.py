@@ -1,9 +1,10 @@
 """Many services on a fleet of mixed racks: which of each pool's GPUs serve which model, at the least cost.
 
 Every service is planned on every kind of GPU (`planner/plan.py`), which gives requests a second and GPUs of a replica.
-How many replicas of which are taken is a linear program (`planner/linear_program.py`) whose optimum is rounded to whole
-replicas; the optimum is told beside it, so that what rounding costs is seen. Demand, and spares, that no GPU is left
-for are told.
+Of the best mappings of a pair the one is taken whose fleet costs least: what is best for a service's whole rate may be
+too large, or too small, for a pool that serves a part of it. How many replicas of which are taken is a linear program
+(`planner/linear_program.py`) whose optimum is rounded to whole replicas; the optimum is told beside it, so that what
+rounding costs is seen. Demand, and spares, that no GPU is left for are told.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from weft.planner.errors import CapacityError, FleetError
 from weft.planner.hardware import Gpu, find_gpu
 from weft.planner.linear_program import Optimum, minimise
 from weft.planner.model import Model, find_model
-from weft.planner.plan import Choice, choose
+from weft.planner.plan import Choice, choices
 from weft.planner.program import PRECISIONS
 from weft.planner.search import ENGINES, Settings, open_costs
 from weft.planner.tables import Array
@@ -31,6 +32,9 @@ from weft.planner.traffic import Targets, Traffic, targets_of, traffic_of
 
 _UNSERVED = 1e3
 """What a request that nobody serves counts, in the dearest served one's price: all that can be served is."""
+
+_MOST_TRIED = 200
+"""Fleets that are shared out with another mapping of a pair, at most."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +96,7 @@ class FleetPlan:
     unserved: dict[str, float]
     """Requests a second of each service that there is no room for."""
     least_dollars: float
-    """Dollars an hour of the linear program's optimum, without spares: what no whole numbers of replicas can beat."""
+    """Dollars an hour of the linear program's optimum, without spares: what no whole replicas so mapped can beat."""
     worth: dict[str, float]
     """Dollars an hour that one more GPU of a full pool would save; requests that are not served count as such."""
     refused: dict[str, str] = field(default_factory=dict[str, str])
@@ -104,6 +108,13 @@ class FleetPlan:
     def dollars(self) -> float:
         """Dollars an hour of the GPUs that are used."""
         return sum(each.gpus * each.pool.gpu.price_per_hour for each in self.shares)
+
+    @property
+    def lacks(self) -> tuple[float, int, float]:
+        """What a fleet is compared by: the shares of services that it leaves, spares that it has not, and its price."""
+        demand = {each.name: each.traffic.rate for each in self.fleet.services}
+        unserved = sum(rate / demand[name] for name, rate in self.unserved.items())
+        return round(unserved, 9), sum(self.missing_spares.values()), self.dollars
 
     def used(self, pool: Pool) -> int:
         return sum(each.gpus for each in self.shares if each.pool is pool)
@@ -226,28 +237,41 @@ def _number(given: Mapping[str, Any], name: str, place: str, least: float, most:
 
 def plan_fleet(fleet: Fleet, tables: Path | None = None) -> FleetPlan:
     """Plan every service on every kind of GPU, and share the GPUs out."""
-    found: dict[tuple[int, int], Choice] = {}
-    kinds: dict[Any, Choice | CapacityError] = {}
+    found: dict[tuple[int, int], list[Choice]] = {}
+    kinds: dict[Any, list[Choice] | CapacityError] = {}
     refused: dict[str, str] = {}
     for s, service in enumerate(fleet.services):
         for p, pool in enumerate(fleet.pools):
             key = (s, replace(pool.gpu, price_per_hour=0.0))
             if key not in kinds:
                 kinds[key] = _choose(service, pool, tables)
-            choice = kinds[key]
-            if isinstance(choice, CapacityError):
-                refused[f"{service.name} on {pool.name}"] = str(choice)
-            elif choice.gives_way:
-                refused[f"{service.name} on {pool.name}"] = "; ".join(choice.gives_way)
+            made = kinds[key]
+            if isinstance(made, CapacityError):
+                refused[f"{service.name} on {pool.name}"] = str(made)
+            elif made[0].gives_way:
+                refused[f"{service.name} on {pool.name}"] = "; ".join(made[0].gives_way)
             else:
-                found[s, p] = choice
-    return _share_out(fleet, found, refused)
+                found[s, p] = made
+    return _best_shared(fleet, found, refused)
 
 
-def _choose(service: Service, pool: Pool, tables: Path | None) -> Choice | CapacityError:
+def _best_shared(fleet: Fleet, found: Mapping[tuple[int, int], list[Choice]], refused: dict[str, str]) -> FleetPlan:
+    """The fleet with the mapping of each pair that is best for all: first the best of each, then what betters it."""
+    taken = {pair: every[0] for pair, every in found.items()}
+    best = _share_out(fleet, taken, refused)
+    others = [(pair, each) for pair, every in found.items() for each in every[1:]]
+    for pair, each in others[:_MOST_TRIED]:
+        tried = {**taken, pair: each}
+        shared = _share_out(fleet, tried, refused)
+        if shared.lacks < best.lacks:
+            taken, best = tried, shared
+    return best
+
+
+def _choose(service: Service, pool: Pool, tables: Path | None) -> list[Choice] | CapacityError:
     costs = open_costs(pool.gpu, tables, service.settings.engine)
     try:
-        return choose(service.model, pool.gpu, service.traffic, service.targets, service.settings, costs)
+        return choices(service.model, pool.gpu, service.traffic, service.targets, service.settings, costs, True)
     except CapacityError as error:
         return error
 

@@ -79,16 +79,21 @@ class Plan:
 
     @property
     def longest(self) -> int:
+        """Tokens that an engine is started for: those of the longest request, and one more if the model has it."""
+        return self._tokens + (self._tokens != self.model.max_length)
+
+    @property
+    def _tokens(self) -> int:
         """Tokens of the longest request, prompt and output."""
-        return int((self.traffic.isl + self.traffic.osl) * (1 + self.traffic.spread)) + 1
+        return int((self.traffic.isl + self.traffic.osl) * (1 + self.traffic.spread))
 
     @property
     def assumptions(self) -> tuple[str, ...]:
         """What the plan takes for granted of the model."""
         most = self.model.max_length
-        if not 0 < most < self.longest - 1:
+        if not 0 < most < self._tokens:
             return self.model.assumptions
-        told = f"requests have up to {self.longest - 1:,} tokens, and the model's configuration allows {most:,}"
+        told = f"requests have up to {self._tokens:,} tokens, and the model's configuration allows {most:,}"
         return (*self.model.assumptions, told)
 
     @property
@@ -130,7 +135,21 @@ class Choice:
 
 
 def choose(model: Model, gpu: Gpu, traffic: Traffic, targets: Targets, settings: Settings, costs: OpCosts) -> Choice:
-    """Search in closed form and simulate the best mappings."""
+    """Search in closed form, simulate the best mappings, and take the one that needs the fewest GPUs."""
+    return choices(model, gpu, traffic, targets, settings, costs)[0]
+
+
+def choices(
+    model: Model,
+    gpu: Gpu,
+    traffic: Traffic,
+    targets: Targets,
+    settings: Settings,
+    costs: OpCosts,
+    for_parts: bool = False,
+) -> list[Choice]:
+    """The best mappings for the traffic, simulated, the best first; `for_parts` of it, the one whose GPUs give most and
+    the one with the fewest GPUs as well."""
     found, failing = candidates(model, gpu, costs, traffic, settings)
     if not found:
         raise refuse(model, gpu, failing, settings)
@@ -139,23 +158,22 @@ def choose(model: Model, gpu: Gpu, traffic: Traffic, targets: Targets, settings:
     gives_way: list[str] = []
     if good:
         ranked = _best_of_each(good)
+        other = [ranked[0], min(ranked, key=lambda each: each.candidate.mapping.gpus)] if for_parts else []
         if traffic.rate:  # of a load that few GPUs serve, what a full one would give is no reason to take more
             ranked.sort(key=lambda each: _gpus(each, each.figure("rate") / traffic.osl, traffic, settings))
     else:
-        ranked = [nearest(every, targets)]
+        ranked, other = [nearest(every, targets)], []
         gives_way = _gives_way(ranked[0], every, targets)
-    tried: list[tuple[float, Point, Outcome]] = []
+    tried: list[Choice] = []
     relaxed = targets if good else Targets()
-    for point in ranked[:_SIMULATED]:
+    for point in {id(each): each for each in (*ranked[:_SIMULATED], *other)}.values():
         rate, seen = sustained(point, traffic, settings, relaxed)
-        tried.append((rate, point, seen))
+        tried.append(Choice(point, ranked, rate, seen, gives_way, every, found))
 
-    def wanted(each: tuple[float, Point, Outcome]) -> tuple[float, float]:
-        rate, point, _ = each
-        return _gpus(point, rate, traffic, settings), -rate / point.candidate.mapping.gpus
+    def wanted(each: Choice) -> tuple[float, float]:
+        return _gpus(each.chosen, each.rate, traffic, settings), -each.rate / each.mapping.gpus
 
-    rate, chosen, outcome = min(tried, key=wanted)
-    return Choice(chosen, ranked, rate, outcome, gives_way, every, found)
+    return sorted(tried, key=wanted)
 
 
 def plan(

@@ -75,7 +75,8 @@ def joined_jobs(machine: StreamingMachine, layer: Layer) -> list[RowJob]:
             own.append(job)
         else:
             found.append([job])
-            like[tiles] = found[-1]
+            if few:
+                like[tiles] = found[-1]
     return [RowJob.of(each) for each in found]
 
 

@@ -13,7 +13,7 @@ result is written while others are computed, and the next product starts with th
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -87,9 +87,17 @@ class _Block:
 
     block: int
     row: int
-    """Of the accumulators."""
+    """Of the accumulators; the one that is wanted until it is begun."""
     passes: list[Pass]
     begun: bool = False
+
+
+def free_row(wanted: int, taken: Collection[int], rows: int) -> int:
+    """The row that is wanted, or else the first that no open block has.
+
+    Blocks are not done in order: of 257 in a plane, the last may begin while the first, whose row it wants, is open.
+    """
+    return wanted if wanted not in taken else next(row for row in range(rows) if row not in taken)
 
 
 class _VectorStack:
@@ -163,6 +171,9 @@ class _VectorStack:
         met, own, each, issues = best
         source, done = layer.source, self.planes[plane]
         assert source is not None and isinstance(each.tile, int), "a product by resident weights"
+        if not own.begun:
+            taken = {other.row for other in blocks if other.begun}
+            own.row = free_row(own.row, taken, self.machine.matrix.accumulator_rows)
         self.taken.update(key for issue in issues for key in self._keys(issue))
         own.passes.remove(each)
         done.met.append(met)

@@ -13,7 +13,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from weft.diagnostics import forget
-from weft.frontends.torch.distributed.kept_programs import KeptPrograms, content_of, described_function
+from weft.frontends.torch.distributed.function_contents import content_of
+from weft.frontends.torch.distributed.kept_programs import KeptPrograms, described_function
 
 FACTOR = 2.0
 
@@ -37,6 +38,9 @@ class WithWeights(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("weights", torch.ones(3))
+
+    def forward(self, y: torch.Tensor) -> torch.Tensor:
+        return (y * self.weights).mean()
 
 
 @pytest.mark.parametrize(
@@ -103,3 +107,15 @@ def test_the_longest_unused_program_goes(caplog: pytest.LogCaptureFixture) -> No
     assert made == ["a", "b", "c", "b"]
     assert len(kept) == 2
     assert "targets=" in caplog.text
+
+
+def test_a_program_that_nothing_tells_of_is_made_anew(caplog: pytest.LogCaptureFixture) -> None:
+    forget()
+    kept = KeptPrograms[int]()
+    numbers = iter(range(9))
+    unknown = content_of(lambda y: y * next(numbers))
+    with caplog.at_level(logging.WARNING, "weft.cache"):
+        assert [kept.get(unknown, lambda: next(numbers)) for _ in range(3)] == [0, 1, 2]
+    assert len(kept) == 0
+    assert "compiled anew at every call" in caplog.text
+    assert "iterator" in caplog.text

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -166,6 +166,30 @@ def trains_tied(rank: int, size: int, chunks: int, micro_batches: int, layers: i
 )
 def test_tied_parameters_and_what_skips_stages(size: int, chunks: int, micro_batches: int, layers: int) -> None:
     check(on_ranks(size, trains_tied, size, chunks, micro_batches, layers))
+
+
+@dataclass
+class _Annealed:
+    alpha: float = 1.0
+    steps: int = 0
+
+
+def _anneals(rank: int) -> tuple[list[float], int]:
+    torch.manual_seed(0)
+    model, x, annealed = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)), torch.randn(4, 8), _Annealed()
+    spread: Any = weft.distribute(model, {"pp": 2}, Plan(pipeline=Pipeline("pp", 2, (x,))))
+    losses: list[float] = []
+    for alpha in (1.0, 1.0, 0.25):
+        annealed.alpha, annealed.steps = alpha, annealed.steps + 1
+        losses.append(spread.step(lambda y: annealed.alpha * y.square().mean(), x).item())
+    dist.barrier()
+    return losses, len(spread.programs)
+
+
+def test_a_loss_whose_settings_change_is_compiled_anew() -> None:
+    for losses, programs in on_ranks(2, _anneals):
+        assert losses[1] == losses[0] == pytest.approx(4 * losses[2])
+        assert programs == 2
 
 
 def _refused(rank: int) -> list[str]:

@@ -29,8 +29,9 @@ from weft.frontends.torch.collectives.agreement import Agreement
 from weft.frontends.torch.collectives.failures import naming_dead_ranks
 from weft.frontends.torch.collectives.transfers import finish_sends, forget_sends
 from weft.frontends.torch.distributed.capture_model import CapturedModel, capture_model
+from weft.frontends.torch.distributed.function_contents import Unknown, content_of
 from weft.frontends.torch.distributed.hints import Pipeline, Plan
-from weft.frontends.torch.distributed.kept_programs import KeptPrograms, content_of, described_function
+from weft.frontends.torch.distributed.kept_programs import KeptPrograms, described_function
 from weft.frontends.torch.distributed.micro_batches import cut_batch, joined_outputs
 from weft.frontends.torch.distributed.pipeline_line import PipelineLine
 from weft.frontends.torch.distributed.placing import described_call, input_name, placed_parameter, skeleton_of
@@ -245,7 +246,9 @@ class PipelinedModel(nn.Module):
         described = described_call(given, whole, [loss is not None], modes)
         # Ranks that differ where all have met both kinds of calls before would wait for each other as well.
         self.agreement.check(described if loss is None else f"{described}, loss {described_function(loss)}")
-        key = (spec, inner, content_of(loss), modes, tuple(_described(leaf) for leaf in (*leaves, *below)))
+        content = content_of(loss)
+        call = (spec, inner, content, modes, tuple(_described(leaf) for leaf in (*leaves, *below)))
+        key = content if isinstance(content, Unknown) else call
         return self.programs.get(key, lambda: self._compile(leaves, spec, loss, targets))
 
     def sharded(self, *args: Any, loss: Loss | None = None, targets: Any = None, **kwargs: Any) -> list[StageProgram]:
