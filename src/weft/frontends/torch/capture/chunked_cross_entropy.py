@@ -5,7 +5,8 @@
 Each chunk's logits `s` are made, and of them its part of the loss and, where gradients are wanted, those of all
 operands: logits are computed once, as without chunks. What the loss is multiplied with later scales these gradients.
 Losses that are not reduced have a factor for each row, which is known in the backward alone: their logits are made
-again there. A gradient of the gradients is an error.
+again there, and so are those of float16, whose gradients would be too small before they are scaled. A gradient of the
+gradients is an error.
 """
 
 # Torch's functions have no types that can be followed.
@@ -29,6 +30,8 @@ class CrossEntropy:
     """The parameters of a loss, and how many rows are computed at a time."""
 
     rows: int
+    logits: torch.dtype
+    """To which the projection is cast."""
     ignored: int = -100
     reduction: str = "mean"
     smoothing: float = 0.0
@@ -63,6 +66,7 @@ class _Projection:
     weights: Tensor | None
     """Those of classes."""
     wide: torch.dtype
+    """In which losses are computed: at least 32 bits."""
     loss: CrossEntropy
 
     def chunks(self) -> list[slice]:
@@ -71,7 +75,7 @@ class _Projection:
 
     def scores(self, rows: slice) -> tuple[Tensor, Tensor]:
         """The logits of some rows, widened, and the logarithms of their sums of exponentials."""
-        scores = functional.linear(self.hidden[rows], self.weight, self.bias).to(self.wide)
+        scores = functional.linear(self.hidden[rows], self.weight, self.bias).to(self.loss.logits).to(self.wide)
         return scores, torch.logsumexp(scores, -1)
 
     def losses(self, scores: Tensor, norm: Tensor, labels: _Labels) -> Tensor:
@@ -156,7 +160,7 @@ class _Reduced(torch.autograd.Function):
             if any(gradients.wants):
                 gradients.add(rows, projection.changes(scores, norm, part, scale))
         made = gradients.made()
-        ctx.kept = [value is not None for value in made]
+        ctx.kept, ctx.wide = [value is not None for value in made], wide
         ctx.save_for_backward(*(value for value in made if value is not None))
         return total * scale
 
@@ -165,7 +169,8 @@ class _Reduced(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         saved = iter(ctx.saved_tensors)
         made = [next(saved) if kept else None for kept in ctx.kept]
-        scaled = [None if value is None else (value * gradient).to(value.dtype) for value in made]
+        factor = gradient.to(ctx.wide)
+        scaled = [None if value is None else (value.to(ctx.wide) * factor).to(value.dtype) for value in made]
         return (*scaled, None, None, None, None)
 
 
@@ -210,22 +215,31 @@ def chunked_cross_entropy(
     bias: Tensor | None,
     labels: Tensor,
     weights: Tensor | None,
-    wide: torch.dtype | None,
+    dtypes: tuple[torch.dtype, torch.dtype, torch.dtype],
     rows: int,
     ignored: int,
     reduction: str,
     smoothing: float,
 ) -> Tensor:
-    """`cross_entropy` of `linear(hidden, weight, bias)`, so many rows at a time; in `wide` if the logits were cast."""
-    kind = hidden.device.type
-    if torch.is_autocast_enabled(kind) and hidden.dtype != torch.float64:
-        # As linear would: once for all chunks, and outside, where casts have gradients.
-        narrow = torch.get_autocast_dtype(kind)
-        hidden, weight = hidden.to(narrow), weight.to(narrow)
-        bias = None if bias is None else bias.to(narrow)
-        wide = wide or torch.float32  # as cross_entropy would
-    summed = torch.promote_types(wide or hidden.dtype, torch.float32)
-    loss = CrossEntropy(rows, ignored, reduction, smoothing)
-    with torch.autocast(kind, enabled=False):
-        made = (_Rows if reduction == "none" else _Reduced).apply(hidden, weight, bias, labels, weights, summed, loss)
-    return made if wide is not None else made.to(hidden.dtype)
+    """`cross_entropy` of `linear(hidden, weight, bias)`, so many rows at a time.
+
+    The types are those of the projection, of the logits, and of the loss.
+    """
+    narrow, logits, result = dtypes
+    # As linear would under autocast: once for all chunks, and outside, where casts have gradients.
+    hidden, weight = hidden.to(narrow), weight.to(narrow)
+    bias = None if bias is None else bias.to(narrow)
+    labels = labels.to(torch.int64)
+    weights = None if weights is None else weights.detach()
+    wide = torch.promote_types(logits, torch.float32)
+    loss = CrossEntropy(rows, logits, ignored, reduction, smoothing)
+    with torch.autocast(hidden.device.type, enabled=False):
+        if reduction != "none" and narrow != torch.float16:
+            return _Reduced.apply(hidden, weight, bias, labels, weights, wide, loss).to(result)
+        losses = _Rows.apply(hidden, weight, bias, labels, weights, wide, loss)
+        # Gradients of float16 are too small for it until they are scaled, which is known in the backward alone.
+        if reduction != "none":
+            losses = losses.sum()
+        if reduction == "mean":
+            losses = losses / _Labels.of(labels, weights, ignored, wide).factors.sum()
+        return losses.to(result)
