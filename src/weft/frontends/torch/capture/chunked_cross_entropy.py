@@ -52,6 +52,10 @@ class _Labels:
         chosen = torch.ones((), dtype=wide, device=labels.device) if weights is None else weights.to(wide)[places]
         return cls(counted, places, torch.where(counted, chosen, 0.0))
 
+    def scale(self, reduction: str) -> Tensor:
+        """What the sum of losses is multiplied with."""
+        return 1.0 / self.factors.sum() if reduction == "mean" else self.factors.new_ones(())
+
     def part(self, rows: slice) -> _Labels:
         return _Labels(self.counted[rows], self.places[rows], self.factors[rows])
 
@@ -149,8 +153,7 @@ class _Reduced(torch.autograd.Function):
     ) -> Tensor:
         projection = _Projection(hidden, weight, bias, weights, wide, loss)
         known = _Labels.of(labels, weights, loss.ignored, wide)
-        mean = loss.reduction == "mean"
-        scale = 1.0 / known.factors.sum() if mean else torch.ones((), dtype=wide, device=hidden.device)
+        scale = known.scale(loss.reduction)
         total = torch.zeros((), dtype=wide, device=hidden.device)
         gradients = _Gradients(projection, ctx.needs_input_grad[:3])
         for rows in projection.chunks():
@@ -175,7 +178,7 @@ class _Reduced(torch.autograd.Function):
 
 
 class _Rows(torch.autograd.Function):
-    """The loss of each row; its logits are made again where gradients are."""
+    """The loss of each row, or their mean or sum; logits are made again where gradients are."""
 
     @staticmethod
     def forward(
@@ -192,16 +195,26 @@ class _Rows(torch.autograd.Function):
         known = _Labels.of(labels, weights, loss.ignored, wide)
         ctx.save_for_backward(hidden, weight, bias, labels, weights)
         ctx.told = wide, loss
-        parts = [projection.losses(*projection.scores(rows), known.part(rows)) for rows in projection.chunks()]
-        return torch.cat(parts)
+        parts = (projection.losses(*projection.scores(rows), known.part(rows)) for rows in projection.chunks())
+        if loss.reduction == "none":
+            return torch.cat(list(parts))
+        scale, total = known.scale(loss.reduction), torch.zeros((), dtype=wide, device=hidden.device)
+        for part in parts:
+            total = total + (part * scale).sum()
+        return total
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         hidden, weight, bias, labels, weights = ctx.saved_tensors
         wide, loss = ctx.told
-        projection = _Projection(hidden, weight, bias, weights, wide, loss)
         known = _Labels.of(labels, weights, loss.ignored, wide)
+        if loss.reduction != "none":
+            gradient = (gradient * known.scale(loss.reduction)).expand(hidden.shape[0])
+        # The same rows, whatever the gradient is: of hidden itself, AOTAutograd would know the logits from the forward,
+        # and keep all of them.
+        rows_now = torch.where((gradient == gradient).unsqueeze(1), hidden, hidden)
+        projection = _Projection(rows_now, weight, bias, weights, wide, loss)
         gradients = _Gradients(projection, ctx.needs_input_grad[:3])
         for rows in projection.chunks():
             change = projection.changes(*projection.scores(rows), known.part(rows), gradient[rows])
@@ -234,12 +247,6 @@ def chunked_cross_entropy(
     wide = torch.promote_types(logits, torch.float32)
     loss = CrossEntropy(rows, logits, ignored, reduction, smoothing)
     with torch.autocast(hidden.device.type, enabled=False):
-        if reduction != "none" and narrow != torch.float16:
-            return _Reduced.apply(hidden, weight, bias, labels, weights, wide, loss).to(result)
-        losses = _Rows.apply(hidden, weight, bias, labels, weights, wide, loss)
         # Gradients of float16 are too small for it until they are scaled, which is known in the backward alone.
-        if reduction != "none":
-            losses = losses.sum()
-        if reduction == "mean":
-            losses = losses / _Labels.of(labels, weights, ignored, wide).factors.sum()
-        return losses.to(result)
+        later = reduction == "none" or narrow == torch.float16
+        return (_Rows if later else _Reduced).apply(hidden, weight, bias, labels, weights, wide, loss).to(result)
