@@ -144,6 +144,14 @@ def blas_takes(tensor: Tensor, layout: StridedLayout) -> bool:
     return plain or turned
 
 
+def blas_writes(tensor: Tensor, layout: StridedLayout) -> bool:
+    """Whether BLAS can write a matrix that lies so: its rows are dense, and none lies in another."""
+    rows, columns = tensor.shape[-2:]
+    row_step, column_step = layout.strides[-2:]
+    apart = rows == 1 or is_nonnegative(row_step - columns)
+    return column_step == 1 and apart and blas_takes(tensor, layout)
+
+
 def is_dense(tensor: Tensor, layout: StridedLayout) -> bool:
     """Whether a layout is row-major for some order of the dimensions: no gaps, nothing twice."""
     left = [(size, stride) for size, stride in zip(tensor.shape, layout.strides, strict=True) if size != 1]

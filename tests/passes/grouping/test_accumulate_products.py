@@ -110,3 +110,49 @@ def test_values_are_those_of_the_sum(dtype: torch.dtype, batch: tuple[int, ...])
         torch._dynamo.reset()
         found = torch.compile(total, backend="weft", options=options)(*values)
         torch.testing.assert_close(found.double(), exact, rtol=0, atol=exact.abs().max().item() * TOLERANCES[dtype])
+
+
+BUFFERS: dict[str, Any] = {
+    "columns": lambda: torch.ones(N, M).t(),
+    "every second": lambda: torch.ones(M, 2 * N)[:, ::2],
+    "padded": lambda: torch.ones(M, 2 * N)[:, :N],
+    "rows apart": lambda: torch.ones(2 * M, N)[::2],
+}
+
+
+@pytest.mark.parametrize("case", BUFFERS)
+def test_what_is_added_to_may_lie_in_any_order(case: str) -> None:
+    def add(total: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> None:
+        total += x @ y
+
+    torch.manual_seed(0)
+    found, exact, x, y = BUFFERS[case](), BUFFERS[case](), torch.randn(M, K), torch.randn(K, N)
+    add(exact, x, y)
+    torch._dynamo.reset()
+    torch.compile(add, backend="weft", options={"fallback": "error"})(found, x, y)
+    torch.testing.assert_close(found, exact, rtol=1e-5, atol=1e-4)
+
+
+def test_a_library_adds_only_to_rows(passes: Any) -> None:
+    arguments = {"total": Tensor(f32, (M, N)), **factors(f32, 1)}
+
+    def body(b: Any, total: Any, x: Any, y: Any) -> Any:
+        return b.add(total, product(b, x, y))
+
+    for strides, added in (((N + 8, 1), True), ((1, M), False), ((2 * N, 2), False), ((1, 1), False)):
+        marks = {"arg_strides": (strides, None, None), "result_strides": (strides,)}
+        plan = planned(passes, arguments, body, replaced=((0, 0),), **marks)
+        assert any(isinstance(step, DotStep) and step.accumulates for step in plan.steps) is added
+
+
+def test_a_sum_that_is_read_in_another_order_is_copied(passes: Any) -> None:
+    batch, heads, rows, columns = 2, 4, 256, 64
+
+    def body(b: Any, a0: Any, v0: Any, a1: Any, v1: Any, w: Any) -> Any:
+        total = b.permute(b.add(b.dot(a0, v0), b.dot(a1, v1)), dims=(0, 2, 1, 3))
+        return b.dot(b.reshape(total, shape=(batch * rows, heads * columns)), w)
+
+    weights, values = (Tensor(f32, (batch, heads, rows, side)) for side in (rows, columns))
+    arguments = {"a0": weights, "v0": values, "a1": weights, "v1": values, "w": Tensor(f32, (heads * columns, N))}
+    plan = planned(passes, arguments, body)
+    assert [type(step) for step in plan.steps] == [DotStep, DotStep, KernelStep, DotStep]

@@ -45,6 +45,7 @@ def product_words(step: DotStep, sizes: Mapping[str, int], routines: Mapping[str
     for place in (step.a, step.b, step.out):
         layout = blas_layout(place)
         assert layout is not None, "only such products are given to BLAS"
+        assert not (layout[0] and place is step.out), "BLAS writes rows"
         transposes.append(_TRANSPOSED if layout[0] else _PLAIN)
         rows, columns = (evaluate(size, sizes) for size in place.tensor.shape[-2:])
         # The strides of an empty matrix mean nothing, but the library checks them.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -79,11 +79,11 @@ def weft_backend(
 ) -> Callable[..., Any]:
     """Compile a graph that Dynamo captured; `options` are fields of `weft.config.Config`, `mode` stands for some."""
     config = settings(options, mode)
-    module = with_chunked_losses(with_recurrent_layers(with_traced_gradients(module)), config)
+    module = with_recurrent_layers(with_traced_gradients(module))
     captured = Captured(module, config, compile_program)
     if traced_under_transforms():
         return disable(captured)
-    traced = captured.differentiable(example_inputs)
+    traced = replace(captured, module=with_chunked_losses(module, config)).differentiable(example_inputs)
     compiled, _ = _by_aot_autograd(traced, example_inputs, config, lambda *given: captured.program(given)[1])
     written = mutated_arguments(len(example_inputs))
     return compiled if written == () else overlaps_checked(compiled, module, example_inputs, written, config)

@@ -16,10 +16,12 @@ from typing import cast
 from xdsl.ir import Operation, OpResult, SSAValue
 
 from weft.ir.attributes import from_attribute
+from weft.ir.types import tensor_of
 from weft.ops.base import GraphOp
 from weft.ops.graph import FuncOp
+from weft.ops.layouts import blas_writes, contiguous
 from weft.ops.matmul.dot import Dot
-from weft.passes.grouping.build_groups import CLAIM
+from weft.passes.grouping.build_groups import CLAIM, Target, ValueLayouts
 from weft.passes.grouping.kernel_groups import Group
 
 
@@ -32,6 +34,8 @@ class AccumulateProducts:
     order: Mapping[Operation, int]
     replaced: Mapping[SSAValue, SSAValue]
     """Arguments, and the results that may be written over them."""
+    targets: Mapping[SSAValue, Target]
+    layouts: ValueLayouts
 
     def product_of(self, op: GraphOp) -> Dot | None:
         """The library's product that an addition adds to a tensor which ends there; of two, the later one.
@@ -54,7 +58,22 @@ class AccumulateProducts:
             return False
         if any(self.consumers.get(value) != [op] for value in (product, addend)):
             return False
-        return self.replaced.get(addend) is op.results[0] or self._is_made_apart(addend)
+        if not self._is_written_by_rows(op.results[0]):
+            return False
+        if self.replaced.get(addend) is op.results[0]:
+            layout = self.layouts.of(addend)
+            return layout is not None and blas_writes(tensor_of(addend.type), layout)
+        return self._is_made_apart(addend)
+
+    def _is_written_by_rows(self, sum_of: SSAValue) -> bool:
+        """Whether a sum lies, where it is a result of the function, as a library can write it."""
+        target = self.targets.get(sum_of)
+        if target is None:
+            return True
+        tensor = tensor_of(sum_of.type)
+        if target.result is sum_of:
+            return blas_writes(tensor, target.layout)
+        return target.layout == contiguous(tensor)
 
     def _is_made_apart(self, value: SSAValue) -> bool:
         """Whether a value is made by a kernel, or a matmul, that the addition cannot join."""

@@ -38,6 +38,11 @@ def is_free(op: Operation) -> bool:
     return isinstance(op, GraphOp) and (op.CHEAP or WIDENS in op.attributes or INLINED in op.attributes)
 
 
+def is_claimed(op: Operation) -> bool:
+    """Whether a library carries out an op, or the matmul of a group, and writes rows as it does."""
+    return CLAIM in op.attributes or (isinstance(op, GroupOp) and op.claim is not None)
+
+
 def readers(value: SSAValue) -> Iterator[Operation]:
     """Who reads a value, directly or through views and what is computed wherever it is read."""
     for use in value.uses:
@@ -94,12 +99,12 @@ def _written_for(value: SSAValue, layout: StridedLayout) -> tuple[SSAValue, Stri
     if isinstance(root.op, ControlOp) and inner != contiguous(tensor):
         return root, None
     if root is value:
-        plain = CLAIM not in root.op.attributes or inner.strides[-1] == 1
+        plain = not is_claimed(root.op) or inner.strides[-1] == 1
         return root, inner if plain else None
     repeated = any(step == 0 and size != 1 for step, size in zip(inner.strides, tensor.shape, strict=True))
     # Others expect to find it row-major, and so does BLAS.
     usual = inner == contiguous(tensor)
-    if repeated or not (usual or (only_reader and root.has_one_use() and CLAIM not in root.op.attributes)):
+    if repeated or not (usual or (only_reader and root.has_one_use() and not is_claimed(root.op))):
         return root, None
     return root, inner
 

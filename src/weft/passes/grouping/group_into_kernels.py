@@ -88,7 +88,7 @@ class _Grouping:
 
     @property
     def accumulation(self) -> AccumulateProducts:
-        return AccumulateProducts(self.consumers, self.group_of, self.order, self.replaced)
+        return AccumulateProducts(self.consumers, self.group_of, self.order, self.replaced, self.targets, self.layouts)
 
     def run(self) -> None:
         operations = list(self.order)

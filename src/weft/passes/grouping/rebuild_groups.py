@@ -178,8 +178,8 @@ class RebuildGroups:
             return False
         if [viewed(operand) for operand in op.operands].count(root) > 1 or made.uses.get_length() > 0:
             return False
-        if not isinstance(group := made.op, GroupOp):
-            return False
+        if not isinstance(group := made.op, GroupOp) or group.claim is not None:
+            return False  # a library writes rows
         strides = [None if other is not made else layout.strides for other in group.results]
         known = strides_of(group, "result_strides", len(strides))
         group.attributes["result_strides"] = to_attribute(tuple(a or b for a, b in zip(strides, known, strict=True)))

@@ -16,7 +16,7 @@ from weft.runtime.record import recording
 from weft.testing.allocated_memory import allocated_peak
 
 ROWS, WIDTH, CLASSES, IGNORED = 45, 24, 70, 3
-TOLERANCES = {torch.float32: 1e-6, torch.float64: 1e-13, torch.bfloat16: 2e-2}
+TOLERANCES = {torch.float32: 1e-6, torch.float64: 1e-13, torch.bfloat16: 2e-2, torch.float16: 4e-3}
 
 
 def operands(dtype: torch.dtype, *, bias: bool) -> list[torch.Tensor]:
@@ -49,6 +49,7 @@ CASES: dict[str, tuple[torch.dtype, bool, bool, dict[str, Any]]] = {
     "rows": (torch.float32, True, True, {"reduction": "none", "label_smoothing": 0.2}),
     "weights and smoothing": (torch.float32, True, True, {"label_smoothing": 0.1}),
     "narrow": (torch.bfloat16, False, False, {"label_smoothing": 0.1}),
+    "narrow, later": (torch.float16, True, True, {"label_smoothing": 0.1}),
 }
 
 
@@ -92,7 +93,7 @@ def test_tied_weights_under_autocast() -> None:
         torch.testing.assert_close(one, other.float(), rtol=0, atol=3e-2 * other.abs().max().item())
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_the_peak_is_what_was_predicted_and_logits_are_no_part_of_it(dtype: torch.dtype) -> None:
     rows, width, classes = 512, 32, 2048
     values = [torch.randn(rows, width).to(dtype), torch.randn(classes, width).to(dtype)]

@@ -5,7 +5,8 @@
 Each chunk's logits `s` are made, and of them its part of the loss and, where gradients are wanted, those of all
 operands: logits are computed once, as without chunks. What the loss is multiplied with later scales these gradients.
 Losses that are not reduced have a factor for each row, which is known in the backward alone: their logits are made
-again there. A gradient of the gradients is an error.
+again there, and so are those of float16, whose gradients would be too small before they are scaled. A gradient of the
+gradients is an error.
 """
 
 # Torch's functions have no types that can be followed.
@@ -29,6 +30,8 @@ class CrossEntropy:
     """The parameters of a loss, and how many rows are computed at a time."""
 
     rows: int
+    logits: torch.dtype
+    """To which the projection is cast."""
     ignored: int = -100
     reduction: str = "mean"
     smoothing: float = 0.0
@@ -49,6 +52,10 @@ class _Labels:
         chosen = torch.ones((), dtype=wide, device=labels.device) if weights is None else weights.to(wide)[places]
         return cls(counted, places, torch.where(counted, chosen, 0.0))
 
+    def scale(self, reduction: str) -> Tensor:
+        """What the sum of losses is multiplied with."""
+        return 1.0 / self.factors.sum() if reduction == "mean" else self.factors.new_ones(())
+
     def part(self, rows: slice) -> _Labels:
         return _Labels(self.counted[rows], self.places[rows], self.factors[rows])
 
@@ -63,6 +70,7 @@ class _Projection:
     weights: Tensor | None
     """Those of classes."""
     wide: torch.dtype
+    """In which losses are computed: at least 32 bits."""
     loss: CrossEntropy
 
     def chunks(self) -> list[slice]:
@@ -71,7 +79,7 @@ class _Projection:
 
     def scores(self, rows: slice) -> tuple[Tensor, Tensor]:
         """The logits of some rows, widened, and the logarithms of their sums of exponentials."""
-        scores = functional.linear(self.hidden[rows], self.weight, self.bias).to(self.wide)
+        scores = functional.linear(self.hidden[rows], self.weight, self.bias).to(self.loss.logits).to(self.wide)
         return scores, torch.logsumexp(scores, -1)
 
     def losses(self, scores: Tensor, norm: Tensor, labels: _Labels) -> Tensor:
@@ -145,8 +153,7 @@ class _Reduced(torch.autograd.Function):
     ) -> Tensor:
         projection = _Projection(hidden, weight, bias, weights, wide, loss)
         known = _Labels.of(labels, weights, loss.ignored, wide)
-        mean = loss.reduction == "mean"
-        scale = 1.0 / known.factors.sum() if mean else torch.ones((), dtype=wide, device=hidden.device)
+        scale = known.scale(loss.reduction)
         total = torch.zeros((), dtype=wide, device=hidden.device)
         gradients = _Gradients(projection, ctx.needs_input_grad[:3])
         for rows in projection.chunks():
@@ -156,7 +163,7 @@ class _Reduced(torch.autograd.Function):
             if any(gradients.wants):
                 gradients.add(rows, projection.changes(scores, norm, part, scale))
         made = gradients.made()
-        ctx.kept = [value is not None for value in made]
+        ctx.kept, ctx.wide = [value is not None for value in made], wide
         ctx.save_for_backward(*(value for value in made if value is not None))
         return total * scale
 
@@ -165,12 +172,13 @@ class _Reduced(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         saved = iter(ctx.saved_tensors)
         made = [next(saved) if kept else None for kept in ctx.kept]
-        scaled = [None if value is None else (value * gradient).to(value.dtype) for value in made]
+        factor = gradient.to(ctx.wide)
+        scaled = [None if value is None else (value.to(ctx.wide) * factor).to(value.dtype) for value in made]
         return (*scaled, None, None, None, None)
 
 
 class _Rows(torch.autograd.Function):
-    """The loss of each row; its logits are made again where gradients are."""
+    """The loss of each row, or their mean or sum; logits are made again where gradients are."""
 
     @staticmethod
     def forward(
@@ -187,16 +195,26 @@ class _Rows(torch.autograd.Function):
         known = _Labels.of(labels, weights, loss.ignored, wide)
         ctx.save_for_backward(hidden, weight, bias, labels, weights)
         ctx.told = wide, loss
-        parts = [projection.losses(*projection.scores(rows), known.part(rows)) for rows in projection.chunks()]
-        return torch.cat(parts)
+        parts = (projection.losses(*projection.scores(rows), known.part(rows)) for rows in projection.chunks())
+        if loss.reduction == "none":
+            return torch.cat(list(parts))
+        scale, total = known.scale(loss.reduction), torch.zeros((), dtype=wide, device=hidden.device)
+        for part in parts:
+            total = total + (part * scale).sum()
+        return total
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         hidden, weight, bias, labels, weights = ctx.saved_tensors
         wide, loss = ctx.told
-        projection = _Projection(hidden, weight, bias, weights, wide, loss)
         known = _Labels.of(labels, weights, loss.ignored, wide)
+        if loss.reduction != "none":
+            gradient = (gradient * known.scale(loss.reduction)).expand(hidden.shape[0])
+        # The same rows, whatever the gradient is: of hidden itself, AOTAutograd would know the logits from the forward,
+        # and keep all of them.
+        rows_now = torch.where((gradient == gradient).unsqueeze(1), hidden, hidden)
+        projection = _Projection(rows_now, weight, bias, weights, wide, loss)
         gradients = _Gradients(projection, ctx.needs_input_grad[:3])
         for rows in projection.chunks():
             change = projection.changes(*projection.scores(rows), known.part(rows), gradient[rows])
@@ -210,22 +228,25 @@ def chunked_cross_entropy(
     bias: Tensor | None,
     labels: Tensor,
     weights: Tensor | None,
-    wide: torch.dtype | None,
+    dtypes: tuple[torch.dtype, torch.dtype, torch.dtype],
     rows: int,
     ignored: int,
     reduction: str,
     smoothing: float,
 ) -> Tensor:
-    """`cross_entropy` of `linear(hidden, weight, bias)`, so many rows at a time; in `wide` if the logits were cast."""
-    kind = hidden.device.type
-    if torch.is_autocast_enabled(kind) and hidden.dtype != torch.float64:
-        # As linear would: once for all chunks, and outside, where casts have gradients.
-        narrow = torch.get_autocast_dtype(kind)
-        hidden, weight = hidden.to(narrow), weight.to(narrow)
-        bias = None if bias is None else bias.to(narrow)
-        wide = wide or torch.float32  # as cross_entropy would
-    summed = torch.promote_types(wide or hidden.dtype, torch.float32)
-    loss = CrossEntropy(rows, ignored, reduction, smoothing)
-    with torch.autocast(kind, enabled=False):
-        made = (_Rows if reduction == "none" else _Reduced).apply(hidden, weight, bias, labels, weights, summed, loss)
-    return made if wide is not None else made.to(hidden.dtype)
+    """`cross_entropy` of `linear(hidden, weight, bias)`, so many rows at a time.
+
+    The types are those of the projection, of the logits, and of the loss.
+    """
+    narrow, logits, result = dtypes
+    # As linear would under autocast: once for all chunks, and outside, where casts have gradients.
+    hidden, weight = hidden.to(narrow), weight.to(narrow)
+    bias = None if bias is None else bias.to(narrow)
+    labels = labels.to(torch.int64)
+    weights = None if weights is None else weights.detach()
+    wide = torch.promote_types(logits, torch.float32)
+    loss = CrossEntropy(rows, logits, ignored, reduction, smoothing)
+    with torch.autocast(hidden.device.type, enabled=False):
+        # Gradients of float16 are too small for it until they are scaled, which is known in the backward alone.
+        later = reduction == "none" or narrow == torch.float16
+        return (_Rows if later else _Reduced).apply(hidden, weight, bias, labels, weights, wide, loss).to(result)

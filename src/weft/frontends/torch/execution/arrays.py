@@ -90,7 +90,10 @@ class TorchArrays:
             if accumulates and out.dim() <= 3:
                 (torch.addmm if out.dim() == 2 else torch.baddbmm)(out, a, b, out=out)
             elif accumulates:
-                out += torch.matmul(a, b)
+                # Products that are made to be added would need memory, and autocast would round them.
+                x, y = (each.expand(*out.shape[:-2], *each.shape[-2:]) for each in (a, b))
+                for left, right, part in zip(x, y, out, strict=True):
+                    self.multiply(left, right, part, accumulates=True)
             elif out.dim() == 2:
                 torch.mm(a, b, out=out)
             elif out.dim() == 3:
