@@ -23,7 +23,7 @@ from torch._subclasses.fake_tensor import (
 )
 from torch._subclasses.functional_tensor import dispatch_functionalize
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, ShapeEnv
 from torch.overrides import TorchFunctionMode
 
 from weft.config import Config
@@ -56,7 +56,9 @@ def fake_tensor(shape: Sequence[int], dtype: torch.dtype, device: torch.device) 
 
 
 def _fake_mode() -> FakeTensorMode:
-    return FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())  # torch's loops ask for a place for sizes
+    # Torch's loops ask for a place for sizes; functions that decide by their data are refused all the same.
+    sizes = ShapeEnv(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)
+    return FakeTensorMode(allow_non_fake_inputs=True, shape_env=sizes)
 
 
 def _empty(mode: FakeTensorMode, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
@@ -147,7 +149,7 @@ def traced(flat: Callable[..., Any], inputs: Sequence[torch.Tensor], table: Mapp
     try:
         with torch.enable_grad(), fx_traceback.preserve_node_meta():
             return make_fx(flat, table, _allow_non_fake_inputs=True)(*inputs)
-    except (DataDependentOutputException, DynamicOutputShapeException) as error:
+    except (DataDependentOutputException, DynamicOutputShapeException, GuardOnDataDependentSymNode) as error:
         raise UnsupportedError(
             f"the function decides by its data: {str(error).partition(chr(10))[0]}",
             location=calling_line(),
