@@ -68,6 +68,23 @@ def test_other_arguments_stay(passes: Any) -> None:
     assert marked(passes, step, {"p": X, "g": X}) == [{}]
 
 
+def test_an_argument_that_is_donated_holds_temporaries_and_results(passes: Any) -> None:
+    assert marked(passes, step, {"p": X, "g": X}, donated=(0,)) == [{0: 0}]
+    assert marked(passes, step, {"p": X, "g": X}, donated=(1,)) == [{0: 1}]
+
+    def product(b: Any, p: Any, g: Any, w: Any) -> Any:
+        return b.dot(step(b, p, g), w)
+
+    arguments = {"p": X, "g": X, "w": Tensor(f32, (7, 3))}
+    assert marked(passes, product, arguments, donated=(0,))[0] == {0: 0}
+    assert_same_in_place(passes, product, arguments, donated=(0,))
+
+    def both(b: Any, p: Any, g: Any, w: Any) -> Any:
+        return b.dot(p, w), step(b, p, g)
+
+    assert_same_in_place(passes, both, arguments, donated=(0, 1))
+
+
 def test_another_layout(passes: Any) -> None:
     assert marked(passes, step, {"p": X, "g": X}, replaced=((0, 0),), arg_strides=((1, 5), None)) == [{}]
     turned = {"arg_strides": ((1, 5), None), "result_strides": ((1, 5),)}

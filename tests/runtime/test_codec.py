@@ -90,6 +90,7 @@ def test_members_of_other_types_are_errors(path: str, value: Any) -> None:
         ("symbols", [], "nobody knows"),
         ("fixed", [7], "number 7 of 2"),
         ("replacing", [2], "number 2 of 2"),
+        ("donated", [7], "number 7 of 1"),
     ],
 )
 def test_a_plan_that_refers_to_what_it_does_not_have(path: str, value: Any, message: str) -> None:

@@ -47,7 +47,7 @@ from weft.passes.grouping.build_groups import (
 )
 from weft.passes.simplify.constant_values import constant_arguments
 from weft.passes.tensor_slices import part_written, views_from
-from weft.passes.update_in_place import in_place_of, layout_over, layout_through
+from weft.passes.update_in_place import donated_of, in_place_of, layout_over, layout_through
 from weft.tile import dialect as tile
 
 log = logging.getLogger("weft")
@@ -83,6 +83,8 @@ class Planner:
     symbols: set[str] = field(default_factory=set[str])
     strided: dict[SSAValue, StridedLayout] = field(default_factory=dict[SSAValue, StridedLayout])
     replacing: set[SSAValue] = field(default_factory=set[SSAValue])
+    overwritten: set[int] = field(default_factory=set[int])
+    """The buffers that a result was made in."""
     constants: dict[int, Constant] = field(default_factory=dict[int, Constant])
     packed: dict[Constant, int] = field(default_factory=dict[Constant, int])
     given: dict[SSAValue, int] | None = None
@@ -111,6 +113,7 @@ class Planner:
             tuple(position for position, value in enumerate(returned.operands) if value in self.replacing),
             decided_after if self.replacing else 0,
             None if prepare is None else preparation_of(prepare),
+            tuple(n for n in donated_of(function) if self.places[function.block.args[n]].buffer in self.overwritten),
         )
         made = self.kernels
         return Planned(plan, made.kernels, made.schedules, prepare, made.sources)
@@ -211,6 +214,7 @@ class Planner:
 
     def written_over(self, value: SSAValue, old: Place, outputs: dict[SSAValue, Target]) -> int:
         self.places[value] = old
+        self.overwritten.add(old.buffer)
         if value in outputs:
             self.replacing.add(value)
         return old.buffer

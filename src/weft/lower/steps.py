@@ -224,3 +224,6 @@ class Plan:
     then. 0 where nobody has to wait for it."""
     preparation: Preparation | None = None
     """`prepare` as data, where it can be: a program that is loaded need not parse its text."""
+    donated: tuple[int, ...] = ()
+    """The arguments, by their places among all, whose memory the program uses for other values: nobody may read them
+    after a call, however it ends."""

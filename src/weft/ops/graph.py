@@ -33,6 +33,7 @@ class FuncOp(WeftOp):
     `symbols` holds what is known of each symbolic size; `arg_strides` and `result_strides` hold strides, in elements,
     where they are not row-major; `mutated` pairs an argument with the result that must be written back to it, and
     `replaced` has those of the pairs whose result has no other use, so that it may be written over the argument.
+    `donated` has the arguments that nobody reads after the call: whatever fits may be made in their memory.
     """
 
     name = "graph.func"

@@ -38,6 +38,7 @@ class UpdateInPlace(ModulePass):
     reads each of its elements only to compute the one that takes its place, or is a scatter into it. A scatter may also
     write into a slice of the argument, where an update of that slice would only copy its result. A matmul that adds to
     a temporary does so there, even where the sum is a result of the function: the temporary is made in its memory.
+    Arguments that the caller has `donated` are as temporaries, and results of the function may be made in them, too.
     """
 
     name: ClassVar[str] = "update_in_place"
@@ -62,9 +63,16 @@ def _replaced(function: FuncOp) -> list[tuple[int, int]]:
     return [] if attribute is None else list(cast("Any", from_attribute(attribute)))
 
 
+def donated_of(function: FuncOp) -> list[int]:
+    """The arguments whose memory the caller gives away."""
+    attribute = function.attributes.get("donated")
+    return [] if attribute is None else list(cast("Any", from_attribute(attribute)))
+
+
 class _Updates:
     def __init__(self, function: FuncOp) -> None:
         self.function = function
+        self.donated: set[SSAValue] = {function.block.args[place] for place in donated_of(function)}
         self.order = {op: place for place, op in enumerate(function.block.ops)}
         self.targets = result_targets(function)
         given = strides_of(function, "arg_strides", len(function.block.args))
@@ -83,8 +91,7 @@ class _Updates:
         for group in self.order:
             if isinstance(group, GroupOp):
                 for result in group.results:
-                    if result not in self.targets or self._accumulates(group, result):
-                        self._reuse(group, result)
+                    self._reuse(group, result)
         for group, pairs in self.chosen.items():
             group.attributes[IN_PLACE] = to_attribute(tuple(sorted(pairs.items())))
 
@@ -146,15 +153,27 @@ class _Updates:
         if result.index in self.chosen.get(group, {}):
             return
         for number, operand in enumerate(group.operands):
-            if isinstance(operand, OpResult) and self._fits(group, result, number, operand, None):
+            if self._may_hold(group, operand, result) and self._fits(group, result, number, operand, None):
                 self._choose(group, result.index, number)
                 return
 
+    def _may_hold(self, group: GroupOp, operand: SSAValue, result: OpResult) -> bool:
+        """Whether a result, which may be the function's, could lie in the memory of an operand."""
+        if result not in self.targets:
+            return True
+        is_donated = any(value in self.donated for value in (operand, *self._written_over(operand)))
+        if self._accumulates(group, result):
+            return not is_donated  # its temporaries are made in the memory of the result
+        return is_donated and self._is_plain(result)
+
     def _accumulates(self, group: GroupOp, result: OpResult) -> bool:
         """Whether a result of the function is a sum to which a matmul adds: the temporary is made in its memory."""
+        return self._is_plain(result) and len(group.results) == 1 and any(isinstance(op, Dot) for op in group.block.ops)
+
+    def _is_plain(self, result: OpResult) -> bool:
+        """Whether a result of the function is what a group makes, row by row."""
         target = self.targets[result]
-        plain = target.result is result and target.layout == contiguous(tensor_of(result.type))
-        return plain and len(group.results) == 1 and any(isinstance(op, Dot) for op in group.block.ops)
+        return target.result is result and target.layout == contiguous(tensor_of(result.type))
 
     def _choose(self, group: GroupOp, result: int, operand: int) -> None:
         self.chosen.setdefault(group, {})[result] = operand
@@ -167,7 +186,8 @@ class _Updates:
         if operand.type != result.type or operand in self.taken or list(group.operands).count(operand) > 1:
             return False
         is_temporary = is_made_here(operand) and operand not in self.targets
-        if operand is not argument and not is_temporary:
+        is_free = is_temporary or (operand in self.donated and self.order[group] > self.decided)
+        if operand is not argument and not is_free:
             return False
         layout = self._layout(operand)
         if layout != self._layout(result) or not lies_apart(tensor_of(operand.type), layout):

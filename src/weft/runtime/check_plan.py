@@ -31,6 +31,7 @@ def check_plan(plan: Plan) -> None:
     _check_numbers(plan.inputs, buffers, "an input")
     _check_numbers(plan.outputs, buffers, "an output")
     _check_numbers(plan.fixed, arguments, "a constant argument")
+    _check_numbers(plan.donated, arguments, "a donated argument")
     _check_numbers(plan.replacing, range(len(plan.outputs)), "an output that replaces")
     _check_numbers((constant.buffer for constant in plan.constants), buffers, "a constant")
     _require(0 <= plan.decided_after <= len(plan.steps), f"its data checked after {plan.decided_after} steps")

@@ -35,6 +35,7 @@ from weft.frontends.torch.execution.observed_call import ObservedCall
 from weft.frontends.torch.execution.overlaps import mutated_arguments, overlaps_checked
 from weft.frontends.torch.execution.shortcut import Shortcut
 from weft.frontends.torch.executors import LaterExecutor, executor_for, is_storable, load_graph
+from weft.frontends.torch.importer.donated_placeholders import DONATED, take_donated
 from weft.frontends.torch.importer.freezing import frozen_arguments, warn_of_quantization
 from weft.frontends.torch.importer.graph_device import graph_device
 from weft.frontends.torch.importer.import_graph import import_graph
@@ -160,7 +161,9 @@ def compile_graph(
             raise
         log.info("a graph is not split: %r", error)
         split = None
+    donated = take_donated() if name == "backward" else ()
     if split is None:
+        module.meta[DONATED] = donated
         return naming_dead_ranks_of(_compiled(module, name, config, frozen, guards), module)
     placeholders = {node: position for position, node in enumerate(module.graph.find_nodes(op="placeholder"))}
     fallbacks = [Fallback(str(node.target), first_line([node]), _UNKNOWN_SIZE) for node in split.sources]

@@ -25,6 +25,7 @@ from weft.config import Config
 from weft.errors import ParseError
 from weft.frontends.torch.importer.aliasing import shared_arguments
 from weft.frontends.torch.importer.checks import Check
+from weft.frontends.torch.importer.donated_placeholders import DONATED
 from weft.frontends.torch.importer.encoding import operator_named
 from weft.frontends.torch.importer.facts import size_facts
 from weft.frontends.torch.importer.float_sizes import FloatFormula
@@ -57,7 +58,7 @@ def graph_key(
     Which arguments are `frozen` is part of it; their contents are not: no code depends on them. Nor are lines of the
     user's program, unless the code is to state them. `target` is what code is made for, by default this machine.
     """
-    lines: list[str] = [name, f"frozen {sorted(frozen)}"]
+    lines: list[str] = [name, f"frozen {sorted(frozen)}", f"donated {module.meta.get(DONATED, ())}"]
     for node in module.graph.nodes:
         if node.op == "get_attr":
             described = _constant(module, str(node.target))

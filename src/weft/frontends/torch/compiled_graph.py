@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from weft.frontends.torch.execution.device_checks import Watch, raise_found
+from weft.frontends.torch.execution.donated import with_own_arguments
 from weft.frontends.torch.execution.returning import needs_arguments, output_of, write_back
 from weft.frontends.torch.execution.torch_executor import TorchExecutor
 from weft.frontends.torch.importer.checks import failure
@@ -47,9 +48,12 @@ class CompiledGraph:
     def shortest(self) -> Callable[[list[Any]], list[Any]]:
         """The quickest callable: the executor's own, where arguments and results are just the program's."""
         executor, calling = self.executor, self.calling
-        if not isinstance(executor, TorchExecutor) or calling.complex_arguments or calling.symbols.rules:
+        if not isinstance(executor, TorchExecutor):
             return self
-        return executor.direct(calling, self.constants, self, self.watch) or self
+        donated = [calling.arguments[place] for place in executor.executable.plan.donated]
+        plain = calling.complex_arguments or calling.symbols.rules
+        direct = None if plain else executor.direct(calling, self.constants, self, self.watch)
+        return with_own_arguments(direct or self, donated)
 
     def __call__(self, arguments: list[Any]) -> list[Any]:
         calling, watch = self.calling, self.watch

@@ -11,7 +11,7 @@ from xdsl.ir import SSAValue
 from weft.ops.graph import FuncOp, GraphBuilder, module_of
 from weft.passes.simplify.eliminate_dead import EliminateDead
 
-_OF_ENDS = ("arg_strides", "result_strides", "mutated", "replaced", "constants")
+_OF_ENDS = ("arg_strides", "result_strides", "mutated", "replaced", "donated", "constants")
 """Annotations that speak of arguments and results by their places."""
 
 

@@ -83,7 +83,7 @@ def jvp_function(function: FuncOp, wanted: Sequence[int] | None = None) -> FuncO
     made.sym_name = StringAttr(f"{function.sym_name.data}_jvp")
     if function.arg_names:
         made.arg_names = ArrayAttr(StringAttr(name) for name in names)
-    for stale in ("result_strides", "mutated", "replaced"):
+    for stale in ("result_strides", "mutated", "replaced", "donated"):
         made.attributes.pop(stale, None)
     if made.parent is None:
         EliminateDead().apply(Context(), module_of(made))

@@ -24,6 +24,7 @@ from weft.errors import UnsupportedError
 from weft.frontends.torch.importer.aliasing import aliased, memory_owners, replaced, view_of
 from weft.frontends.torch.importer.checks import are_checked, combined, is_of_data
 from weft.frontends.torch.importer.complex_numbers import Complex
+from weft.frontends.torch.importer.donated_placeholders import DONATED
 from weft.frontends.torch.importer.facts import condition_count, environment_of
 from weft.frontends.torch.importer.float_sizes import FloatFormula, formulas
 from weft.frontends.torch.importer.import_nodes import NodeImporter, meta_of
@@ -139,6 +140,8 @@ class _Importer:
             state_verdict(function)
         if constants := self._constant_places(tensors):
             function.attributes["constants"] = to_attribute(constants)
+        if donated := self._donated(tensors):
+            function.attributes["donated"] = to_attribute(donated)
         waits = not self.nodes.capabilities.own_memory or self.nodes.config.device_checks == "wait"
         calling = Calling(
             arguments=tuple(self.nodes.positions[node] for node in tensors),
@@ -167,6 +170,15 @@ class _Importer:
         frozen = [n for n, node in enumerate(tensors) if self.nodes.positions[node] in frozen_positions]
         own = [len(tensors) + n for n, constant in enumerate(self.nodes.constants) if not constant.is_complex()]
         return tuple([*frozen, *own])
+
+    def _donated(self, tensors: Sequence[fx.Node]) -> tuple[int, ...]:
+        """Which of the function's arguments it may write over; of complex numbers a view is passed to it."""
+        positions = set(self.nodes.module.meta.get(DONATED, ())).difference(self.nodes.frozen)
+        return tuple(
+            n
+            for n, node in enumerate(tensors)
+            if self.nodes.positions[node] in positions and not meta_of(node).is_complex()
+        )
 
     def _outgoing(self, node: fx.Node) -> SSAValue:
         value = self.nodes.values[node]
