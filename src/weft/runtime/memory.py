@@ -49,10 +49,10 @@ class Peak:
 
 
 _WORTH, _WORTH_SHARE = 32 << 20, 0.02
-_MOST_TOGETHER = 8
-"""Kernels that one tape launches where phases are worth their while,"""
+_NEAR_THE_LEAST = 1.01
+"""How much more than the least that is possible segments may take, so that each launches many kernels."""
 _TOGETHER_WITHIN_A_BUDGET = (8, 4, 2, 1)
-"""and where there is a budget of memory, as many of these as it allows."""
+"""Kernels that one tape launches where there is a budget of memory: as many of these as it allows."""
 
 
 def lifetimes(plan: Plan, steps: Iterable[Step] | None = None) -> dict[int, tuple[int, int]]:
@@ -72,9 +72,62 @@ def bytes_of(plan: Plan, buffer: int, sizes: Mapping[str, int]) -> int:
     return evaluate(product(tensor.shape), sizes) * tensor.dtype.bytes
 
 
-def cut_finely(parts: Sequence[tuple[Step, ...]], most: int = _MOST_TOGETHER) -> list[tuple[Step, ...]]:
+def cut_finely(parts: Sequence[tuple[Step, ...]], most: int) -> list[tuple[Step, ...]]:
     """Runs of steps cut into shorter ones, between which memory can be given back."""
     return [part[k : k + most] for part in parts for k in range(0, len(part), most)]
+
+
+def cut_by_peak(plan: Plan, sizes: Mapping[str, int], parts: Sequence[tuple[Step, ...]]) -> list[tuple[Step, ...]]:
+    """Runs of steps cut where memory has to be given back for a peak near the least that is possible.
+
+    They are short where much memory is in use, and elsewhere as long as they were.
+    """
+    single = cut_finely(parts, 1)
+    phases = plan_phases(plan, sizes, single)
+    if not phases:
+        return list(parts)
+    limit = int(peak_of(plan, sizes, single, phases).phased * _NEAR_THE_LEAST)
+    amounts = [bytes_of(plan, number, sizes) for number in range(len(plan.buffers))]
+    before = _live_before(plan, amounts, single, phases)
+    cut: list[tuple[Step, ...]] = []
+    done = 0
+    for part in parts:
+        begin, done = done, done + len(part)
+        for end in range(begin + 1, done):
+            together = [step for (step,) in single[begin : end + 1]]
+            allowed = limit - before[begin]
+            if _needs(plan, amounts, together, phases[begin : end + 1], allowed) > allowed:
+                cut.append(tuple(together[:-1]))
+                begin = end
+        cut.append(tuple(step for (step,) in single[begin:done]))
+    return cut
+
+
+def _live_before(
+    plan: Plan, amounts: Sequence[int], single: Sequence[tuple[Step, ...]], phases: Sequence[Phase]
+) -> list[int]:
+    """The bytes in use before each step, if what nobody reads any more is given back after every one."""
+    called = {number for number, buffer in enumerate(plan.buffers) if buffer.role == "external"}
+    live, before = sum(amounts[b] for b in plan.inputs), list[int]()
+    for (step,), phase in zip(single, phases, strict=True):
+        before.append(live)
+        new = called.intersection(buffers_of(step))
+        called -= new
+        live += sum(amounts[b] for b in (*phase.makes, *new)) - sum(amounts[b] for b in phase.drops)
+    return before
+
+
+def _needs(plan: Plan, amounts: Sequence[int], together: Sequence[Step], phases: Sequence[Phase], allowed: int) -> int:
+    """What steps need of new memory if they share an arena; or more, where that is still no more than is allowed."""
+    made = {b for phase in phases for b in phase.makes}
+    total = sum(amounts[b] for b in made) + sum(phase.arena.size for phase in phases)
+    if total <= allowed:
+        return total
+    scratch = {b for phase in phases for b in phase.arena.offsets}
+    dropped = made.intersection(b for phase in phases for b in phase.drops)
+    inside = {b: life for b, life in lifetimes(plan, together).items() if b in scratch or b in dropped}
+    arena = lay_out(inside, {b: amounts[b] for b in inside})
+    return sum(amounts[b] for b in made if b not in inside) + arena.size
 
 
 def plan_phases(plan: Plan, sizes: Mapping[str, int], parts: Sequence[Sequence[Step]]) -> tuple[Phase, ...]:
@@ -111,7 +164,7 @@ def choose_phases(
     """The steps of each segment, cut finely where that saves memory, and their phases, where those do."""
     phases = plan_phases(plan, sizes, parts)
     peak = peak_of(plan, sizes, parts, phases)
-    fine = cut_finely(parts)
+    fine = cut_by_peak(plan, sizes, parts)
     finer = plan_phases(plan, sizes, fine)
     if Peak(peak_of(plan, sizes, fine, finer).phased, peak.phased).is_worth_phases:
         return fine, finer

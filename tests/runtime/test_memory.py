@@ -1,0 +1,55 @@
+"""Where programs are cut so that memory is given back: near the least peak, in few segments."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from weft.ir.types import Tensor, f32
+from weft.lower.steps import Buffer, KernelStep, Plan
+from weft.ops.layouts import contiguous
+from weft.runtime.memory import choose_phases, cut_by_peak, cut_finely, peak_of, plan_phases
+
+MIB = 1 << 18
+"""Elements of f32 that take as much."""
+
+
+def planned(roles: dict[int, str], sizes: dict[int, int], steps: list[tuple[int, ...]]) -> Plan:
+    """A plan of steps that touch buffers of so many MiB."""
+    tensors = [Tensor(f32, (sizes[n] * MIB,)) for n in range(len(sizes))]
+    buffers = tuple(Buffer(roles.get(n, "temporary"), each, contiguous(each)) for n, each in enumerate(tensors))
+    inputs = tuple(n for n in range(len(sizes)) if roles.get(n) == "input")
+    outputs = tuple(n for n in range(len(sizes)) if roles.get(n) == "output")
+    made = tuple(KernelStep(f"k{n}", touched, (), 1, 1, False, "") for n, touched in enumerate(steps))
+    return Plan("f", buffers, made, inputs, outputs, ())
+
+
+def test_large_inputs_go_before_what_comes_after_them() -> None:
+    """Logits and their gradient, then a padded copy of that, then small kernels, which stay together."""
+    roles = {0: "input", 1: "input", 9: "output"}
+    sizes = {0: 900, 1: 900, 2: 900, 3: 900, **dict.fromkeys(range(4, 10), 10)}
+    steps = [(0, 1, 2), (2, 3), (3, 4), (4, 5), (5, 6), (6, 7), (7, 8), (8, 9)]
+    plan = planned(roles, sizes, steps)
+    parts, phases = choose_phases(plan, {}, [plan.steps])
+    assert peak_of(plan, {}, parts, phases).phased == 2700 << 20
+    assert [len(part) for part in parts] == [1, 7]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_random_programs_are_cut_near_the_least(seed: int) -> None:
+    rng = random.Random(seed)
+    count = rng.randint(6, 40)
+    sizes = {n: rng.choice((1, 1, 4, 64, 300)) for n in range(count)}
+    roles = {0: "input", 1: "input", count - 1: "output"}
+    steps = [(*rng.sample(range(max(0, n - 6), n), min(n, 2)), n) for n in range(2, count)]
+    plan = planned(roles, sizes, steps)
+    whole = [plan.steps[:3], plan.steps[3:]]
+    cut = cut_by_peak(plan, {}, whole)
+    assert [step for part in cut for step in part] == list(plan.steps)
+    assert all(part in (tuple(plan.steps[k : k + len(part)]) for k in range(count)) for part in cut)
+    found, least = (
+        peak_of(plan, {}, parts, plan_phases(plan, {}, parts)).phased for parts in (cut, cut_finely(whole, 1))
+    )
+    assert found <= least * 1.01
+    assert len(cut) <= len(plan.steps)
