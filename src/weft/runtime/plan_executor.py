@@ -61,6 +61,7 @@ class PlanExecutor(Generic[ProgramT, ArrayT]):
             if number in plan.inputs and position not in plan.replacing
         ]
         self.symbols = plan.symbols
+        self.donated = plan.donated
         self.has_constants = bool(plan.fixed or plan.constants)
 
     def __call__(self, tensors: Sequence[ArrayT], symbols: Mapping[str, int]) -> list[ArrayT]:

@@ -21,6 +21,7 @@ from weft.diagnostics import warn
 from weft.errors import CompilationError, LoweringError, WeftError
 from weft.forks import COMPILING
 from weft.frontends.torch import caching
+from weft.frontends.torch.capture.causal_masks import state_causal_masks
 from weft.frontends.torch.capture.chunked_loss import with_chunked_losses
 from weft.frontends.torch.capture.decompositions import decompositions
 from weft.frontends.torch.capture.grouped_matmuls import with_traced_gradients
@@ -115,11 +116,13 @@ def _by_aot_autograd(
 
     def compile_inference(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[[list[Any]], Sequence[Any]]:
         traced.note(graph.graph)
+        state_causal_masks(graph)
         return shortcut.watched(compilers["inference"](graph, inputs))
 
     def partition(joint: fx.GraphModule, *args: Any, **kwargs: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
         mark_gathers(joint)
         traced.note(joint.graph)
+        state_causal_masks(joint)
         return partition_joint(joint, *args, config=config, **kwargs)
 
     backend: Any = aot_autograd(

@@ -50,7 +50,7 @@ class CompiledGraph:
         executor, calling = self.executor, self.calling
         if not isinstance(executor, TorchExecutor):
             return self
-        donated = [calling.arguments[place] for place in executor.executable.plan.donated]
+        donated = [calling.arguments[place] for place in executor.donated]
         plain = calling.complex_arguments or calling.symbols.rules
         direct = None if plain else executor.direct(calling, self.constants, self, self.watch)
         return with_own_arguments(direct or self, donated)

@@ -1,0 +1,129 @@
+"""Attention masks that are causal, whatever computes them: one that depends on no argument is computed at compile time.
+
+A decoder of transformers compares ids of documents that it derives from its positions, so that packed sequences do not
+see each other. Where positions are plain, all of it is the same in every call: each row sees the keys up to its own.
+Attention that is told so computes half as much, and reads no mask.
+"""
+
+# Torch's values have no types that can be followed.
+# pyright: reportPrivateUsage=false, reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any, cast
+
+import torch
+from torch import fx
+from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch.fx.node import map_arg
+from torch.fx.operator_schemas import normalize_function
+
+_ATTENTION = tuple(
+    getattr(torch.ops.aten, f"_scaled_dot_product_{kind}{end}").default
+    for kind in ("cudnn_attention", "efficient_attention", "flash_attention_for_cpu")
+    for end in ("", "_backward")
+)
+_MASKS = ("attn_bias", "attn_mask")
+_HIDDEN = -65504.0
+"""What is added to a score whose key does not count, at most: a row's own key has one that is larger by far."""
+_MOST_ELEMENTS = 1 << 27
+"""Of a mask that is computed for this: some hundred megabytes for a second."""
+
+
+def state_causal_masks(graph: fx.GraphModule) -> None:
+    """Let attention whose mask is causal say so in place of reading it."""
+    is_causal: dict[str, bool] = {}
+    stated = False
+    for node, arguments in _masked_attention(graph):
+        name = next(name for name in _MASKS if name in arguments)
+        needed = _constant_nodes(arguments[name])
+        if needed is None or not _is_square(arguments):
+            continue
+        text = _text(needed)  # every layer makes a mask of its own
+        if text not in is_causal:
+            is_causal[text] = _is_causal(needed)
+        if not is_causal[text]:
+            continue
+        arguments |= {name: None, "is_causal": True}
+        given = [each.name for each in cast("OpOverload", node.target)._schema.arguments if not each.kwarg_only]
+        node.args = tuple(arguments.pop(each) for each in given)
+        node.kwargs = arguments
+        stated = True
+    if stated:
+        graph.graph.eliminate_dead_code()
+        graph.recompile()
+
+
+def _masked_attention(graph: fx.GraphModule) -> Iterator[tuple[fx.Node, dict[str, Any]]]:
+    """The calls of attention with a mask, and their arguments by name."""
+    for target in _ATTENTION:
+        for node in graph.graph.find_nodes(op="call_function", target=target):
+            normal = normalize_function(node.target, node.args, node.kwargs, normalize_to_only_use_kwargs=True)
+            arguments = {} if normal is None else dict(normal.kwargs)
+            is_masked = any(isinstance(arguments.get(name), fx.Node) for name in _MASKS)
+            if is_masked and not arguments.get("is_causal"):
+                yield node, arguments
+
+
+def _is_square(arguments: dict[str, Any]) -> bool:
+    """Whether there are as many keys as rows; where there are not, torch and others count them from other ends."""
+    rows, keys = (arguments[name].meta["val"].shape[-2] for name in ("query", "key"))
+    return isinstance(rows, int) and rows == keys
+
+
+def _is_causal(needed: list[fx.Node]) -> bool:
+    """Whether what the last of these calls makes lets each row see the keys up to its own and no others."""
+    # Tracing is still under way, which would make a fake tensor of whatever is computed here.
+    with unset_fake_temporarily(), torch.no_grad(), torch.autocast("cpu", enabled=False):
+        mask = _computed(needed)
+        seen = torch.ones(mask.shape[-2:], dtype=torch.bool).tril()
+        if mask.dtype == torch.bool:
+            return bool((mask == seen).all())
+        return bool(torch.where(seen, mask == 0, mask <= _HIDDEN).all())
+
+
+def _constant_nodes(mask: fx.Node) -> list[fx.Node] | None:
+    """The calls that make a mask, in order, if no argument has a part in it, nor chance, and it is not too large."""
+    shape = mask.meta["val"].shape
+    if len(shape) < 2 or shape[-1] != shape[-2]:
+        return None
+    found: dict[fx.Node, None] = {}
+    waiting = [mask]
+    while waiting:
+        node = waiting.pop()
+        if node in found:
+            continue
+        value = node.meta.get("val")
+        if node.op != "call_function" or not isinstance(node.target, OpOverload) or node.is_impure():
+            return None
+        if torch.Tag.nondeterministic_seeded in node.target.tags or not isinstance(value, torch.Tensor):
+            return None
+        sizes: list[Any] = list(value.shape)
+        if any(not isinstance(size, int) for size in sizes) or math.prod(sizes) > _MOST_ELEMENTS:
+            return None
+        found[node] = None
+        waiting += node.all_input_nodes
+    order = {node: place for place, node in enumerate(mask.graph.nodes)}
+    return sorted(found, key=order.__getitem__)
+
+
+def _text(needed: list[fx.Node]) -> str:
+    """What calls compute, the same for calls that compute the same in the same order."""
+    numbers = {node: number for number, node in enumerate(needed)}
+    return "\n".join(
+        f"{node.target} {map_arg((node.args, node.kwargs), lambda each: f'%{numbers[each]}')}" for node in needed
+    )
+
+
+def _computed(needed: list[fx.Node]) -> torch.Tensor:
+    """What the last of these calls makes, on this processor."""
+    values: dict[fx.Node, Any] = {}
+    for node in needed:
+        args, kwargs = map_arg((node.args, node.kwargs), values.__getitem__)
+        if "device" in kwargs:
+            kwargs = {**kwargs, "device": "cpu"}
+        values[node] = node.target(*args, **kwargs)  # pyright: ignore[reportCallIssue]  a call of an operator
+    return values[needed[-1]]
