@@ -104,6 +104,17 @@ def test_a_site_left_out_is_had_from_its_neighbours() -> None:
     np.testing.assert_allclose(filled(Grid(xs, ys, holed, np.ones_like(times))).times[1, 2], times[1, 2])
 
 
+def test_slow_runs_beside_a_site_left_out_do_not_count() -> None:
+    xs = ys = np.array([2048.0, 2560.0, 3072.0, 3584.0, 4096.0, 5120.0, 6144.0])
+    times = (xs[:, None] * ys[None, :])[..., None] * 1e-12
+    slow = times.copy()
+    slow[2, 3] *= 1.4
+    slow[3, 4] *= 1.25
+    guess = Grid(xs, ys, slow, np.ones_like(times)).without(3, 3)
+    assert guess is not None
+    np.testing.assert_allclose(guess, times[3, 3], rtol=0.02)
+
+
 def test_what_fills_a_hole_is_not_told_as_measured(tmp_path: Path) -> None:
     sizes = (1024, 2048, 4096, 8192)
     holes = {(2048, 4096), (8192, 8192)}
