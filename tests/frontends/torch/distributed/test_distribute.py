@@ -21,6 +21,7 @@ from tests.frontends.torch.distributed.ranks import meeting_place, on_ranks
 from weft.errors import RankError, ShardingError, UnsupportedError
 from weft.frontends.torch.collectives import failures
 from weft.frontends.torch.collectives.lower_collectives import CollectiveLowering
+from weft.frontends.torch.distributed.distribute import DistributedModel
 from weft.frontends.torch.distributed.hints import Plan, plan_of_transformers
 from weft.ir.types import Tensor, f32
 from weft.ops.collectives import Send
@@ -298,6 +299,36 @@ def _freezes_and_thaws(rank: int) -> list[list[bool]]:
 def test_parameters_may_be_frozen_and_thawed_between_steps() -> None:
     for found in on_ranks(2, _freezes_and_thaws):
         assert found == [[False, False, True, True], [True] * 4, [False, False, True, True]]
+
+
+class Multiplied(nn.Module):
+    """A module with a number that its program is traced with."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+        self.scale = 1.0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x) * self.scale
+
+
+def _changes_an_attribute(rank: int) -> list[Any]:
+    torch.manual_seed(0)
+    model, x = Multiplied(), torch.randn(4, 8)
+    expected = model(x).detach()
+    spread = weft.distribute(model, {"tp": 2}, {"linear.weight": "[{tp}, {}]"})
+    assert isinstance(spread, DistributedModel)
+    far: list[float] = []
+    with torch.no_grad():
+        for set_on, scale in ((model, 1.0), (model, 2.0), (spread, 3.0), (model, 1.0), (spread, 3.0)):
+            set_on.scale = scale
+            far.append(float((spread(x) - expected * scale).abs().max()))
+    return [max(far) < 1e-5, len(spread.programs)]
+
+
+def test_an_attribute_that_changes_makes_another_program() -> None:
+    assert on_ranks(2, _changes_an_attribute) == [[True, 3], [True, 3]]
 
 
 class Shifted(nn.Module):

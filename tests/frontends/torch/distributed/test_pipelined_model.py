@@ -282,3 +282,32 @@ def test_a_rank_that_dies_is_named_on_all_stages() -> None:
         assert isinstance(result, tuple), result
         assert result[0] == (1,)
         assert result[1] < 60
+
+
+class Scaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+        self.scale = 1.0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(x) * self.scale
+
+
+def _changes_an_attribute(rank: int) -> list[float]:
+    torch.manual_seed(0)
+    model, x = Scaled(), torch.randn(4, 8)
+    expected = model(x).detach()
+    spread: Any = weft.distribute(model, {"pp": 2}, Plan(pipeline=Pipeline("pp", 2, (x,))))
+    found: list[float] = []
+    with torch.no_grad():
+        for scale in (1.0, 2.0):
+            model.scale = scale
+            found.append(float((spread(x) - expected * scale).abs().max()))
+    dist.barrier()
+    return found
+
+
+def test_an_attribute_that_changes_makes_other_stages() -> None:
+    for found in on_ranks(2, _changes_an_attribute):
+        assert max(found) < 1e-5

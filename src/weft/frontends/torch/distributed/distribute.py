@@ -30,6 +30,7 @@ from weft.frontends.torch.collectives.failures import TIMEOUT, naming_dead_ranks
 from weft.frontends.torch.distributed.capture_model import CapturedModel, capture_model
 from weft.frontends.torch.distributed.hints import Plan, check_patterns, plan_of_transformers
 from weft.frontends.torch.distributed.kept_programs import KeptPrograms
+from weft.frontends.torch.distributed.model_attributes import AroundModel, ModelAttributes
 from weft.frontends.torch.distributed.pipelined_model import PipelinedModel
 from weft.frontends.torch.distributed.placing import (
     described_call,
@@ -100,7 +101,7 @@ def _device_mesh(model: nn.Module, sizes: Mapping[str, int], timeout: timedelta)
     return made
 
 
-class DistributedModel(nn.Module):
+class DistributedModel(AroundModel):
     """A model on the ranks of a mesh."""
 
     def __init__(self, model: nn.Module, groups: Groups, plan: Plan, config: Config) -> None:
@@ -115,6 +116,7 @@ class DistributedModel(nn.Module):
         for name, parameter in list(model.named_parameters()):
             self._place(name, parameter)
         self.agreement = Agreement.among(groups.numbers)
+        self.attributes = ModelAttributes(model, self.skeleton[0])
         self.programs: KeptPrograms[_RankModel] = KeptPrograms()
 
     def _place(self, name: str, parameter: nn.Parameter) -> None:
@@ -140,13 +142,15 @@ class DistributedModel(nn.Module):
         wanted = tuple(torch.is_grad_enabled() and p.requires_grad for p in self.model.parameters())
         trains, modes = any(wanted), tuple(module.training for module in self.model.modules())
         # Ranks that differ where all have met both kinds of calls before would wait for each other as well.
-        self.agreement.check(described_call(leaves, spec, wanted, modes))
-        key = (spec, wanted, modes, tuple(_described(leaf) for leaf in leaves))
+        attributes = self.attributes.state()
+        self.agreement.check(described_call(leaves, spec, wanted, modes, attributes))
+        key = (spec, wanted, modes, attributes, tuple(_described(leaf) for leaf in leaves))
         return self.programs.get(key, lambda: self._compile(leaves, spec, trains))(leaves, self.model)
 
     def sharded(self, *args: Any, trains: bool = False, **kwargs: Any) -> ShardedProgram:
         """The program of a rank for such inputs, with its collectives, as IR."""
         leaves, spec = pytree.tree_flatten((args, kwargs))
+        self.attributes.state()
         return self._sharded(leaves, spec, trains)[1]
 
     def _sharded(self, leaves: Sequence[Any], spec: Any, trains: bool) -> tuple[CapturedModel, ShardedProgram]:

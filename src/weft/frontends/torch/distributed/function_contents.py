@@ -61,13 +61,13 @@ class Unknown:
 
 
 @dataclass(frozen=True, eq=False)
-class _Itself:
+class Itself:
     """An object that is equal to itself alone; it is held, so that no other gets its address."""
 
     held: Any
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Itself) and other.held is self.held
+        return isinstance(other, Itself) and other.held is self.held
 
     def __hash__(self) -> int:
         return id(self.held)
@@ -129,7 +129,7 @@ class _Walk:
             case torch.Tensor():
                 return self._tensor(value)
             case enum.Enum() | torch.Generator() | io.IOBase():
-                return _Itself(value)
+                return Itself(value)
             case np.ndarray():
                 return self._array(value)
             case array.array() | bytearray():
@@ -147,7 +147,7 @@ class _Walk:
             case type():
                 return self._class(value)
             case contextvars.ContextVar():
-                return _Itself(value), self._told(value.get(None))
+                return Itself(value), self._told(value.get(None))
             case tuple() | list() | deque() | set() | frozenset():
                 return self._all(value), self._object(value, seen=True)
             case dict() | MappingProxyType():
@@ -162,9 +162,9 @@ class _Walk:
     def _tensor(self, value: torch.Tensor) -> Hashable:
         """Programs read tensors at every call, but for those whose elements tracing takes for numbers."""
         if value.numel() > 1 and self.names.isdisjoint(_READING):
-            return _Itself(value), value.requires_grad
+            return Itself(value), value.requires_grad
         try:
-            return _Itself(value), value.requires_grad, value._version  # pyright: ignore[reportPrivateUsage]
+            return Itself(value), value.requires_grad, value._version  # pyright: ignore[reportPrivateUsage]
         except RuntimeError as error:
             what = "it reads a tensor of inference mode, which does not tell when it is written"
             raise _UnknownError(what) from error
@@ -196,19 +196,19 @@ class _Walk:
 
     def _module(self, module: Module) -> Hashable:
         if self._is_library(module.__name__):
-            return _Itself(module)
+            return Itself(module)
         held = vars(module)
         wanted = {name: held[name] for name in (self.names | {"__getattr__"}) & held.keys()}
         if self.every:
             wanted |= {name: each for name, each in held.items() if isinstance(each, _DATA) and name[:2] != "__"}
-        return _Itself(module), tuple((name, self._told(each)) for name, each in sorted(wanted.items(), key=_name))
+        return Itself(module), tuple((name, self._told(each)) for name, each in sorted(wanted.items(), key=_name))
 
     def _class(self, found: type) -> Hashable:
         if self._is_library(found.__module__):
-            return _Itself(found)
+            return Itself(found)
         meta: type = type(found)
         kinds = *found.__mro__, *meta.__mro__
-        return _Itself(found), *(self._members(each, self.names, _MAKING) for each in kinds)
+        return Itself(found), *(self._members(each, self.names, _MAKING) for each in kinds)
 
     def _is_library(self, name: object) -> bool:
         root = _root(name)
@@ -222,7 +222,7 @@ class _Walk:
         """An object by its class and the attributes that it has and some code names; `seen`, what else it has is."""
         kind = type(value)
         if kind.__module__ == "builtins" or _is_kept(kind):
-            return _Itself(kind if seen else value)
+            return Itself(kind if seen else value)
         held, wanted = _held_by(value, seen), self.names
         found: list[tuple[str, Any]] = []
         if isinstance(value, nn.Module):
@@ -234,7 +234,7 @@ class _Walk:
         # What an object of Python's library keeps besides attributes is not seen.
         by_kind = seen or kind.__module__.startswith("torch.") or not self._is_library(kind.__module__)
         own = tuple((name, self._told(each)) for name, each in found)
-        return _Itself(kind if by_kind else value), own, members
+        return Itself(kind if by_kind else value), own, members
 
     def _members(self, kind: type, names: frozenset[str], making: frozenset[str]) -> Hashable:
         """What a class has of these names, and what Python calls by itself: operators, calls, attribute access."""

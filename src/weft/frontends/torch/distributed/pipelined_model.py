@@ -33,6 +33,7 @@ from weft.frontends.torch.distributed.function_contents import Unknown, content_
 from weft.frontends.torch.distributed.hints import Pipeline, Plan
 from weft.frontends.torch.distributed.kept_programs import KeptPrograms, described_function
 from weft.frontends.torch.distributed.micro_batches import cut_batch, joined_outputs
+from weft.frontends.torch.distributed.model_attributes import AroundModel, ModelAttributes
 from weft.frontends.torch.distributed.pipeline_line import PipelineLine
 from weft.frontends.torch.distributed.placing import described_call, input_name, placed_parameter, skeleton_of
 from weft.frontends.torch.distributed.rank_program import Call, Groups, compile_for_rank, groups_of
@@ -47,7 +48,7 @@ from weft.passes.sharding.stage_functions import place_parameters
 Loss = Callable[..., torch.Tensor]
 
 
-class PipelinedModel(nn.Module):
+class PipelinedModel(AroundModel):
     """A model on a mesh of which one axis is a pipeline's."""
 
     def __init__(self, model: nn.Module, devices: DeviceMesh, plan: Plan, pipeline: Pipeline, config: Config) -> None:
@@ -69,6 +70,7 @@ class PipelinedModel(nn.Module):
         self.model = model
         self.stages = self._place(model)
         self.agreement = Agreement.among(self.line.everyone)
+        self.attributes = ModelAttributes(model, self.skeleton[0])
         self.programs: KeptPrograms[RankStages] = KeptPrograms()
 
     def _place(self, model: nn.Module) -> dict[str, tuple[int, ...]]:
@@ -243,11 +245,12 @@ class PipelinedModel(nn.Module):
         modes = tuple(module.training for module in self.model.modules())
         below, inner = pytree.tree_flatten(targets)
         given, whole = pytree.tree_flatten((pytree.tree_unflatten(list(leaves), spec), targets))
-        described = described_call(given, whole, [loss is not None], modes)
+        attributes = self.attributes.state()
+        described = described_call(given, whole, [loss is not None], modes, attributes)
         # Ranks that differ where all have met both kinds of calls before would wait for each other as well.
         self.agreement.check(described if loss is None else f"{described}, loss {described_function(loss)}")
         content = content_of(loss)
-        call = (spec, inner, content, modes, tuple(_described(leaf) for leaf in (*leaves, *below)))
+        call = (spec, inner, content, modes, attributes, tuple(_described(leaf) for leaf in (*leaves, *below)))
         key = content if isinstance(content, Unknown) else call
         return self.programs.get(key, lambda: self._compile(leaves, spec, loss, targets))
 
@@ -257,6 +260,7 @@ class PipelinedModel(nn.Module):
         below, inner = pytree.tree_flatten(targets)
         first = cut_batch([*leaves, *below], self.pipeline.micro_batches)[0]
         wanted = pytree.tree_unflatten(first[len(leaves) :], inner)
+        self.attributes.state()
         programs = self._programs(self._capture(first[: len(leaves)], spec, loss, wanted), first, spec, loss)[1]
         return list(programs.values())
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -62,9 +62,16 @@ def skeleton_of(model: nn.Module, mode: FakeTensorMode) -> nn.Module:
         for tensor in (*model.parameters(), *model.buffers()):
             empty = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
             memo[id(tensor)] = nn.Parameter(empty, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else empty
+    memo |= constant_attributes(model, memo)
+    return copy.deepcopy(model, memo)
+
+
+def constant_attributes(model: nn.Module, known: Mapping[int, Any]) -> dict[int, torch.Tensor]:
+    """The tensors that modules hold in plain attributes, but for those that are known, each by its id."""
+    found: dict[int, torch.Tensor] = {}
     for owner, module in model.named_modules():
         for attribute, leaf in _attributes(module):
-            if not isinstance(leaf, torch.Tensor) or id(leaf) in memo:
+            if not isinstance(leaf, torch.Tensor) or id(leaf) in known:
                 continue
             if leaf.requires_grad:
                 name = f"{owner}.{attribute}".removeprefix(".")
@@ -72,8 +79,8 @@ def skeleton_of(model: nn.Module, mode: FakeTensorMode) -> nn.Module:
                     f"{name} requires a gradient and is neither a parameter nor a buffer",
                     hint="make it an nn.Parameter, or detach it",
                 )
-            memo[id(leaf)] = leaf
-    return copy.deepcopy(model, memo)
+            found[id(leaf)] = leaf
+    return found
 
 
 def _attributes(module: nn.Module) -> Iterator[tuple[str, Any]]:
@@ -88,16 +95,20 @@ def input_name(path: str) -> str:
     return path.partition("]")[2].strip("[]").replace("'", "").replace("][", ".")
 
 
-def described_call(leaves: Sequence[Any], spec: Any, wanted: Sequence[bool], modes: Sequence[bool]) -> str:
+def described_call(
+    leaves: Sequence[Any], spec: Any, wanted: Sequence[bool], modes: Sequence[bool], attributes: int = 0
+) -> str:
     """A call in words: what programs are made for, and what ranks have to agree on.
 
-    `wanted` is whether each parameter gets a gradient, `modes` whether each module is in training mode.
+    `wanted` is whether each parameter gets a gradient, `modes` whether each module is in training mode, `attributes`
+    the number of the state that modules' attributes are in: values may differ by rank, but all ranks change them.
     """
     named = pytree.tree_flatten_with_path(pytree.tree_unflatten(list(leaves), spec))[0]
     given = [f"{input_name(pytree.keystr(path))}: {_described(leaf)}" for path, leaf in named]
     gradients = f"with gradients{_which(wanted, 'of', 'parameters')}" if any(wanted) else "without gradients"
     training = f"{sum(modes)} of {len(modes)} modules in training mode{_which(modes)}"
-    return f"({', '.join(given)}) {gradients}, {training}"
+    changed = f", attributes in state {attributes}" if attributes else ""
+    return f"({', '.join(given)}) {gradients}, {training}{changed}"
 
 
 def _which(flags: Sequence[bool], word: str = "", what: str = "") -> str:
