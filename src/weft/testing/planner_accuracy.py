@@ -180,6 +180,14 @@ class Case:
     osl: float
     clients: int
     tpot: float
+    rate: float
+    """Output tokens a second of a GPU, which the search ranks by: time to the first token counts."""
+
+    @property
+    def measured_rate(self) -> float:
+        """The same from the measured latencies: every client has one request at a time."""
+        ttft, tpot = float(self.row["ttft_ms"]) * 1e-3, float(self.row["tpot_ms"]) * 1e-3
+        return self.clients * self.osl / (ttft + (self.osl - 1) * tpot) / self.parallel.gpus
 
 
 class Pricer:
@@ -225,6 +233,7 @@ class Pricer:
             osl,
             clients,
             float(service.tpot),
+            float(service.rate) / parallel.gpus,
         )
 
 
@@ -312,14 +321,9 @@ def _rank(mapped: Errors, ranked: Errors, family: str, cases: list[tuple[Case, f
             continue
         # The choice is made from predictions alone. One that breaks the limit, or none at all, is a whole loss.
         likely = [each for each in cases if each[0].tpot <= limit]
-        chosen = max(likely, key=lambda each: _given(each[0], each[0].tpot)) if likely else None
-        best = max(_given(case, measured) for case, measured in allowed)
+        chosen = max(likely, key=lambda each: each[0].rate) if likely else None
+        best = max(case.measured_rate for case, _ in allowed)
         kept = chosen is not None and chosen[1] <= limit
-        ranked.add(family, 1 - _given(*chosen) / best if kept and chosen is not None else 1.0)
-        same = [_given(*each) for each in allowed if chosen is not None and each[0].parallel == chosen[0].parallel]
+        ranked.add(family, 1 - chosen[0].measured_rate / best if kept and chosen is not None else 1.0)
+        same = [case.measured_rate for case, _ in allowed if chosen is not None and case.parallel == chosen[0].parallel]
         mapped.add(family, 1 - max(same, default=0.0) / best)
-
-
-def _given(case: Case, seconds: float) -> float:
-    """Output tokens a second of a GPU with such a TPOT."""
-    return case.clients / seconds / case.parallel.gpus
