@@ -28,8 +28,8 @@ ROWS: Array = np.array(
 )
 """The rows at which curves are kept; between them times are linear."""
 BANDS = {"measured": 0.03, "interpolated": 0.05, "transferred": 0.20, "roofline": 0.60, "specification": 0.50}
-"""The part by which a time of each step is taken to be off. `interpolated` is twice the median error of sites left out
-of public tables (`weft plan --evaluate`: 2.3 to 2.5 %; one in ten matmuls is off by 11 % or more). The others are
+"""The part by which a time of each step is taken to be off. `interpolated` is over twice the median error of sites left
+out of public tables (`weft plan --evaluate`: 1.6 to 2.0 %; one in ten matmuls is off by 9 % or more). The others are
 assumptions that no measurement here stands behind: `measured` for runs that differ, the rest for how far they reach."""
 DTYPES = {
     "bf16": "bfloat16",
