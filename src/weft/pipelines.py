@@ -12,7 +12,7 @@ from xdsl.dialects.builtin import ModuleOp
 from xdsl.passes import ModulePass
 
 from weft.backends.cpu.microkernel import cpu_machine, panel_form
-from weft.backends.cpu.object_compiler import compile_kernels as compile_cpu_kernels
+from weft.backends.cpu.object_compiler import ObjectCompiler
 from weft.backends.cpu.target import CpuTarget, target_for
 from weft.backends.target import argument_names
 from weft.capabilities import PROCESSOR, Capabilities
@@ -390,13 +390,15 @@ def compile_cpu(
         report.program("grouped", function)
         report.blocks = list(map(str, repeated_blocks(function))) if wants_blocks() else []
         start = time.perf_counter()
-        planned = build_plan(function, partial(panel_form, target), cpu_machine(target))
-        start = report.measure("lower_to_tile", start)
-        report.planned(planned.plan, planned.schedules)
-        report.made_of_tiles(planned.kernels)
-        text, code = compile_cpu_kernels(planned.kernels, target, debug_lines=config.debug_lines)
+        with ObjectCompiler(target, debug_lines=config.debug_lines) as compiler:
+            planned = build_plan(function, partial(panel_form, target), cpu_machine(target), compiler.add)
+            emitted = compiler.seconds
+            start = report.measure("lower_to_tile", start + emitted)
+            report.planned(planned.plan, planned.schedules)
+            report.made_of_tiles(planned.kernels)
+            text, code = compiler.code()
         report.program("llvm", text)
-        report.measure("llvm", start)
+        report.measure("llvm", start - emitted)
     return Compiled(planned.plan, code, report, planned.prepare, argument_names(function))
 
 
