@@ -60,3 +60,8 @@ def test_import_needs_no_framework_and_takes_under_300_ms() -> None:
 def test_the_configuration_needs_no_framework() -> None:
     loaded = fresh("import weft, sys; weft.Config(); print(*sys.modules)").split()
     assert not {"torch", "xdsl", "numpy"} & set(loaded)
+
+
+def test_a_compilation_for_a_processor_imports_no_compiler_for_gpus() -> None:
+    loaded = fresh("import weft.pipelines, weft.targets.cpu, sys; print(*sys.modules)").split()
+    assert not {"weft.backends.nvidia.compile", "weft.backends.nvidia.emit.codegen"} & set(loaded)

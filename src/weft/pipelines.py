@@ -4,67 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING
 
 from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.passes import ModulePass
 
 from weft.backends.cpu.microkernel import cpu_machine, panel_form
-from weft.backends.cpu.object_compiler import compile_kernels as compile_cpu_kernels
+from weft.backends.cpu.object_compiler import ObjectCompiler
 from weft.backends.cpu.target import CpuTarget, target_for
-from weft.backends.nvidia.code import DeviceCode, Launch
-from weft.backends.nvidia.compile import KernelCompiler, Loads
-from weft.backends.nvidia.compile import annotate as annotate_by
-from weft.backends.nvidia.emit.dot.hold_lhs_row import HoldLhsRow
-from weft.backends.nvidia.ir.kernel_passes import (
-    Alternative,
-    FirstThatMatches,
-    KernelPass,
-    PassNote,
-    has_dots,
-    knows_its_programs,
-    multiplies_from_shared,
-    reads_whole_tiles,
-)
-from weft.backends.nvidia.ir.programmatic_launch import mark_fixed
-from weft.backends.nvidia.layout.allocate_shared import AllocateShared
-from weft.backends.nvidia.layout.assign_layouts import AssignLayouts
-from weft.backends.nvidia.layout.insert_barriers import InsertBarriers
-from weft.backends.nvidia.layout.limit_registers import LimitRegisters
-from weft.backends.nvidia.layout.mark_unaligned import MarkUnaligned
-from weft.backends.nvidia.layout.use_tensor_cores import UseTensorCores
-from weft.backends.nvidia.pipeline.hoist_dots import HoistDots
-from weft.backends.nvidia.pipeline.mark_dynamic import MarkDynamic
-from weft.backends.nvidia.pipeline.overlap_dots import PairBlocks, PingPong
-from weft.backends.nvidia.pipeline.overlap_epilogue import OverlapEpilogue
-from weft.backends.nvidia.pipeline.pipeline_cp_async import PipelineCpAsync
-from weft.backends.nvidia.pipeline.pipeline_dots import PipelineDots
-from weft.backends.nvidia.pipeline.pipeline_rows import PipelineRows
-from weft.backends.nvidia.pipeline.pipeline_streams import HoldStreams, PipelineStreams
-from weft.backends.nvidia.pipeline.pipeline_weights import (
-    WARPS_OF_WEIGHTS,
-    FindWeights,
-    PipelineWeights,
-    takes_weights_apart,
-)
-from weft.backends.nvidia.pipeline.software_pipeline_dots import SoftwarePipelineDots
-from weft.backends.nvidia.pipeline.stage_stores import StageStores
-from weft.backends.nvidia.plan.deduplicate_kernels import deduplicate_kernels
-from weft.backends.nvidia.plan.fuse_horizontally import fuse_horizontally
-from weft.backends.nvidia.plan.fuse_small_kernels import fuse_small_kernels
-from weft.backends.nvidia.target import NvidiaTarget
-from weft.backends.nvidia.transforms.fold_sums import FoldSums
-from weft.backends.nvidia.transforms.fold_tanh import FoldTanh
-from weft.backends.nvidia.transforms.fold_views import FoldViews
-from weft.backends.nvidia.transforms.fuse_moments import FuseMoments
-from weft.backends.nvidia.transforms.fuse_online_softmax import FuseOnlineSoftmax
-from weft.backends.nvidia.transforms.narrow_operands import NarrowOperands
-from weft.backends.nvidia.transforms.raise_pointers import RaisePointers
-from weft.backends.nvidia.transforms.relax_arithmetic import RelaxArithmetic
-from weft.backends.nvidia.transforms.straighten_loops import StraightenLoops
 from weft.backends.target import argument_names
 from weft.capabilities import PROCESSOR, Capabilities
 from weft.config import CODES, Config
@@ -118,10 +67,17 @@ from weft.passes.simplify.sink_casts import SinkCasts
 from weft.passes.update_in_place import UpdateInPlace
 from weft.runtime.blas import blas_symbols
 from weft.runtime.cache import DiskCache
+from weft.runtime.compiled import Compiled
 from weft.runtime.record import CompilationRecord, compilation, wants_blocks
 from weft.runtime.tune import Tuner
-from weft.runtime.tune_device import DeviceTimer, DeviceTuner
 from weft.tile.dialect import KernelOp
+
+if TYPE_CHECKING:  # imported by what compiles for a GPU: some 140 modules that no processor needs
+    from weft.backends.nvidia.code import DeviceCode, Launch
+    from weft.backends.nvidia.compile import Loads
+    from weft.backends.nvidia.ir.kernel_passes import KernelPass, PassNote
+    from weft.backends.nvidia.target import NvidiaTarget
+    from weft.runtime.tune_device import DeviceTimer
 
 
 def cpu_passes(
@@ -234,6 +190,46 @@ def nvidia_kernel_passes() -> tuple[KernelPass, ...]:
 
     What the alternatives say of a kernel, and why each was or was not taken, is in `weft explain`.
     """
+    from weft.backends.nvidia.emit.dot.hold_lhs_row import HoldLhsRow
+    from weft.backends.nvidia.ir.kernel_passes import (
+        Alternative,
+        FirstThatMatches,
+        has_dots,
+        knows_its_programs,
+        multiplies_from_shared,
+        reads_whole_tiles,
+    )
+    from weft.backends.nvidia.layout.allocate_shared import AllocateShared
+    from weft.backends.nvidia.layout.assign_layouts import AssignLayouts
+    from weft.backends.nvidia.layout.insert_barriers import InsertBarriers
+    from weft.backends.nvidia.layout.limit_registers import LimitRegisters
+    from weft.backends.nvidia.layout.mark_unaligned import MarkUnaligned
+    from weft.backends.nvidia.layout.use_tensor_cores import UseTensorCores
+    from weft.backends.nvidia.pipeline.hoist_dots import HoistDots
+    from weft.backends.nvidia.pipeline.mark_dynamic import MarkDynamic
+    from weft.backends.nvidia.pipeline.overlap_dots import PairBlocks, PingPong
+    from weft.backends.nvidia.pipeline.overlap_epilogue import OverlapEpilogue
+    from weft.backends.nvidia.pipeline.pipeline_cp_async import PipelineCpAsync
+    from weft.backends.nvidia.pipeline.pipeline_dots import PipelineDots
+    from weft.backends.nvidia.pipeline.pipeline_rows import PipelineRows
+    from weft.backends.nvidia.pipeline.pipeline_streams import HoldStreams, PipelineStreams
+    from weft.backends.nvidia.pipeline.pipeline_weights import (
+        WARPS_OF_WEIGHTS,
+        FindWeights,
+        PipelineWeights,
+        takes_weights_apart,
+    )
+    from weft.backends.nvidia.pipeline.software_pipeline_dots import SoftwarePipelineDots
+    from weft.backends.nvidia.pipeline.stage_stores import StageStores
+    from weft.backends.nvidia.transforms.fold_sums import FoldSums
+    from weft.backends.nvidia.transforms.fold_tanh import FoldTanh
+    from weft.backends.nvidia.transforms.fold_views import FoldViews
+    from weft.backends.nvidia.transforms.fuse_moments import FuseMoments
+    from weft.backends.nvidia.transforms.fuse_online_softmax import FuseOnlineSoftmax
+    from weft.backends.nvidia.transforms.narrow_operands import NarrowOperands
+    from weft.backends.nvidia.transforms.raise_pointers import RaisePointers
+    from weft.backends.nvidia.transforms.relax_arithmetic import RelaxArithmetic
+    from weft.backends.nvidia.transforms.straighten_loops import StraightenLoops
 
     def multiplied(pipeline: PipelineDots, layouts: AssignLayouts) -> tuple[KernelPass, ...]:
         return (pipeline, PingPong(), OverlapEpilogue(), MarkDynamic(), layouts, InsertBarriers(), AllocateShared())
@@ -332,6 +328,8 @@ def nvidia_kernel_passes() -> tuple[KernelPass, ...]:
 
 def annotate(kernel: KernelOp, target: NvidiaTarget) -> tuple[KernelOp, Launch]:
     """A kernel as it is made code of for a GPU, and how it is launched."""
+    from weft.backends.nvidia.compile import annotate as annotate_by
+
     return annotate_by(kernel, target, nvidia_kernel_passes())
 
 
@@ -347,28 +345,13 @@ def compile_kernels(
 
     With `loads` it is not waited for what takes long: that goes on in other threads, which load it as well.
     """
+    from weft.backends.nvidia.compile import KernelCompiler
+
     with KernelCompiler(target, nvidia_kernel_passes(), loads, debug_lines=debug_lines) as compiler:
         compiler.add(kernels)
         if notes is not None:
             notes.update(compiler.notes)
         return compiler.code()
-
-
-Code = TypeVar("Code", covariant=True)
-"""What a backend makes: an object file, kernels of a GPU, or whatever another target's has."""
-
-
-@dataclass(frozen=True)
-class Compiled(Generic[Code]):
-    """A plan with its object or device code, and the function that prepares its constants, whose text the plan has
-    too."""
-
-    plan: Plan
-    code: Code
-    report: CompilationRecord
-    prepare: FuncOp | None = None
-    inputs: tuple[str, ...] = ()
-    """The names of the function's arguments."""
 
 
 def run_passes(
@@ -407,13 +390,15 @@ def compile_cpu(
         report.program("grouped", function)
         report.blocks = list(map(str, repeated_blocks(function))) if wants_blocks() else []
         start = time.perf_counter()
-        planned = build_plan(function, partial(panel_form, target), cpu_machine(target))
-        start = report.measure("lower_to_tile", start)
-        report.planned(planned.plan, planned.schedules)
-        report.made_of_tiles(planned.kernels)
-        text, code = compile_cpu_kernels(planned.kernels, target, debug_lines=config.debug_lines)
+        with ObjectCompiler(target, debug_lines=config.debug_lines) as compiler:
+            planned = build_plan(function, partial(panel_form, target), cpu_machine(target), compiler.add)
+            emitted = compiler.seconds
+            start = report.measure("lower_to_tile", start + emitted)
+            report.planned(planned.plan, planned.schedules)
+            report.made_of_tiles(planned.kernels)
+            text, code = compiler.code()
         report.program("llvm", text)
-        report.measure("llvm", start)
+        report.measure("llvm", start - emitted)
     return Compiled(planned.plan, code, report, planned.prepare, argument_names(function))
 
 
@@ -436,6 +421,13 @@ def compile_nvidia(
 
     `loads` gets each kernel as soon as it is PTX, while others still are not (`KernelCompiler`).
     """
+    from weft.backends.nvidia.compile import KernelCompiler
+    from weft.backends.nvidia.ir.programmatic_launch import mark_fixed
+    from weft.backends.nvidia.plan.deduplicate_kernels import deduplicate_kernels
+    from weft.backends.nvidia.plan.fuse_horizontally import fuse_horizontally
+    from weft.backends.nvidia.plan.fuse_small_kernels import fuse_small_kernels
+    from weft.runtime.tune_device import DeviceTuner
+
     module = module_of(function)
     capabilities = target.capabilities
     machine = machine_of(capabilities, target.multiprocessors)

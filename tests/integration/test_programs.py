@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from weft import pipelines
+from weft.backends.cpu.object_compiler import ObjectCompiler
 from weft.errors import CompilationError, UnsupportedError
 from weft.runtime.record import CompilationRecord
 
@@ -210,7 +210,7 @@ def test_a_failing_compiler_falls_back_with_a_warning(
     def fail(*_: Any, **__: Any) -> bytes:
         raise failure
 
-    monkeypatch.setattr(pipelines, "compile_cpu_kernels", fail)
+    monkeypatch.setattr(ObjectCompiler, "code", fail)
     model, x = nn.Sequential(nn.Linear(4, 4), nn.ReLU()), torch.randn(2, 4)
     with caplog.at_level(logging.WARNING, "weft"):
         run = torch.compile(model, backend="weft")

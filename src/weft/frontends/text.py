@@ -25,12 +25,12 @@ from weft.ir.types import DType, dtype_of_numpy, tensor_of
 from weft.lower.steps import Plan
 from weft.ops.graph import FuncOp
 from weft.ops.size_checks import SizeChecks
-from weft.pipelines import Compiled
 from weft.runtime import stored_programs
 from weft.runtime.array_function import ArrayExecutor, ArrayFunction
 from weft.runtime.blas import blas_symbols
 from weft.runtime.cache import cache_key
 from weft.runtime.codec import table
+from weft.runtime.compiled import Compiled
 from weft.runtime.cores import checked_threads
 from weft.runtime.numpy_arrays import HostExecutor, NumpyArrays
 from weft.runtime.record import CompilationRecord

@@ -7,7 +7,7 @@ groups share one kernel (`shared_kernels`). A group that its lowering refuses is
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from xdsl.dialects.builtin import LocationAttr, StringAttr
@@ -65,9 +65,17 @@ class Planned:
     """Where in the user's program the ops of each kernel come from."""
 
 
-def build_plan(function: FuncOp, panel_form: PanelForm | None = None, machine: Machine = CPU) -> Planned:
-    """Lower every group of a function and lay out its memory. Without `panel_form` no weights are packed."""
-    return Planner(function, panel_form, SharedKernels(machine)).run()
+def build_plan(
+    function: FuncOp,
+    panel_form: PanelForm | None = None,
+    machine: Machine = CPU,
+    made: Callable[[tile.KernelOp], None] | None = None,
+) -> Planned:
+    """Lower every group of a function and lay out its memory. Without `panel_form` no weights are packed.
+
+    `made` gets each kernel as soon as it is lowered, which is then as it will be in the plan.
+    """
+    return Planner(function, panel_form, SharedKernels(machine, made)).run()
 
 
 @dataclass

@@ -7,7 +7,7 @@ user's program that it comes from.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Generator, Hashable, Sequence
+from collections.abc import Callable, Generator, Hashable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -36,6 +36,8 @@ class SharedKernels:
     """What has been lowered so far, by what groups compute and how their memory lies."""
 
     machine: Machine
+    made: Callable[[tile.KernelOp], None] | None = None
+    """Gets each kernel as soon as it is there."""
     kernels: dict[str, tile.KernelOp] = field(default_factory=dict[str, tile.KernelOp])
     schedules: dict[str, str] = field(default_factory=dict[str, str])
     sources: dict[str, set[LocationAttr]] = field(default_factory=dict[str, set[LocationAttr]])
@@ -67,8 +69,11 @@ class SharedKernels:
     def add(self, kernel: tile.KernelOp, schedule: str) -> None:
         """Take up a kernel, with what is to be said of it; of those with one name the first is as good as any."""
         name = kernel.sym_name.data
-        self.kernels.setdefault(name, kernel)
         self.schedules[name] = schedule
+        if name not in self.kernels:
+            self.kernels[name] = kernel
+            if self.made is not None:
+                self.made(kernel)
 
     def known_work(self, kernel: tile.KernelOp) -> int:
         """The estimated time of one program, in nanoseconds."""

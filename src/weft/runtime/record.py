@@ -18,13 +18,12 @@ from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from xdsl.ir import Attribute, Operation
 
 from weft.backends.nvidia.code import DeviceCode
-from weft.backends.nvidia.ir.kernel_passes import PassNote
 from weft.config import Config
 from weft.ir.attributes import from_attribute
 from weft.ir.expr import symbols_of
@@ -32,6 +31,9 @@ from weft.ir.types import tensor_of
 from weft.lower.steps import CallStep, DotStep, IfStep, KernelStep, LaunchStep, LoopStep, Plan, all_steps
 from weft.ops.graph import FuncOp
 from weft.tile.dialect import KernelOp
+
+if TYPE_CHECKING:
+    from weft.backends.nvidia.ir.kernel_passes import PassNote
 
 _INTERNAL = (
     "captured",

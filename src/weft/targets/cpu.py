@@ -13,7 +13,7 @@ from weft.backends.target import ALONE, CostFacts, Host
 from weft.capabilities import Capabilities
 from weft.config import Config
 from weft.ops.graph import FuncOp
-from weft.pipelines import Compiled, compile_cpu, cpu_passes_for
+from weft.runtime.compiled import Compiled
 from weft.runtime.cores import available_cores
 from weft.runtime.executable import Executable
 from weft.runtime.numpy_arrays import HostExecutor
@@ -42,9 +42,13 @@ class Cpu:
         return CostFacts(units=available_cores())
 
     def passes(self, config: Config, host: Host = ALONE) -> list[ModulePass]:
+        from weft.pipelines import cpu_passes_for  # programs that are in the cache need no passes
+
         return cpu_passes_for(config, self.processor, framework=host.libraries)
 
     def compile(self, function: FuncOp, config: Config, host: Host = ALONE) -> Compiled[bytes]:
+        from weft.pipelines import compile_cpu
+
         return compile_cpu(function, config, self.processor, framework=host.libraries)
 
     def load(self, compiled: Compiled[bytes], config: Config, host: Host = ALONE) -> PlanProgram[np.ndarray]:

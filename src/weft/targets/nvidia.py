@@ -14,7 +14,7 @@ from weft.backends.target import ALONE, CostFacts, Host
 from weft.capabilities import Capabilities
 from weft.config import Config
 from weft.ops.graph import FuncOp
-from weft.pipelines import Compiled, compile_nvidia, nvidia_passes
+from weft.runtime.compiled import Compiled
 from weft.runtime.cuda.device_arrays import DeviceArray, DriverExecutor
 from weft.runtime.cuda.device_program import DeviceProgram
 from weft.runtime.stored_programs import disk_cache
@@ -45,9 +45,13 @@ class Nvidia:
         return CostFacts(self.gpu.bandwidth, self.gpu.tensor_flops, self.gpu.plain_flops, self.gpu.multiprocessors)
 
     def passes(self, config: Config) -> list[ModulePass]:
+        from weft.pipelines import nvidia_passes  # programs that are in the cache need no passes
+
         return nvidia_passes(config, self.capabilities)
 
     def compile(self, function: FuncOp, config: Config, host: Host = ALONE) -> Compiled[DeviceCode]:
+        from weft.pipelines import compile_nvidia
+
         return compile_nvidia(function, config, self.gpu, host.timer, host.loads)
 
     def load(self, compiled: Compiled[DeviceCode], config: Config, host: Host = ALONE) -> PlanProgram[DeviceArray]:

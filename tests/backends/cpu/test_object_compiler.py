@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import pytest
 
 from weft.backends.cpu import object_compiler
 from weft.backends.cpu.objects.archive import archive_of, objects_of
+from weft.backends.llvm.module_parts import ModuleParts
 from weft.config import Config
-from weft.errors import CompilationError
+from weft.errors import CompilationError, LoweringError
 from weft.frontends.text import compile_text
+from weft.lower import shared_kernels
 from weft.runtime.record import recording
 
 TEXT = """
@@ -41,6 +47,41 @@ def test_parts_call_what_other_parts_have(monkeypatch: pytest.MonkeyPatch) -> No
     expected = np.take_along_axis(np.tanh(hidden) @ w, i, 1), np.take_along_axis(hidden, i, 1)
     for one, other in zip(whole, expected, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
+
+
+def test_a_part_is_compiled_while_other_groups_are_not_lowered(monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[str] = []
+
+    def noted(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*given: Any, **options: Any) -> Any:
+            events.append(name)
+            return function(*given, **options)
+
+        return call
+
+    monkeypatch.setattr(object_compiler, "_PART", 1)
+    monkeypatch.setattr(ModuleParts, "cut", noted("cut", ModuleParts.cut))
+    monkeypatch.setattr(shared_kernels, "try_lower", noted("lower", shared_kernels.try_lower))
+    compile_text(TEXT, config=Config(cache=False, strict=True))
+    assert events.count("lower") > 2
+    assert events[:4] == ["lower", "cut"] * 2
+
+
+def test_a_failure_in_lowering_ends_the_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    lowered: list[Any] = []
+
+    def fail_at_third(*given: Any) -> Any:
+        lowered.append(given)
+        if len(lowered) > 2:
+            raise LoweringError("not today")
+        return lower(*given)
+
+    lower = shared_kernels.try_lower
+    monkeypatch.setattr(object_compiler, "_PART", 1)
+    monkeypatch.setattr(shared_kernels, "try_lower", fail_at_third)
+    with pytest.raises(LoweringError, match="not today"):
+        compile_text(TEXT, config=Config(cache=False, strict=True))
+    assert not [each for each in threading.enumerate() if each.name.startswith("weft-compile")]
 
 
 def test_an_archive_has_its_objects() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,7 @@ import numpy as np
 import pytest
 
 pytest.importorskip("onnx", reason="onnx is not installed")
+import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 import weft.onnx
@@ -126,3 +129,27 @@ def test_a_damaged_entry_is_a_miss(tmp_path: Path) -> None:
         data[-20] ^= 255
         path.write_bytes(data)
     np.testing.assert_allclose(weft.onnx.load(made)(x)[0], expected(x), rtol=1e-4, atol=1e-3)
+
+
+_STARTED = """
+import sys
+from pathlib import Path
+
+import numpy as np
+
+import weft.onnx
+
+weft.onnx.load(Path({path!r})).run([np.ones((3, 160), np.float32)])
+print(*sys.modules)
+"""
+
+
+def test_a_later_process_imports_no_compiler(tmp_path: Path) -> None:
+    onnx.save(norm_of_matmul(1)[0], tmp_path / "model.onnx")
+    program = _STARTED.format(path=str(tmp_path / "model.onnx"))
+    first, second = (
+        subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout.split()
+        for _ in range(2)
+    )
+    assert "weft.pipelines" in first
+    assert "weft.pipelines" not in second

@@ -35,9 +35,9 @@ from weft.frontends.torch.report import (
 from weft.frontends.torch.report import record_targets as record_targets
 from weft.lower.steps import Plan
 from weft.ops.graph import FuncOp
-from weft.pipelines import Compiled
 from weft.runtime import stored_programs
 from weft.runtime.cache import DiskCache
+from weft.runtime.compiled import Compiled
 from weft.runtime.executable import Executable, FrugalExecutable
 from weft.runtime.record import CompilationRecord
 from weft.targets.cpu import Cpu
