@@ -28,6 +28,8 @@ Compile = Callable[[Callable[..., Any]], Callable[..., Any]]
 Progress = Callable[[str], None]
 
 EAGER, INDUCTOR, ONNX_RUNTIME, WEFT = "eager", "inductor", "onnxruntime", "weft"
+COMPILED = "torch.func by weft"
+"""Transformations of torch's, compiled by Weft: beside `weft.func`, which has its own."""
 EXACT = "weft f32"
 """Weft without quantization, which is what a quantized program is judged against."""
 RESAMPLES = 2000
@@ -204,6 +206,13 @@ def seconds_on_host(call: Call) -> float:
     begin = time.perf_counter()
     call()
     return time.perf_counter() - begin
+
+
+def processor_seconds(call: Call) -> float:
+    """The time that all threads of this process work in a call: others on the machine hardly change it."""
+    begin = time.process_time()
+    call()
+    return time.process_time() - begin
 
 
 def interleave(

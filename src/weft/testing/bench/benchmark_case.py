@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from torch import Tensor
 
 from weft.runtime.record import recording
 from weft.testing.bench.benchmark import (
+    COMPILED,
     EAGER,
     EXACT,
     INDUCTOR,
@@ -31,6 +32,7 @@ from weft.testing.bench.benchmark import (
     Progress,
     Race,
     Ratio,
+    Timing,
     contenders,
     first_call,
     interleave,
@@ -40,7 +42,9 @@ from weft.testing.bench.compile_clock import compile_clock
 
 Start = Callable[[Contender], Call]
 
-CONTENDERS = (EAGER, INDUCTOR, ONNX_RUNTIME, WEFT)
+CONTENDERS = (EAGER, INDUCTOR, ONNX_RUNTIME, COMPILED, WEFT)
+SOMETIMES = (ONNX_RUNTIME, COMPILED)
+"""Those that take part in some suites only."""
 
 # Far above rounding in any case here, far below what a mistake makes.
 ALLOWED_ERROR = 1e-3
@@ -83,6 +87,8 @@ class CaseResult:
     """The calls that Weft left to torch."""
     cosine: float | None = None
     """Of a quantized program's results to those in f32."""
+    errors_of_float64: dict[str, float] = field(default_factory=dict[str, float])
+    """How far each is from the same in float64, as a share of the largest value, where that was computed."""
 
     @property
     def ratio(self) -> Ratio | None:
@@ -104,7 +110,8 @@ class CaseResult:
     def figures(self) -> dict[str, Any]:
         """The result as plain data; seconds, and null for who is missing."""
         race, ratio = self.race, self.ratio
-        names = dict.fromkeys((*CONTENDERS, *race.peers))
+        there = (name for name in CONTENDERS if name != COMPILED or name in race.timings)
+        names = dict.fromkeys((*there, *race.peers))
         medians = {name: race.timings[name].median if name in race.timings else None for name in names}
         return {
             "suite": self.suite,
@@ -123,7 +130,20 @@ class CaseResult:
             "uncompiled": self.uncompiled,
             "fallbacks": self.fallbacks,
             "cosine": self.cosine,
+            "errors_of_float64": self.errors_of_float64,
         }
+
+    def record(self) -> dict[str, Any]:
+        """All of it as plain data, for a journal."""
+        return asdict(self)
+
+    @classmethod
+    def of_record(cls, record: dict[str, Any]) -> CaseResult:
+        """What `record` was made of."""
+        race = dict(record["race"])
+        timings = {name: Timing(tuple(each["seconds"])) for name, each in race.pop("timings").items()}
+        peers = tuple(race.pop("peers"))
+        return cls(**{**record, "race": Race(timings, **race, peers=peers)})
 
 
 @dataclass

@@ -72,7 +72,7 @@ def bench_cpu(terminal: Terminal, request: Request) -> None:
 
         if request.threads:
             torch.set_num_threads(request.threads)
-            _keep_to_cores(request.threads)
+            keep_to_cores(request.threads)
         cases, models, weighed = (part(each, shard) for each in _chosen(request))
         results = Results(machine(torch.get_num_threads()))
         if cpp_compiler() is None:
@@ -99,7 +99,7 @@ def bench_cpu(terminal: Terminal, request: Request) -> None:
     terminal.finish(results.figures(), code=0 if results.ok else 1)
 
 
-def _keep_to_cores(count: int) -> None:
+def keep_to_cores(count: int) -> None:
     """Let the process use so many cores: some libraries have pools of their own and do not follow torch's setting."""
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:count])

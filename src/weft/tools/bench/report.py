@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,11 +19,12 @@ from rich.text import Text
 
 from weft import __version__
 from weft.backends.cpu.target import host_target
-from weft.testing.bench.benchmark import EAGER, EXACT, INDUCTOR, ONNX_RUNTIME, WEFT, Race, geometric_mean
-from weft.testing.bench.benchmark_case import CONTENDERS, CaseResult
+from weft.testing.bench.benchmark import COMPILED, EAGER, EXACT, INDUCTOR, ONNX_RUNTIME, WEFT, Race, geometric_mean
+from weft.testing.bench.benchmark_case import CONTENDERS, SOMETIMES, CaseResult
 from weft.testing.bench.charts import Bar, Chart, write_chart
 from weft.testing.compile_times import WARM, CompileResult, compile_ratio
 from weft.testing.conformance.journal import commit
+from weft.testing.devices import Device
 from weft.testing.peak_memory import MemoryResult
 from weft.tools.terminal import UsageError, check_file, counted
 
@@ -30,10 +32,13 @@ from weft.tools.terminal import UsageError, check_file, counted
 LOST_BELOW = 0.95
 
 
-def machine(threads: int) -> str:
+def machine(threads: int, device: Device | None = None) -> str:
     """The machine and the versions, in a line: figures belong to them."""
     target, cores = host_target(), os.cpu_count() or 1
     parts = [f"{target.cpu} ({platform.machine()}, {target.vector_bits}-bit vectors), {cores} cores, {threads} threads"]
+    if device is not None and device.name != "cpu":
+        about = device.described()
+        parts = [f"{about['gpu']}, driver {about['driver']}, CUDA {about['cuda']}"]
     parts.append(f"torch {torch.__version__}, Python {platform.python_version()}, Weft {__version__}, {date.today()}")
     return "; ".join(parts)
 
@@ -116,6 +121,14 @@ class Results:
             written[-1].write_text(text, encoding="utf-8")
         return written
 
+    def keep(self, folder: Path | None, name: str) -> list[Path]:
+        """The figures as a file of a folder of results, where there is one: by date, commit and name."""
+        if folder is None:
+            return []
+        path = folder / f"{date.today()}-{commit()}-{name}.json"
+        path.write_text(json.dumps(self.figures(), indent=1) + "\n", encoding="utf-8")
+        return [path]
+
     def markdown(self) -> dict[str, str]:
         """A table for each suite, what it amounts to, and the machine."""
         texts = {
@@ -195,12 +208,18 @@ def _in_words(figures: dict[str, Any]) -> str:
 
 
 _WEIGHED = ("model", "eager, MB", "Weft, MB", "eager / Weft", "packed, MB", "weights, MB", "")
-_NAMES = {EAGER: "eager", INDUCTOR: "Inductor", ONNX_RUNTIME: "ONNX Runtime", WEFT: "Weft"}
+_NAMES = {
+    EAGER: "eager",
+    INDUCTOR: "Inductor",
+    ONNX_RUNTIME: "ONNX Runtime",
+    COMPILED: "torch.func by Weft",
+    WEFT: "Weft",
+}
 _COMPILED = ("model", "Inductor, s", "Weft, s", "warm, s", "first calls: Inductor, s", "Weft, s", "warm, s", "")
 
 
 def _timed(results: Sequence[CaseResult]) -> tuple[list[str], list[list[str]]]:
-    """The columns of a suite's table, and its rows. ONNX Runtime has a column where it took part."""
+    """The columns of a suite's table, and its rows. Some have a column only where they took part."""
     shown = _shown(results)
     times = [f"{_NAMES[name]}, ms" for name in shown]
     columns = ["case", *times, "× best peer (95%)", "compile: Inductor, Weft, s", ""]
@@ -209,7 +228,7 @@ def _timed(results: Sequence[CaseResult]) -> tuple[list[str], list[list[str]]]:
 
 def _shown(results: Sequence[CaseResult]) -> list[str]:
     there = {name for each in results for name in (*each.race.timings, *each.race.failures)}
-    return [name for name in CONTENDERS if name != ONNX_RUNTIME or name in there]
+    return [name for name in CONTENDERS if name not in SOMETIMES or name in there]
 
 
 def _timed_row(result: CaseResult, shown: Sequence[str]) -> list[str]:

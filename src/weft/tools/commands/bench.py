@@ -145,6 +145,34 @@ def bench_gpu(
         run(terminal, asked)
 
 
+@bench.command("func")
+def bench_func(
+    case: Annotated[list[str] | None, typer.Option(help="Cases by pattern: `hessian*`; all if none is named.")] = None,
+    device: Annotated[str, typer.Option(help="Where the tensors are: cpu or cuda.")] = "cpu",
+    threads: Annotated[int | None, typer.Option(help="Threads; torch's default if not given.", min=1)] = None,
+    rounds: Annotated[int, typer.Option(help="Rounds of samples, at most.", min=1)] = 40,
+    seconds: Annotated[float, typer.Option(help="How long to measure a case, about.", min=0)] = 10.0,
+    shard: Shard = None,
+    resume: Resume = False,
+    budget: Budget = float("inf"),
+    reports: Annotated[Path, typer.Option(help="Where the journal, charts and tables go.")] = Path("reports"),
+    results: Annotated[Path | None, typer.Option(help="A folder for a file of results.")] = None,
+    into: Annotated[Path | None, typer.Option(help="A text with marks for tables: `<!-- bench func -->`.")] = None,
+    processor_time: Annotated[
+        bool, typer.Option("--processor-time", help="Seconds of all threads, for a machine that others use, too.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Derivatives and batches: `weft.func`, and `torch.func` in eager, under Inductor and compiled by Weft."""
+    from weft.tools.bench.func import FuncRequest
+    from weft.tools.bench.func import bench_func as run
+
+    terminal = Terminal(json=json)
+    with terminal.reporting_errors():
+        measured = tuple(case or ()), device, threads, rounds, seconds
+        run(terminal, FuncRequest(*measured, shard, resume, budget, reports, results, into, processor_time))
+
+
 @bench.command("libraries")
 def bench_libraries(
     library: Annotated[
