@@ -143,7 +143,8 @@ class CaseResult:
         race = dict(record["race"])
         timings = {name: Timing(tuple(each["seconds"])) for name, each in race.pop("timings").items()}
         peers = tuple(race.pop("peers"))
-        return cls(**{**record, "race": Race(timings, **race, peers=peers)})
+        given: dict[str, Any] = {**record, "race": Race(timings, **race, peers=peers)}
+        return cls(**given)
 
 
 @dataclass

@@ -5,7 +5,8 @@ it computes depends on its inputs alone, so that the same in float64 judges it.
 """
 
 # torch leaves some of its arguments without types.
-# pyright: reportUnknownMemberType=false, reportUnknownLambdaType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownMemberType=false, reportUnknownLambdaType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false
 
 from __future__ import annotations
 
