@@ -7,14 +7,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+from xdsl.context import Context
 from xdsl.ir import SSAValue
 
 from weft.backends.reference.graph import run
 from weft.errors import UnsupportedError
 from weft.ir.expr import symbol
 from weft.ir.types import Tensor, f64, i64, tensor_of
-from weft.ops.graph import FuncOp, GraphBuilder, ReturnOp
+from weft.ops.graph import FuncOp, GraphBuilder, ReturnOp, module_of
 from weft.passes.differentiate import vjp_function
+from weft.passes.simplify.eliminate_dead import EliminateDead
+from weft.passes.simplify.simplify import Simplify
 
 
 def function_of(tensors: dict[str, Tensor], body: Callable[..., Sequence[SSAValue]]) -> FuncOp:
@@ -89,3 +92,22 @@ def test_an_op_without_a_rule_is_named() -> None:
     function = function_of({"x": SCALAR, "y": SCALAR}, lambda b, x, y: [b.nextafter(x, y)])
     with pytest.raises(UnsupportedError, match=r"graph\.nextafter"):
         vjp_function(function)
+
+
+@pytest.mark.parametrize("lead", [(), (3,)])
+def test_the_gradient_of_a_transposed_factor_is_made_where_it_lies(lead: tuple[int, ...]) -> None:
+    random, turned = np.random.default_rng(0), (*range(len(lead)), len(lead) + 1, len(lead))
+    tensors = {"x": Tensor(f64, (*lead, 5, 4)), "w": Tensor(f64, (*lead, 6, 5))}
+
+    def product(b: GraphBuilder, x: SSAValue, w: SSAValue) -> list[SSAValue]:
+        return [b.dot(b.permute(x, dims=turned), b.permute(w, dims=turned))]
+
+    derivative = vjp_function(function_of(tensors, product))
+    module = module_of(derivative)
+    for each in (Simplify(), EliminateDead()):
+        each.apply(Context(), module)
+    assert [value.owner.name for value in derivative.returned.operands] == ["graph.dot", "graph.dot"]
+    x, w, seed = (random.normal(size=(*lead, *size)) for size in ((5, 4), (6, 5), (4, 6)))
+    of_x, of_w = run(derivative, [x, w, seed])
+    np.testing.assert_allclose(of_x, np.swapaxes(seed @ w, -1, -2))
+    np.testing.assert_allclose(of_w, np.swapaxes(x @ seed, -1, -2))

@@ -19,6 +19,7 @@ from weft.ops.graph import GraphBuilder
 from weft.ops.numerics import rounded_once
 from weft.ops.rules import Gradients, Values, all_batched
 from weft.ops.samples import Input, Sample
+from weft.ops.shape import Permute
 from weft.ops.sharding_rules import ShardingRule, einsum
 
 
@@ -26,6 +27,23 @@ def transposed(b: GraphBuilder, x: SSAValue) -> SSAValue:
     """The last two dimensions exchanged."""
     rank = b.tensor(x).rank
     return b.permute(x, dims=(*range(rank - 2), rank - 1, rank - 2))
+
+
+def is_transposed(x: SSAValue) -> bool:
+    """Whether a value is another with its last two dimensions exchanged."""
+    if not isinstance(x.owner, Permute):
+        return False
+    dims: tuple[int, ...] = x.owner.params["dims"]
+    rank = len(dims)
+    return rank > 1 and dims == (*range(rank - 2), rank - 1, rank - 2)
+
+
+def _product(b: GraphBuilder, x: SSAValue, y: SSAValue, turned: bool) -> SSAValue:
+    """The product, as the transpose of that of the transposed where it is the gradient of what was transposed.
+
+    Its transpose and that one cancel: no elements are moved.
+    """
+    return transposed(b, b.dot(transposed(b, y), transposed(b, x))) if turned else b.dot(x, y)
 
 
 _MADE_LATE = "it is made by passes, after differentiation and batching"
@@ -106,7 +124,9 @@ class Dot(Structured):
         if dtype is not None:
             raise UnsupportedError("a product that widens has no gradient", hint="cast the operands first")
         x, y = operands
-        return b.dot(grads[0], transposed(b, y)), b.dot(transposed(b, x), grads[0])
+        return _product(b, grads[0], transposed(b, y), is_transposed(x)), _product(
+            b, transposed(b, x), grads[0], is_transposed(y)
+        )
 
     @staticmethod
     def batch(b: GraphBuilder, operands: Values, batched: Sequence[bool], **params: Any) -> SSAValue:
