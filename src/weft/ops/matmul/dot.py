@@ -136,6 +136,11 @@ class Dot(Structured):
             size, rows, inner = b.tensor(x).shape
             tall = b.dot(b.reshape(x, shape=(size * rows, inner)), y, **params)
             return b.reshape(tall, shape=(size, rows, b.tensor(y).shape[1]))
+        if not batched[0] and b.tensor(x).rank == 2 and b.tensor(y).shape[-1] == 1:
+            # Vectors that one matrix multiplies are the rows of another.
+            size, inner, _ = b.tensor(y).shape
+            flat = b.dot(b.reshape(y, shape=(size, inner)), transposed(b, x), **params)
+            return b.reshape(flat, shape=(size, b.tensor(x).shape[0], 1))
         spread = all_batched(b, operands, batched)
         if b.tensor(x).shape[-1] == 1 and not params:
             return b.mul(*spread)  # outer products: many small ones, in which nothing is summed up

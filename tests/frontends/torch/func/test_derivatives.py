@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
+from collections import OrderedDict
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -13,6 +15,7 @@ from torch import nn
 import weft
 from weft.errors import DTypeError, PlaceError, ShapeError, UnsupportedError, WeftError
 from weft.func import grad, hessian, jacfwd, jacrev, jvp, linearize, value_and_grad, vjp, vmap
+from weft.ir.types import tensor_of
 
 close = torch.testing.assert_close
 
@@ -233,3 +236,49 @@ def test_derivatives_of_sinc_at_zero_are_its_limits() -> None:
     x = torch.tensor([0.0, 0.5])
     close(grad(lambda x: torch.sinc(x).sum())(x), reference.grad(lambda x: torch.sinc(x).sum())(x))
     close(hessian(lambda x: torch.sinc(x).sum())(x)[0], torch.tensor([-(torch.pi**2) / 3, 0.0]))
+
+
+def test_derivatives_of_a_matrix_times_a_vector_are_products_of_matrices() -> None:
+    rows = torch.randn(40, 8, generator=torch.Generator().manual_seed(0))
+    weights = torch.linspace(-1, 1, 8)
+
+    def energy(weights: torch.Tensor) -> torch.Tensor:
+        return torch.cosh(rows @ weights).sum()
+
+    second = hessian(energy)
+    close(second(weights), reference.hessian(energy)(weights))
+    (program, _), *_ = second._compiled.values()
+    sizes = [math.prod(tensor_of(each.type).shape) for op in program.function.block.ops for each in op.results]
+    assert max(sizes) <= 40 * 8, "not 40 x 8 x 8, all products before they are summed up"
+
+
+class Pair(NamedTuple):
+    first: torch.Tensor
+    second: torch.Tensor
+
+
+@pytest.mark.parametrize("wrap", [dict, OrderedDict, lambda pairs: Pair(*dict(pairs).values())])
+def test_calls_find_what_is_compiled_for_trees_of_any_kind(wrap: Any, x: torch.Tensor) -> None:
+    calls = []
+
+    def weighed(tree: Any, by: float) -> torch.Tensor:
+        calls.append(by)
+        first, second = tree.values() if isinstance(tree, dict) else tree
+        return (first.sin() * second * by).sum()
+
+    tree = wrap([("first", x), ("second", x + 1)])
+    gradient = grad(weighed)
+    for by in (2.0, 2.0, 3.0, 2.0):
+        found, expected = gradient(tree, by), reference.grad(weighed)(tree, by)
+        assert type(found) is type(tree)
+        close(found, expected)
+    assert len(calls) == 4 + 2, "eager's four, and two that are traced"
+
+
+def test_tangents_are_checked_in_every_kind_of_call(x: torch.Tensor) -> None:
+    close(jvp(layer, (x,), (x,)), reference.jvp(layer, (x,), (x,)))
+    with pytest.raises(ShapeError, match="a tangent of"):
+        jvp(layer, (x,), (x[:1],))
+    with pytest.raises(WeftError, match="structure"):
+        jvp(layer, (x,), (x, x))
+    assert jvp(torch.sin, (0.0,), (2.0,))[1] == 2

@@ -42,6 +42,9 @@ from weft.passes.transform.arguments import forget_ends
 from weft.passes.transform.checkpoint import read_regions
 
 _ROWS: Any = torch.contiguous_format
+_ops: Any = torch.ops.aten
+_PRODUCTS = frozenset((_ops.mv.default, _ops.addmv.default, _ops.dot.default, _ops.vdot.default))
+"""Left whole, though as sums of products they are as fast: a batch of them is a product of matrices."""
 
 
 def fake_tensors(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -97,6 +100,7 @@ def capture(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[s
         return [leaf.clone(memory_format=_ROWS) for leaf in found if isinstance(leaf, torch.Tensor)]
 
     table = decompositions(device.type if device.type == "cuda" else "cpu") | drawing_from(seed) | SHIFTED
+    table = {target: rule for target, rule in table.items() if target not in _PRODUCTS}
     functional: Any = dispatch_functionalize(flat)
 
     def seeded(*tensors: torch.Tensor) -> Any:
