@@ -93,8 +93,8 @@ class Grad(Transformed):
         super().__init__(function)
         self.argnums, self.has_aux, self.with_value = argnums, has_aux, with_value
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return super().__call__(*with_tensors(args, self.argnums), **kwargs)
+    def prepared(self, args: tuple[Any, ...]) -> Sequence[Any]:
+        return with_tensors(args, self.argnums)
 
     def eager(self, *args: Any, **kwargs: Any) -> Any:
         make: Any = torch.func.grad_and_value if self.with_value else torch.func.grad
@@ -161,6 +161,11 @@ class Jvp(Transformed):
     def __init__(self, function: Callable[..., Any], has_aux: bool = False) -> None:
         super().__init__(function)
         self.has_aux = has_aux
+
+    def prepared(self, args: tuple[Any, ...]) -> Sequence[Any]:
+        primals, tangents = (tuple(with_tensors(each, ())) for each in args)
+        check_tangents(primals, tangents)
+        return primals, tangents
 
     def eager(self, *args: Any, **kwargs: Any) -> Any:
         primals, tangents = args
@@ -234,9 +239,7 @@ def jvp(
     function: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any], *, has_aux: bool = False
 ) -> tuple[Any, ...]:
     """The value of a function and its derivative along `tangents`: (value, tangent), or (value, tangent, aux)."""
-    primals, tangents = tuple(with_tensors(primals, ())), tuple(with_tensors(tangents, ()))
-    check_tangents(primals, tangents)
-    return kept(Jvp, function, has_aux)(primals, tangents)
+    return kept(Jvp, function, has_aux)(tuple(primals), tuple(tangents))
 
 
 def check_tangents(primals: Any, tangents: Any) -> None:

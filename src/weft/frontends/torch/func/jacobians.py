@@ -35,8 +35,8 @@ class Jacobian(Transformed):
         super().__init__(function)
         self.argnums, self.has_aux, self.forward = argnums, has_aux, forward
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return super().__call__(*with_tensors(args, self.argnums), **kwargs)
+    def prepared(self, args: tuple[Any, ...]) -> Sequence[Any]:
+        return with_tensors(args, self.argnums)
 
     def eager(self, *args: Any, **kwargs: Any) -> Any:
         make: Any = torch.func.jacfwd if self.forward else torch.func.jacrev

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import torch
 import torch.utils._pytree as pytree
 from xdsl.ir import SSAValue
 
+from weft.frontends.torch.func.quick_trees import Build, builder_of
 from weft.frontends.torch.importer.checks import Check
 from weft.ops.graph import FuncOp
 from weft.passes.differentiate import return_values
@@ -61,8 +63,15 @@ class Program:
 
     def restored(self, results: Sequence[Any]) -> Any:
         """The tree that the function returns, of its results."""
+        if self._build is not None:
+            return self._build(iter(results))
         given = iter(results)
         return pytree.tree_unflatten([next(given) if leaf is SLOT else leaf for leaf in self.leaves], self.out_spec)
+
+    @cached_property
+    def _build(self) -> Build | None:
+        """What makes the tree, where it is of the usual kinds and its leaves are tensors."""
+        return builder_of(self.tree(), SLOT)
 
     def tree(self) -> Any:
         """The tree of results, with `SLOT` for tensors."""

@@ -25,6 +25,7 @@ from weft.frontends.torch.func import autograd_functions as autograd_functions
 from weft.frontends.torch.func.capture_function import capture, fake_tensors
 from weft.frontends.torch.func.execute import Call, compile_program
 from weft.frontends.torch.func.program import Program
+from weft.frontends.torch.func.quick_trees import signature_of
 
 
 class Transformed(ABC):
@@ -46,12 +47,26 @@ class Transformed(ABC):
     def eager(self, *args: Any, **kwargs: Any) -> Any:
         """The same by torch's own transformations."""
 
+    def prepared(self, args: tuple[Any, ...]) -> Sequence[Any]:
+        """The arguments as they are traced, checked; what has been compiled for others is found without it."""
+        return args
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        leaves, spec = pytree.tree_flatten((args, kwargs))
+        given = signature_of((args, kwargs))
+        found = self._compiled.get(given.key) if given is not None else None
+        if given is None or found is None or is_traced(given.tensors):
+            return self._call_unknown(self.prepared(args), kwargs)
+        program, call = found
+        return program.restored(call(given.tensors))
+
+    def _call_unknown(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """Call what may have to be compiled first, or traced."""
+        leaves, spec = pytree.tree_flatten((tuple(args), kwargs))
         if is_traced(leaves):
             return self.eager(*args, **kwargs)
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-        key = (spec, *map(type_of, leaves))
+        usual = signature_of((tuple(args), kwargs))
+        key = (spec, *map(type_of, leaves)) if usual is None else usual.key
         found = self._compiled.get(key)
         if found is None:
             fakes = iter(fake_tensors(tensors))
