@@ -282,3 +282,29 @@ def test_tangents_are_checked_in_every_kind_of_call(x: torch.Tensor) -> None:
     with pytest.raises(WeftError, match="structure"):
         jvp(layer, (x,), (x, x))
     assert jvp(torch.sin, (0.0,), (2.0,))[1] == 2
+
+
+@pytest.mark.parametrize("argnums", [0, 1, (0, 1), (1,), -1])
+def test_jacobians_inside_of_a_function_that_is_traced(argnums: Any, x: torch.Tensor) -> None:
+    def both(t: Any, argnums: Any, aux: bool) -> Callable[..., Any]:
+        def function(p: dict[str, torch.Tensor], x: torch.Tensor) -> Any:
+            found = {name: each.sin() for name, each in tree(p, x).items()}
+            return (found, x.sum()) if aux else found
+
+        return lambda p, x: t.jacfwd(function, argnums, has_aux=aux)(p, x)
+
+    known = 1 if argnums == -1 else argnums  # torch takes no argument for the last one
+    for aux in (False, True):
+        found = vmap(both(weft.func, argnums, aux), in_dims=(None, 0))(parameters(), x)
+        close(found, reference.vmap(both(reference, known, aux), in_dims=(None, 0))(parameters(), x))
+
+
+def test_weights_have_no_tangents_of_zeros_inside_of_a_function_that_is_traced(x: torch.Tensor) -> None:
+    def slopes(weights: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        return jacfwd(lambda weights, x: torch.tanh(x @ weights) @ weights.mT, 1)(weights, x).diagonal().sum()
+
+    batched = vmap(slopes, in_dims=(None, 0))
+    batched(W, x)
+    (program, _), *_ = batched._compiled.values()
+    dots = [op for op in program.function.block.ops if op.name == "graph.dot"]
+    assert len(dots) <= 3, "the value of one layer, and the tangents of two"

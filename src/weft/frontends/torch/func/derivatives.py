@@ -5,8 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,6 +17,7 @@ from weft.diagnostics import calling_line
 from weft.errors import DTypeError, ShapeError, WeftError
 from weft.frontends.torch.func.capturing import current_capture
 from weft.frontends.torch.func.program import SLOT, Program
+from weft.frontends.torch.func.tangents_by_gradients import jvp_by_gradients, unless_torch_has_no_rule
 from weft.frontends.torch.func.transformed import Transformed, tensor_places
 from weft.ir.types import tensor_of
 from weft.ops.graph import GraphBuilder
@@ -170,12 +170,12 @@ class Jvp(Transformed):
     def eager(self, *args: Any, **kwargs: Any) -> Any:
         primals, tangents = args
         if current_capture() is not None:
-            with _unless_torch_has_no_rule():  # what has no second derivative in torch may have a tangent
-                return _jvp_by_gradients(self.inner.eager, primals, tangents, self.has_aux)
-            with _unless_torch_has_no_rule():
+            with unless_torch_has_no_rule():  # what has no second derivative in torch may have a tangent
+                return jvp_by_gradients(self.inner.eager, primals, tangents, self.has_aux)
+            with unless_torch_has_no_rule():
                 return torch.func.jvp(self.inner.eager, primals, tangents, has_aux=self.has_aux)
             with sdpa_kernel(SDPBackend.MATH):  # torch's other kinds of attention have neither
-                return _jvp_by_gradients(self.inner.eager, primals, tangents, self.has_aux)
+                return jvp_by_gradients(self.inner.eager, primals, tangents, self.has_aux)
         return torch.func.jvp(self.inner.eager, primals, tangents, has_aux=self.has_aux)
 
     def program(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Program:
@@ -203,36 +203,6 @@ class Jvp(Transformed):
         program = inner.returning(made, [*results, *verdict], made_tree, given + count)
         without_dead_ops(program.function)
         return program
-
-
-@contextmanager
-def _unless_torch_has_no_rule() -> Generator[None]:
-    """Go on where torch says that it cannot differentiate something; other errors are the function's own."""
-    try:
-        yield
-    except RuntimeError as error:
-        lacking = "not implemented", "not differentiable", "double backwards", "has_fw_view"
-        if not isinstance(error, NotImplementedError) and not any(words in str(error) for words in lacking):
-            raise
-
-
-def _jvp_by_gradients(function: Callable[..., Any], primals: Any, tangents: Any, has_aux: bool) -> tuple[Any, ...]:
-    """What `torch.func.jvp` gives, as the gradient of gradients: these are linear in what they are given.
-
-    Where torch traces, its own tangents of views fail, and are of ops that nothing else knows.
-    """
-
-    def pulled(seeds: Any) -> tuple[Any, Any]:
-        found: Any = torch.func.vjp(function, *primals, has_aux=has_aux)
-        return found[1](seeds), (found[0], *found[2:])
-
-    example = function(*primals)
-    # Any gradients do, as they enter linearly; of some, torch takes logarithms, so they are not zero.
-    seeds = pytree.tree_map(torch.ones_like, example[0] if has_aux else example)
-    found: Any = torch.func.vjp(pulled, seeds, has_aux=True)
-    _, push, (value, *aux) = found
-    (moved,) = push(tuple(tangents))
-    return value, moved, *aux
 
 
 def jvp(

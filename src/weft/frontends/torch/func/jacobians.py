@@ -15,8 +15,10 @@ from xdsl.ir import SSAValue
 
 from weft.diagnostics import calling_line
 from weft.errors import DTypeError
+from weft.frontends.torch.func.capturing import current_capture
 from weft.frontends.torch.func.derivatives import Argnums, differentiated, split_aux, with_tensors
 from weft.frontends.torch.func.program import SLOT, Program
+from weft.frontends.torch.func.tangents_by_gradients import jacobian_by_gradients, unless_torch_has_no_rule
 from weft.frontends.torch.func.transformed import Transformed
 from weft.ir.expr import Size, product
 from weft.ir.types import Tensor, i64, tensor_of
@@ -39,6 +41,9 @@ class Jacobian(Transformed):
         return with_tensors(args, self.argnums)
 
     def eager(self, *args: Any, **kwargs: Any) -> Any:
+        if self.forward and not kwargs and current_capture() is not None:
+            with unless_torch_has_no_rule():  # what has no second derivative in torch may have a tangent
+                return jacobian_by_gradients(self.inner.eager, args, self.argnums, self.has_aux)
         make: Any = torch.func.jacfwd if self.forward else torch.func.jacrev
         return make(self.inner.eager, self.argnums, has_aux=self.has_aux)(*args, **kwargs)
 

@@ -33,7 +33,7 @@ def signature_of(tree: Any) -> Signature | None:
 
 
 def _read(tree: Any, tensors: list[torch.Tensor], key: list[Any]) -> bool:
-    kind = type(tree)
+    kind: Any = type(tree)
     if kind is tuple or kind is list:
         key.append((kind, len(tree)))
         return all([_read(each, tensors, key) for each in tree])
@@ -50,7 +50,7 @@ def _read(tree: Any, tensors: list[torch.Tensor], key: list[Any]) -> bool:
 
 def builder_of(tree: Any, leaf: object) -> Build | None:
     """What makes a tree like this one, of such leaves alone, of others in order; None where it is not usual."""
-    kind = type(tree)
+    kind: Any = type(tree)
     if tree is leaf:
         return next
     if kind is not tuple and kind is not list and kind is not dict:
