@@ -4,6 +4,9 @@ Torch's pytrees know every registered class, and take a hundred microseconds for
 as what is computed with them. Tuples, lists, dictionaries and plain leaves need none of that; others go the long way.
 """
 
+# Trees have no types that can be followed.
+# pyright: reportUnknownVariableType=false, reportUnknownLambdaType=false
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
