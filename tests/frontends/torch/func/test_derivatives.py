@@ -308,3 +308,29 @@ def test_weights_have_no_tangents_of_zeros_inside_of_a_function_that_is_traced(x
     (program, _), *_ = batched._compiled.values()
     dots = [op for op in program.function.block.ops if op.name == "graph.dot"]
     assert len(dots) <= 3, "the value of one layer, and the tangents of two"
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 3, 5, 7])
+def test_batches_in_chunks_are_the_same_batches(chunk: int, x: torch.Tensor) -> None:
+    rows = torch.randn(3, 5, 4, generator=torch.Generator().manual_seed(1))
+
+    def function(weights: torch.Tensor, row: torch.Tensor, by: float = 1.0) -> Any:
+        return {"product": by * weights @ row, "sum": row.sum()}
+
+    asked = {"in_dims": (None, 1), "out_dims": {"product": 1, "sum": 0}, "chunk_size": chunk}
+    batched = vmap(function, **asked)
+    close(batched(W.mT, rows), reference.vmap(function, **asked)(W.mT, rows))
+    held = [found[0].function.block.args for found in batched._of_chunk._compiled.values()]
+    assert not chunk < 5 or max(tensor_of(each.type).shape[1] for (_, each, *_) in held) == chunk
+    second = jacrev(vmap(torch.sin, chunk_size=chunk))  # inside of others, the batch is whole
+    close(second(x), reference.jacrev(torch.sin)(x))
+
+
+def test_chunks_of_random_numbers(x: torch.Tensor) -> None:
+    rows = torch.zeros(6, 4)
+    same = vmap(lambda row: row + torch.rand(4), randomness="same", chunk_size=2)(rows)
+    assert all(torch.equal(same[0], row) for row in same)
+    different = vmap(lambda row: row + torch.rand(4), randomness="different", chunk_size=2)(rows)
+    assert len({tuple(row.tolist()) for row in different}) == 6
+    with pytest.raises(WeftError, match="chunk_size=0"):
+        vmap(torch.sin, chunk_size=0)

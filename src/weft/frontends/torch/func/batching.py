@@ -15,9 +15,10 @@ from xdsl.ir import SSAValue
 from weft.diagnostics import calling_line
 from weft.errors import ShapeError, WeftError
 from weft.frontends.torch.func.capture_function import fake_tensor
+from weft.frontends.torch.func.chunked_batches import call_in_chunks, joined
 from weft.frontends.torch.func.custom_batching import batch_by_rule
 from weft.frontends.torch.func.program import SLOT, Program
-from weft.frontends.torch.func.transformed import Transformed
+from weft.frontends.torch.func.transformed import Transformed, is_traced
 from weft.ir.types import tensor_of
 from weft.ops.graph import GraphBuilder
 from weft.passes.transform.vmap import Randomness, vmap_function
@@ -30,22 +31,47 @@ class Vmap(Transformed):
     """A function of a batch of arguments."""
 
     def __init__(
-        self, function: Callable[..., Any], in_axes: Axes, out_axes: Axes, randomness: Randomness, size: int | None
+        self,
+        function: Callable[..., Any],
+        in_axes: Axes,
+        out_axes: Axes,
+        randomness: Randomness,
+        size: int | None,
+        chunk: int | None = None,
     ) -> None:
         super().__init__(function)
-        self.in_axes, self.out_axes, self.size = in_axes, out_axes, size
+        self.in_axes, self.out_axes, self.size, self.chunk = in_axes, out_axes, size, chunk
         self.randomness: Randomness = randomness
+        self._of_chunk = Vmap(function, in_axes, out_axes, randomness, None) if chunk is not None else None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self._of_chunk is None or self.chunk is None:
+            return super().__call__(*args, **kwargs)
+        leaves = pytree.tree_leaves((args, kwargs))
+        axes = self._leaf_axes(args, kwargs)
+        if is_traced(leaves) or all(axis is None for axis in axes):
+            return super().__call__(*args, **kwargs)
+        size = self._size(leaves, axes)
+        if size <= self.chunk:
+            return super().__call__(*args, **kwargs)
+        chunks = call_in_chunks(
+            self._of_chunk, (args, kwargs), axes, (size, self.chunk), same_numbers=self.randomness == "same"
+        )
+        return joined(chunks, leaf_axes(self.out_axes, chunks[0], "out_axes"))
+
+    def _leaf_axes(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[int | None]:
+        """The axis of each leaf of the arguments; as in torch, all share those by name."""
+        given = self.in_axes
+        by_place = given if given is None or isinstance(given, int) else tuple(given)
+        return leaf_axes((by_place, None), (tuple(args), dict(kwargs)), "in_axes")
 
     def eager(self, *args: Any, **kwargs: Any) -> Any:
         in_axes = tuple(self.in_axes) if isinstance(self.in_axes, list) else self.in_axes
-        batched = torch.func.vmap(self.inner.eager, in_axes, self.out_axes, self.randomness)
+        batched = torch.func.vmap(self.inner.eager, in_axes, self.out_axes, self.randomness, chunk_size=self.chunk)
         return batched(*args, **kwargs)
 
     def program(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Program:
-        given = self.in_axes
-        by_place = given if given is None or isinstance(given, int) else tuple(given)
-        whole = (by_place, None)  # as torch, which shares those by name
-        axes = leaf_axes(whole, (tuple(args), dict(kwargs)), "in_axes")
+        axes = self._leaf_axes(args, kwargs)
         leaves, spec = pytree.tree_flatten((tuple(args), dict(kwargs)))
         size = self._size(leaves, axes)
         inner_types = pytree.tree_unflatten(
@@ -149,12 +175,16 @@ def vmap(
     out_dims: Axes = 0,
     randomness: str = "error",
     axis_size: int | None = None,
+    chunk_size: int | None = None,
 ) -> Callable[..., Any]:
     """The function of a batch: arguments are stacked along `in_axes`, None shares one, results along `out_axes`.
 
     Torch's names `in_dims` and `out_dims` say the same, and as there, all share arguments by name. Random numbers are
-    an error unless `randomness` says whether the batch has the "same" or "different" ones.
+    an error unless `randomness` says whether the batch has the "same" or "different" ones. With `chunk_size`, so many
+    samples are computed at a time, which takes less memory; inside of other transformations, all are.
     """
+    if chunk_size is not None and chunk_size < 1:
+        raise WeftError(f"chunk_size={chunk_size}", hint="give at least 1, or None for the whole batch")
     if randomness not in get_args(Randomness):
         raise WeftError(f"no randomness is called {randomness!r}", hint=f"there are {', '.join(get_args(Randomness))}")
     return Vmap(
@@ -163,4 +193,5 @@ def vmap(
         out_dims if out_axes == 0 and out_dims != 0 else out_axes,
         cast("Randomness", randomness),
         axis_size,
+        chunk_size,
     )
