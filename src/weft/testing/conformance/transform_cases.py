@@ -53,6 +53,8 @@ def run_oracle(call: Call, arguments: Any, process: Process, transform: str) -> 
             torch.manual_seed(_SEED)
             return _symmetric_tangents(call, arguments, process)
     try:
+        if transform == "forward" and _lacks_tangents(call, arguments, process):
+            raise NotImplementedError("torch gives no tangent")
         return run_transformed(call, arguments, process, transform)
     except (NotImplementedError, RuntimeError):
         if transform not in ("vmap", "forward"):
@@ -110,6 +112,16 @@ def _forward(call: Call, arguments: Any, process: Process) -> Any:
     with forward_ad.dual_level(), torch.no_grad():
         found = [forward_ad.unpack_dual(each) for each in _results(call, _dual(arguments), process)]
         return [_tangent(primal, tangent) for primal, tangent in found]
+
+
+def _lacks_tangents(call: Call, arguments: Any, process: Process) -> bool:
+    """Whether torch forgets tangents without a word, of results that have gradients: what is not there is not 0."""
+    torch.manual_seed(_SEED)
+    moved = [each.requires_grad for each in _results(call, arguments, process)]
+    torch.manual_seed(_SEED)
+    with forward_ad.dual_level(), torch.no_grad():
+        found = [forward_ad.unpack_dual(each).tangent for each in _results(call, _dual(arguments), process)]
+    return any(each is None and wanted for each, wanted in zip(found, moved, strict=True))
 
 
 def _tangent(primal: Tensor, tangent: Tensor | None) -> Tensor:

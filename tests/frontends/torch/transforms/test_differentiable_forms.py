@@ -82,3 +82,20 @@ def test_duals_of_functions_that_torch_prints_while_it_traces() -> None:
         return torch.quantile(x, 0.3) + torch.einsum("i,i->", x, x)
 
     torch.testing.assert_close(tangent(compiled(function)), tangent(function))
+
+
+@pytest.mark.parametrize("offset", [None, 2])
+def test_tangents_of_what_is_written_in_strides_are_those_of_differences(offset: int | None) -> None:
+    def function(x: Tensor, y: Tensor) -> Tensor:
+        return torch.as_strided_scatter(x * 1, y.sin(), (2, 2), (1, 5), offset)
+
+    given, along = (X, Y[:2, :2].clone()), (X.cos(), Y[:2, 2:].clone())
+    call = torch.compile(function, backend="weft")
+    found = torch.func.jvp(call, given, along)[1]
+    step = 1e-6
+    moved = [function(*(x + sign * step * t for x, t in zip(given, along, strict=True))) for sign in (1, -1)]
+    torch.testing.assert_close(found, (moved[0] - moved[1]) / (2 * step), rtol=1e-6, atol=1e-8)
+    # Gradients stay what eager's are.
+    x = X.clone().requires_grad_()
+    mine, theirs = (torch.autograd.grad(each(x, given[1]).sum(), x)[0] for each in (call, function))
+    torch.testing.assert_close(mine, theirs)

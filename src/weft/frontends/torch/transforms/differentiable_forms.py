@@ -9,7 +9,9 @@ trace(x)  ─►  diagonal(x).sum()        `evaluate_graph` runs these in place 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -18,6 +20,19 @@ from torch.nn import functional
 
 _MOST_FACTORS = 1 << 22
 """Elements of a table of places and factors, which a product over places is taken from."""
+
+
+_TANGENTS: ContextVar[bool] = ContextVar("tangents by gradients", default=False)
+
+
+@contextmanager
+def taking_tangents() -> Generator[None]:
+    """What is evaluated here is differentiated for tangents, which are taken as gradients of gradients."""
+    token = _TANGENTS.set(True)
+    try:
+        yield
+    finally:
+        _TANGENTS.reset(token)
 
 
 def trace(x: Tensor) -> Tensor:
@@ -92,8 +107,20 @@ def pdist(x: Tensor, p: float = 2.0) -> Tensor:
     return torch.linalg.vector_norm(x[first] - x[second], p, -1)
 
 
+def as_strided_scatter(
+    x: Tensor, src: Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
+) -> Tensor:
+    """By the places that are written, for tangents: torch's gradient flows through these alone to the tensor, where it
+    should flow through all others. Gradients are as in eager."""
+    if not _TANGENTS.get() or not x.is_contiguous() or x.storage_offset():
+        return torch.as_strided_scatter(x, src, size, stride, storage_offset)
+    places = torch.arange(x.numel(), device=x.device).as_strided(size, stride, storage_offset or 0)
+    return x.reshape(-1).index_put((places,), src.expand(places.shape)).view(x.shape)
+
+
 _FUNCTIONS: dict[Any, Callable[..., Any]] = {
     torch.trace: trace,
+    torch.as_strided_scatter: as_strided_scatter,
     torch.column_stack: column_stack,
     torch.cdist: cdist,
     torch.pdist: pdist,
@@ -104,6 +131,7 @@ _FUNCTIONS: dict[Any, Callable[..., Any]] = {
 }
 _METHODS: dict[str, Callable[..., Any]] = {
     "trace": trace,
+    "as_strided_scatter": as_strided_scatter,
     "scatter_reduce": scatter_reduce,
     "index_reduce": index_reduce,
 }

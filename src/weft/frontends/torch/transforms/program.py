@@ -23,6 +23,7 @@ from torch._functorch import eager_transforms
 from torch.autograd import forward_ad
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from weft.frontends.torch.transforms.differentiable_forms import taking_tangents
 from weft.frontends.torch.transforms.dynamo_levels import without_forward_mode
 from weft.frontends.torch.transforms.random_state import RandomState
 
@@ -138,7 +139,8 @@ class Program:
 
 def _jvp_by_vjp(function: Function, primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Any, ...]:
     """Tangents by reverse mode: what pulls back is linear in its seeds, and what pulls that back takes tangents."""
-    found: Any = torch.func.vjp(function, *primals)
+    with taking_tangents():
+        found: Any = torch.func.vjp(function, *primals)
     results, pull = found
     pushed: Any = torch.func.vjp(lambda *seeds: pull(seeds), *(torch.zeros_like(each) for each in results))
     return pushed[1](tangents)

@@ -1,0 +1,21 @@
+"""The oracle of tangents: what torch forgets without a word is no zero."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from weft.testing.conformance.transform_cases import run_oracle
+
+
+def test_tangents_that_torch_forgets_are_taken_from_gradients() -> None:
+    def function(x: torch.Tensor, *_: Any) -> torch.Tensor:
+        return torch.scatter_reduce(x, 0, torch.tensor([0, 0, 1]), x * 2, "prod")
+
+    x = torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64, requires_grad=True)
+    (tangent,) = run_oracle(function, (x, (), {}), lambda found: found, "forward")
+    along = torch.randn(3, generator=torch.Generator().manual_seed(20), dtype=torch.float64)
+    with torch.no_grad():
+        moved = [function(x + step * along) for step in (1e-6, -1e-6)]
+    torch.testing.assert_close(tangent, (moved[0] - moved[1]) / 2e-6, rtol=1e-6, atol=1e-7)
