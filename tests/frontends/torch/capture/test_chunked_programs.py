@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tests.frontends.torch.transforms.second_derivatives import needs_second_derivatives
 from weft.config import Config
 from weft.diagnostics import forget
 from weft.frontends.torch.capture.chunked_cross_entropy import chunked_cross_entropy
@@ -245,6 +246,7 @@ def test_a_function_may_be_transformed_inside() -> None:
     assert not any(chunked)
 
 
+@needs_second_derivatives
 def test_gradients_have_gradients() -> None:
     hidden, weight, labels = operands(torch.float64)
 
