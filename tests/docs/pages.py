@@ -8,6 +8,7 @@ Blocks of a page run in order, in one module, in an empty folder. A comment on t
     <!-- output of: previous block -->    the block is what the Python block or the commands before it print
     <!-- file: model.py -->               the block is a file, for the blocks after it
     <!-- run -->                          the lines of this `sh` block that start with `weft` are run
+    <!-- needs: torch 2.13 -->            the block is run from this release on, with older ones nothing is
 """
 
 from __future__ import annotations
@@ -23,10 +24,11 @@ import sys
 import tempfile
 import types
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 
 _BLOCK = re.compile(r"(?:^<!-- (?P<mark>[^>]+) -->\n+)?^```(?P<kind>\w*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
-_OUTPUT, _FILE, _RUN = "output of: previous block", "file: ", "run"
+_OUTPUT, _FILE, _RUN, _NEEDS = "output of: previous block", "file: ", "run", "needs: "
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,8 @@ def run_page(path: Path) -> str:
             Path(block.mark.removeprefix(_FILE)).write_text(block.text, encoding="utf-8")
         elif block.mark == _RUN:
             printed = _trimmed(run_commands(block.text))
+        elif block.mark.startswith(_NEEDS) and not is_installed(block.mark.removeprefix(_NEEDS)):
+            printed = None
         elif block.kind == "python":
             # The empty lines let tracebacks, and the locations that Weft reports, name the page's own lines.
             code = compile("\n" * block.line + block.text, str(path), "exec")
@@ -84,6 +88,16 @@ def run_page(path: Path) -> str:
     for (start, end), text in reversed(replaced):
         page = page[:start] + text + page[end:]
     return page
+
+
+def is_installed(needed: str) -> bool:
+    """Whether a package is of a release, `torch 2.13` for example, or of a newer one."""
+    name, release = needed.split()
+    return _numbers(version(name)) >= _numbers(release)
+
+
+def _numbers(release: str) -> list[int]:
+    return [int(number) for number in re.findall(r"\d+", release)[:2]]
 
 
 def _trimmed(printed: str) -> str:

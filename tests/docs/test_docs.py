@@ -51,6 +51,15 @@ def test_a_page_runs_and_prints_what_it_shows(name: str, tmp_path: Path) -> None
     assert done.returncode == 0, f"{advice}\n{done.stdout}\n{done.stderr}"
 
 
+def test_a_block_that_needs_a_release_is_run_from_it_on(tmp_path: Path) -> None:
+    page, seen = tmp_path / "page.md", tmp_path / "seen"
+    for release, ran in (("2.0", True), (pages.version("torch"), True), ("9.10", False)):
+        seen.unlink(missing_ok=True)
+        page.write_text(f"<!-- needs: torch {release} -->\n```python\nopen({str(seen)!r}, 'x').close()\n```\n")
+        pages.run_page(page)
+        assert seen.exists() == ran
+
+
 @pytest.mark.parametrize("name", TEXTS)
 def test_no_python_block_escapes(name: str) -> None:
     assert not re.search(r"^[ \t]+```", TEXTS[name], re.MULTILINE), "an indented block is not run"

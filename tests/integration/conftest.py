@@ -22,12 +22,14 @@ Function = Callable[..., Any]
 
 @pytest.fixture(autouse=True)
 def cache_root(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Generator[Path]:
-    """An empty disk cache for each test, and no compiled function from the test before."""
+    """An empty disk cache for each test, and no compiled function or setting from the test before."""
     root = tmp_path / "cache"
     monkeypatch.setenv("WEFT_CACHE_DIR", str(root))
     stored_programs.disk_cache.cache_clear()
     torch.compiler.reset()
-    yield root
+    # Before torch 2.13 functions with `dynamic=True` that are called from several threads may leave it switched on.
+    with torch._dynamo.config.patch(assume_static_by_default=True):
+        yield root
     stored_programs.disk_cache.cache_clear()
 
 

@@ -153,14 +153,16 @@ STEPS = (
 )
 
 
+@pytest.mark.parametrize("dynamic", [False, True], ids=["known sizes", "symbolic sizes"])
 @pytest.mark.parametrize("step", STEPS, ids=lambda step: step.__name__)
 @torch.no_grad()
-def test_the_caches_of_layers_in_one_tensor(check: Check, step: Callable[..., Tensor]) -> None:
-    check(step, torch.randn(3, 2, 8, 16), torch.randn(2, 1, 16))
+def test_the_caches_of_layers_in_one_tensor(check: Check, step: Callable[..., Tensor], dynamic: bool) -> None:
+    check(step, torch.randn(3, 2, 8, 16), torch.randn(2, 1, 16), dynamic=dynamic)
 
 
+@pytest.mark.parametrize("dynamic", [False, True], ids=["known sizes", "symbolic sizes"])
 @torch.no_grad()
-def test_a_layers_cache_is_written_where_it_lies(records: list[CompilationRecord]) -> None:
-    torch.compile(layers, backend="weft")(torch.randn(3, 2, 8, 16), torch.randn(2, 1, 16))
+def test_a_layers_cache_is_written_where_it_lies(records: list[CompilationRecord], dynamic: bool) -> None:
+    torch.compile(layers, backend="weft", dynamic=dynamic)(torch.randn(3, 2, 8, 16), torch.randn(2, 1, 16))
     (record,) = records
     assert not [kernel.name for kernel in record.kernels if "copy" in kernel.name or "update_slice" in kernel.name]

@@ -64,6 +64,19 @@ def test_an_argument_that_is_replaced(passes: Any) -> None:
     assert marked(passes, step, {"p": X, "g": X}, replaced=((0, 0),)) == [{0: 0}]
 
 
+def test_an_argument_of_symbolic_sizes(passes: Any) -> None:
+    s, t = symbol("s"), symbol("t")
+    x = Tensor(f32, (s, t, 2 * t))
+    assert marked(passes, step, {"p": x, "g": x}, replaced=((0, 0),)) == [{0: 0}]
+    turned = (1, 2 * s * t, s)
+    assert marked(passes, step, {"p": x, "g": x}, replaced=((0, 0),), arg_strides=(turned, None)) == [{}]
+    same = {"arg_strides": (turned, None), "result_strides": (turned,)}
+    assert marked(passes, step, {"p": x, "g": x}, replaced=((0, 0),), **same) == [{0: 0}]
+    for strides in ((t, 2 * t, 1), (2 * t * t, t, 1), (2 * t * t, 2 * t, 0)):
+        overlapping = {"arg_strides": (strides, None), "result_strides": (strides,)}
+        assert marked(passes, step, {"p": x, "g": x}, replaced=((0, 0),), **overlapping) == [{}]
+
+
 def test_other_arguments_stay(passes: Any) -> None:
     assert marked(passes, step, {"p": X, "g": X}) == [{}]
 

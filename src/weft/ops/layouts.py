@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from weft.ir.expr import Size, is_nonnegative
+from weft.ir.expr import Size, is_nonnegative, substitute, symbol
 from weft.ir.types import Tensor, contiguous_strides, tensor_of
 from weft.ops.base import GraphOp
 from weft.ops.reshaping import matching_runs
@@ -167,7 +167,10 @@ def is_dense(tensor: Tensor, layout: StridedLayout) -> bool:
 
 def lies_apart(tensor: Tensor, layout: StridedLayout) -> bool:
     """Whether no two elements share memory, as far as can be told: each stride leaves room for all that lies within."""
-    left = [(size, stride) for size, stride in zip(tensor.shape, layout.strides, strict=True) if size != 1]
+    # Symbols that are sizes are at least 1 here: a tensor without elements has none that share memory.
+    counts = {name: symbol(name) + 1 for size in tensor.shape for name in _factors(size)}
+    pairs = zip(tensor.shape, layout.strides, strict=True)
+    left = [(substitute(size, counts), substitute(stride, counts)) for size, stride in pairs if size != 1]
     room: Size = 1
     while left:
         inner = next((each for each in left if all(is_nonnegative(other[1] - each[1]) for other in left)), None)
@@ -176,3 +179,11 @@ def lies_apart(tensor: Tensor, layout: StridedLayout) -> bool:
         left.remove(inner)
         room = inner[1] * inner[0]
     return True
+
+
+def _factors(size: Size) -> list[str]:
+    """The symbols of which a size is a multiple: it is 0 if one of them is."""
+    if isinstance(size, int) or len(size.terms) != 1:
+        return []
+    ((factors, _),) = size.terms
+    return [each.name for each in factors if each.kind == "symbol"]

@@ -10,7 +10,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from weft.ir.expr import evaluate, product
-from weft.lower.steps import Plan, Step, buffers_of, inner_steps
+from weft.ir.types import f32
+from weft.lower.steps import DotStep, Plan, Step, buffers_of, inner_steps
 
 ALIGNMENT = 64
 
@@ -200,7 +201,7 @@ def peak_of(
     """
     roles = [buffer.role for buffer in plan.buffers]
     there = [number for number, role in enumerate(roles) if role in ("input", "output", "external")]
-    whole = sum(bytes_of(plan, b, sizes) for b in there) + plan_arena(plan, sizes).size
+    whole = sum(bytes_of(plan, b, sizes) for b in there) + plan_arena(plan, sizes).size + sums_of(plan.steps, sizes)
     stays, known = set(kept), set[int]()
     blocks = [(set(block), size) for block, size in together]
     shared = sum(bytes_of(plan, b, sizes) for block, _ in blocks for b in block) - sum(size for _, size in blocks)
@@ -213,12 +214,22 @@ def peak_of(
         live += sum(bytes_of(plan, b, sizes) for b in phase.makes)
         live += sum(bytes_of(plan, b, sizes) for b in called)
         known |= called
-        peak = max(peak, live + phase.arena.size)
+        peak = max(peak, live + phase.arena.size + sums_of(steps, sizes))
         for number in (number for number in phase.drops if number not in stays):
             block, size = block_of.get(number, ({number}, bytes_of(plan, number, sizes)))
             block.discard(number)
             live -= 0 if block else size
     return Peak(peak, whole - shared)
+
+
+def sums_of(steps: Iterable[Step], sizes: Mapping[str, int]) -> int:
+    """What the library takes for itself during one of these steps: it sums up products of 16-bit floats in f32.
+
+    Of a batch it has one matrix at a time, or a few.
+    """
+    results = [step.out.tensor for step in steps if isinstance(step, DotStep)]
+    narrow = [tensor for tensor in results if tensor.dtype.is_float and tensor.dtype.bytes < f32.bytes]
+    return max((evaluate(product(tensor.shape[-2:]), sizes) * f32.bytes for tensor in narrow), default=0)
 
 
 def plan_arena(plan: Plan, sizes: Mapping[str, int]) -> Arena:

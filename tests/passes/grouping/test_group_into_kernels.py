@@ -225,6 +225,32 @@ def test_the_rotation_of_halves_is_one_kernel(passes: Any) -> None:
     assert [type(step) for step in made] == [KernelStep]
 
 
+def test_all_pieces_of_a_concatenation_are_computed_where_they_lie_in_it(passes: Any) -> None:
+    tensors = {"x": Tensor(f32, (3, 4)), "y": Tensor(f32, (3, 5)), "z": Tensor(f32, (2, 9))}
+
+    def body(b: Any, x: Any, y: Any, z: Any) -> Any:
+        return b.concat(b.sin(z), b.concat(x, y, dim=1), dim=0)
+
+    plan = build_plan(passes.function(passes.apply(cpu_passes(Config()), passes.built(tensors, body)))).plan
+    assert len(plan.steps) == 2 and not [each for each in plan.buffers if each.role == "temporary"]
+
+
+def test_pieces_are_computed_once_where_something_follows_their_concatenation(passes: Any) -> None:
+    def body(b: Any, x: Any, y: Any) -> Any:
+        return b.tanh(b.concat(b.exp(x), b.sin(y), dim=0))
+
+    assert len(steps(passes, {"x": Tensor(f32, (3, 4)), "y": Tensor(f32, (2, 4))}, body)) == 2
+
+
+def test_a_piece_that_others_read_is_not_computed_again(passes: Any) -> None:
+    def body(b: Any, x: Any, y: Any) -> Any:
+        first, second = b.exp(x), b.exp(y)
+        return [b.concat(first, second, dim=0), second]
+
+    made = steps(passes, {"x": Tensor(f32, (3, 4)), "y": Tensor(f32, (2, 4))}, body)
+    assert len(made) == 3
+
+
 def test_a_value_that_a_product_reads_in_two_ways(passes: Any) -> None:
     def body(b: Any, x: Any) -> Any:
         y = b.exp(x)

@@ -335,7 +335,8 @@ class _Grouping:
             return
         if len(group.ops) + len(other.ops) > _MOST_OPS:
             return
-        if other.shape != group.shape and not self._makes_rows(other, group):
+        piece = self._makes_piece(other, group, op)
+        if other.shape != group.shape and not piece and not self._makes_rows(other, group):
             return
         kinds = {group.kind, other.kind}
         if kinds == {"dot"}:
@@ -346,7 +347,8 @@ class _Grouping:
         if group.number in other.before:
             return
         # What reads rows in another way than the op does needs all of them before: it stays in a kernel behind them.
-        if not all(self._reads_in_place(each, other) for each in ([op, *group.ops] if other.kind == "rows" else [op])):
+        reading = [op, *group.ops] if other.kind == "rows" else [] if piece else [op]
+        if not all(self._reads_in_place(each, other) for each in reading):
             return
         if any(other.number in g.before and g.number in group.before for g in self.groups.values()):
             return
@@ -373,6 +375,17 @@ class _Grouping:
         users = [user for value in other.made for user in self.consumers.get(value, ())]
         members = {*group.ops, *other.ops}
         return other.shape in group.row_shapes and all(user in members for user in users)
+
+    def _makes_piece(self, other: Group, group: Group, op: GraphOp) -> bool:
+        """Whether a kernel makes a piece of a concatenation, which alone reads it: each piece has a domain of its own.
+
+        Not if others are to join behind the concatenation: they compute every piece for each of its elements.
+        """
+        if op.name != "graph.concat" or not group.kind == other.kind == "pointwise":
+            return False
+        users = self.consumers.get(op.results[0], ())
+        joining = any(isinstance(user, Elementwise | Movement | DimensionReduction) for user in users)
+        return not joining and self._moves_domain(op, other, ())
 
     def _sums_alike(self, group: Group, other: Group, op: GraphOp) -> bool:
         """Whether the sums of columns of two kernels can be made in one: nothing in it waits for the other's."""

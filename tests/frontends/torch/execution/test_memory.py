@@ -212,3 +212,22 @@ def test_storages_that_nobody_holds_are_counted_as_this_python_counts() -> None:
     assert memory.tensor(shape, strides, torch.float32).data_ptr() != address
     del view
     assert address in {memory.tensor(shape, strides, torch.float32).data_ptr() for _ in range(3)}
+
+
+def planned_bytes(function: Any, *arguments: torch.Tensor) -> int:
+    """How many bytes a program takes beside its results, and that it computes what eager does."""
+    with recording() as records:
+        found = compiled(function)(*arguments)
+    torch.testing.assert_close(found, function(*arguments))
+    return sum(sum(record.arenas.values()) for record in records)
+
+
+def test_what_torch_puts_together_twice_is_put_together_once() -> None:
+    assert planned_bytes(torch.block_diag, torch.randn(1, 5), torch.randn(3), torch.randn(4000, 5)) == 0
+
+
+def test_a_sum_of_products_takes_no_memory_for_each() -> None:
+    x, left, right = (torch.randn(*each).double() for each in ((5, 10), (4000, 5, 5), (4000, 5, 10)))
+    assert planned_bytes(torch.addbmm, x, left, right) <= 1.1 * left.nbytes
+    narrow = right[..., :2].clone()
+    assert planned_bytes(torch.addbmm, x[:, :2], left, narrow) <= 1.1 * narrow.nbytes

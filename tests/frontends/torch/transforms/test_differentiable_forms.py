@@ -11,6 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from tests.frontends.torch.transforms.second_derivatives import needs_second_derivatives
+
 X, Y = torch.randn(4, 4, dtype=torch.float64), torch.randn(3, 4, dtype=torch.float64)
 PLACES = torch.tensor([0, 2, 0])
 
@@ -36,6 +38,7 @@ TWICE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.slow) if name == "new product" else name for name in TWICE]
 )
+@needs_second_derivatives
 @pytest.mark.filterwarnings("ignore:index_reduce")
 def test_second_derivatives_of(name: str) -> None:
     function = TWICE[name]

@@ -11,7 +11,7 @@ from weft.errors import UnsupportedError
 from weft.frontends.torch.aten.pointwise import apply
 from weft.frontends.torch.aten.table import aten
 from weft.frontends.torch.importer.builder import ImportBuilder
-from weft.ir.expr import Size
+from weft.ir.expr import Size, is_nonnegative
 from weft.ir.types import f32, i32
 from weft.passes.dot.tile_grouped_gemm import IN_ORDER
 
@@ -84,7 +84,12 @@ def addmv(b: ImportBuilder, bias: SSAValue, x: SSAValue, y: SSAValue, **scales: 
 
 @aten("addbmm")
 def addbmm(b: ImportBuilder, bias: SSAValue, x: SSAValue, y: SSAValue, **scales: Any) -> SSAValue:
-    return _added(b, bias, b.emit("sum", b.emit("dot", x, y), dims=(0,), keep=False), **scales)
+    """The sum of a batch of products is one product, unless to turn its left side takes more memory than all."""
+    (batch, rows, depth), columns = b.shape(x), b.shape(y)[2]
+    if not is_nonnegative(columns - depth):
+        return _added(b, bias, b.emit("sum", b.emit("dot", x, y), dims=(0,), keep=False), **scales)
+    left = b.view(b.transpose(x, (1, 0, 2)), (rows, batch * depth))
+    return _added(b, bias, b.emit("dot", left, b.view(y, (batch * depth, columns))), **scales)
 
 
 @aten("_int_mm")

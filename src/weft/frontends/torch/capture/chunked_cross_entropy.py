@@ -16,7 +16,7 @@ gradients is an error.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -62,16 +62,20 @@ class _Labels:
 
 @dataclass(frozen=True)
 class _Projection:
-    """What is projected, and what of it a gradient is wanted of."""
+    """What is projected and compared with labels: the operands of both functions below."""
 
     hidden: Tensor
     weight: Tensor
     bias: Tensor | None
+    labels: Tensor
     weights: Tensor | None
     """Those of classes."""
     wide: torch.dtype
     """In which losses are computed: at least 32 bits."""
     loss: CrossEntropy
+
+    def known_labels(self) -> _Labels:
+        return _Labels.of(self.labels, self.weights, self.loss.ignored, self.wide)
 
     def chunks(self) -> list[slice]:
         count = int(self.hidden.shape[0])
@@ -141,20 +145,11 @@ class _Reduced(torch.autograd.Function):
     """The mean or the sum of losses, and the gradients that were made with it."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        hidden: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        labels: Tensor,
-        weights: Tensor | None,
-        wide: torch.dtype,
-        loss: CrossEntropy,
-    ) -> Tensor:
-        projection = _Projection(hidden, weight, bias, weights, wide, loss)
-        known = _Labels.of(labels, weights, loss.ignored, wide)
+    def forward(ctx: Any, *operands: Any) -> Tensor:
+        projection = _Projection(*operands)
+        known, loss, wide = projection.known_labels(), projection.loss, projection.wide
         scale = known.scale(loss.reduction)
-        total = torch.zeros((), dtype=wide, device=hidden.device)
+        total = known.factors.new_zeros(())
         gradients = _Gradients(projection, ctx.needs_input_grad[:3])
         for rows in projection.chunks():
             scores, norm = projection.scores(rows)
@@ -181,24 +176,15 @@ class _Rows(torch.autograd.Function):
     """The loss of each row, or their mean or sum; logits are made again where gradients are."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        hidden: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        labels: Tensor,
-        weights: Tensor | None,
-        wide: torch.dtype,
-        loss: CrossEntropy,
-    ) -> Tensor:
-        projection = _Projection(hidden, weight, bias, weights, wide, loss)
-        known = _Labels.of(labels, weights, loss.ignored, wide)
-        ctx.save_for_backward(hidden, weight, bias, labels, weights)
+    def forward(ctx: Any, *operands: Any) -> Tensor:
+        projection = _Projection(*operands)
+        known, loss, wide = projection.known_labels(), projection.loss, projection.wide
+        ctx.save_for_backward(*operands[:5])
         ctx.told = wide, loss
         parts = (projection.losses(*projection.scores(rows), known.part(rows)) for rows in projection.chunks())
         if loss.reduction == "none":
             return torch.cat(list(parts))
-        scale, total = known.scale(loss.reduction), torch.zeros((), dtype=wide, device=hidden.device)
+        scale, total = known.scale(loss.reduction), known.factors.new_zeros(())
         for part in parts:
             total = total + (part * scale).sum()
         return total
@@ -208,13 +194,14 @@ class _Rows(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         hidden, weight, bias, labels, weights = ctx.saved_tensors
         wide, loss = ctx.told
-        known = _Labels.of(labels, weights, loss.ignored, wide)
+        projection = _Projection(hidden, weight, bias, labels, weights, wide, loss)
+        known = projection.known_labels()
         if loss.reduction != "none":
             gradient = (gradient * known.scale(loss.reduction)).expand(hidden.shape[0])
         # The same rows, whatever the gradient is: of hidden itself, AOTAutograd would know the logits from the forward,
         # and keep all of them.
         rows_now = torch.where((gradient == gradient).unsqueeze(1), hidden, hidden)
-        projection = _Projection(rows_now, weight, bias, weights, wide, loss)
+        projection = replace(projection, hidden=rows_now)
         gradients = _Gradients(projection, ctx.needs_input_grad[:3])
         for rows in projection.chunks():
             change = projection.changes(*projection.scores(rows), known.part(rows), gradient[rows])

@@ -20,6 +20,8 @@ _IN_PLACE = frozenset(
         *(operator.ilshift, operator.irshift, operator.iconcat, operator.setitem),
     )
 )
+_RUNNING = ("max_norm", "running_mean", "running_var")
+"""Arguments of functions that write to another one than their first: what rows are made of, or statistics."""
 _MODES = ("_enter_", "_exit_", "_set_", "set_", "_push_", "_pop_")
 
 
@@ -31,6 +33,8 @@ def changes_what_follows(node: fx.Node) -> bool:
         return False
     name = node.target if isinstance(node.target, str) else str(getattr(node.target, "__name__", ""))
     if node.op == "call_function" and name.startswith(_MODES):
+        return True
+    if _writes_to_buffers(node, name):
         return True
     written = node.kwargs.get("out")
     if written is None and not _writes(node, name):
@@ -48,14 +52,21 @@ def _writes(node: fx.Node, name: str) -> bool:
         return any(getattr(node.target, each)._schema.is_mutable for each in node.target.overloads())
     if name.startswith("__"):
         return name.startswith("__i") or name == "__setitem__"
-    return name.endswith("_") or _is_told_to_write(node)
+    return name.endswith("_") or _given(node).get("inplace") is True
 
 
-def _is_told_to_write(node: fx.Node) -> bool:
-    """Whether a function is told by an argument without a name to write over what it reads."""
+def _writes_to_buffers(node: fx.Node, name: str) -> bool:
+    """Whether a function may change weights or statistics that it reads: no name says that it does."""
+    if node.op == "call_function" and name in ("batch_norm", "instance_norm") and not _given(node):
+        return True  # torch's own, whose arguments have no names
+    return any(_given(node).get(each) is not None for each in _RUNNING)
+
+
+def _given(node: fx.Node) -> dict[str, Any]:
+    """The arguments of a function that is written in Python, by their names."""
     code: Any = getattr(node.target, "__code__", None)
     names: tuple[str, ...] = () if code is None else code.co_varnames[: code.co_argcount]
-    return ("inplace", True) in zip(names, node.args, strict=False)
+    return dict(zip(names, node.args, strict=False)) | node.kwargs
 
 
 def _are_whole(value: Any) -> bool:
