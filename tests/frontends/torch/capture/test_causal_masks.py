@@ -11,7 +11,9 @@ import torch.nn.functional as F
 from torch import fx
 
 from weft.frontends.torch import backend
+from weft.frontends.torch.capture import causal_masks
 from weft.frontends.torch.capture.causal_masks import state_causal_masks
+from weft.runtime.record import recording
 
 SIDE = 37
 
@@ -52,6 +54,18 @@ def slanted() -> torch.Tensor:
     return -(at[:, None] - at[None, :]).abs().float() + added()
 
 
+def one() -> torch.Tensor:
+    return torch.ones(1, 1, dtype=torch.bool)
+
+
+def one_each() -> torch.Tensor:
+    return torch.zeros(2, 1, 1, 1)
+
+
+def rows_alone() -> torch.Tensor:
+    return torch.ones(SIDE, 1, dtype=torch.bool)
+
+
 def drawn() -> torch.Tensor:
     return compared() & (torch.rand(SIDE, SIDE) < 2)
 
@@ -90,7 +104,7 @@ def test_causal_masks_are_not_read(mask: Any, monkeypatch: pytest.MonkeyPatch) -
     assert stated(monkeypatch, attention(mask), operands()) == [True]
 
 
-@pytest.mark.parametrize("mask", [shifted, windowed, slanted, drawn])
+@pytest.mark.parametrize("mask", [shifted, windowed, slanted, drawn, one, one_each, rows_alone])
 def test_other_masks_are(mask: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert stated(monkeypatch, attention(mask), operands()) == [False]
 
@@ -108,6 +122,62 @@ def test_a_mask_that_an_argument_has_a_part_in_is_read(monkeypatch: pytest.Monke
         return F.scaled_dot_product_attention(q, k, v, attn_mask=compared() & (q[0, 0, :, 0] < 9e9)[None, :])
 
     assert stated(monkeypatch, call, operands()) == [False]
+
+
+def test_operators_of_others_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which may read what changes between calls, or fail."""
+    state = {"open": False}
+
+    @torch.library.custom_op("weft_tests::mask_of_state", mutates_args=())
+    def mask_of_state(side: int) -> torch.Tensor:
+        return torch.ones(side, side, dtype=torch.bool).tril(SIDE if state["open"] else 0)
+
+    @mask_of_state.register_fake
+    def _(side: int) -> torch.Tensor:
+        return torch.empty(side, side, dtype=torch.bool)
+
+    def call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask_of_state(SIDE))
+
+    given = operands()
+    assert stated(monkeypatch, call, given) == [False]
+
+
+def test_a_mask_that_cannot_be_computed_here_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(needed: list[fx.Node]) -> torch.Tensor:
+        raise NotImplementedError("no kernel")
+
+    monkeypatch.setattr(causal_masks, "_computed", fail)
+    assert stated(monkeypatch, attention(compared), operands()) == [False]
+
+
+def test_masks_that_are_too_large_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(causal_masks, "_MOST_BYTES", 40 * SIDE * SIDE)
+    spread = [torch.randn(64, 8, SIDE, 16) for _ in range(3)]
+    many = [torch.randn(64, 1, SIDE, 16) for _ in range(3)]
+
+    def repeated() -> torch.Tensor:
+        return added().expand(64, 8, SIDE, SIDE)
+
+    def each() -> torch.Tensor:
+        return compared() & (torch.arange(64)[:, None, None, None] >= 0)
+
+    assert stated(monkeypatch, attention(repeated), spread) == [True], "to repeat it takes no memory"
+    assert stated(monkeypatch, attention(each), many) == [False]
+
+
+def test_sizes_that_are_not_known_are_not_fixed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        seen = torch.arange(q.size(-2))[:, None] >= torch.arange(k.size(-2))[None, :]
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=seen)
+
+    torch._dynamo.reset()
+    with recording() as records:
+        run = torch.compile(call, backend="weft", dynamic=True, options={"cache": False})
+        for rows, keys in ((8, 12), (9, 9), (7, 7)):
+            given = [torch.randn(2, 3, size, 16) for size in (rows, keys, keys)]
+            torch.testing.assert_close(run(*given), call(*given))
+    assert len(records) == 1
 
 
 def test_training(monkeypatch: pytest.MonkeyPatch) -> None:

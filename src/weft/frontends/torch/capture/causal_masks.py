@@ -10,7 +10,7 @@ Attention that is told so computes half as much, and reads no mask.
 
 from __future__ import annotations
 
-import math
+import logging
 from collections.abc import Iterator
 from typing import Any, cast
 
@@ -21,6 +21,8 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.fx.node import map_arg
 from torch.fx.operator_schemas import normalize_function
 
+log = logging.getLogger("weft")
+
 _ATTENTION = tuple(
     getattr(torch.ops.aten, f"_scaled_dot_product_{kind}{end}").default
     for kind in ("cudnn_attention", "efficient_attention", "flash_attention_for_cpu")
@@ -29,8 +31,8 @@ _ATTENTION = tuple(
 _MASKS = ("attn_bias", "attn_mask")
 _HIDDEN = -65504.0
 """What is added to a score whose key does not count, at most: a row's own key has one that is larger by far."""
-_MOST_ELEMENTS = 1 << 27
-"""Of a mask that is computed for this: some hundred megabytes for a second."""
+_MOST_BYTES = 1 << 29
+"""What the calls that make a mask may make together: a few seconds of computing."""
 
 
 def state_causal_masks(graph: fx.GraphModule) -> None:
@@ -39,8 +41,8 @@ def state_causal_masks(graph: fx.GraphModule) -> None:
     stated = False
     for node, arguments in _masked_attention(graph):
         name = next(name for name in _MASKS if name in arguments)
-        needed = _constant_nodes(arguments[name])
-        if needed is None or not _is_square(arguments):
+        needed = _constant_nodes(arguments[name]) if _is_square(arguments, arguments[name]) else None
+        if needed is None:
             continue
         text = _text(needed)  # every layer makes a mask of its own
         if text not in is_causal:
@@ -68,17 +70,25 @@ def _masked_attention(graph: fx.GraphModule) -> Iterator[tuple[fx.Node, dict[str
                 yield node, arguments
 
 
-def _is_square(arguments: dict[str, Any]) -> bool:
-    """Whether there are as many keys as rows; where there are not, torch and others count them from other ends."""
-    rows, keys = (arguments[name].meta["val"].shape[-2] for name in ("query", "key"))
-    return isinstance(rows, int) and rows == keys
+def _is_square(arguments: dict[str, Any], mask: fx.Node) -> bool:
+    """Whether there are as many keys as rows, and a mask for each: where there are not, libraries count from other
+    ends. Sizes that are not known are not compared, which would fix them."""
+    shapes: list[Any] = [arguments[name].meta["val"].shape for name in ("query", "key")]
+    sizes = [shape[-2] for shape in shapes] + list(mask.meta["val"].shape[-2:])
+    return all(isinstance(size, int) for size in sizes) and len(sizes) == 4 and len(set(sizes)) == 1
 
 
 def _is_causal(needed: list[fx.Node]) -> bool:
     """Whether what the last of these calls makes lets each row see the keys up to its own and no others."""
     # Tracing is still under way, which would make a fake tensor of whatever is computed here.
     with unset_fake_temporarily(), torch.no_grad(), torch.autocast("cpu", enabled=False):
-        mask = _computed(needed)
+        try:
+            mask = _computed(needed)
+        except Exception as error:  # then it is read, as it was meant to be
+            log.info("a mask of attention is not computed: %r", error)
+            return False
+        repeated = tuple(0 if step == 0 else slice(None) for step in mask.stride()[:-2])
+        mask = mask[repeated]
         seen = torch.ones(mask.shape[-2:], dtype=torch.bool).tril()
         if mask.dtype == torch.bool:
             return bool((mask == seen).all())
@@ -86,23 +96,25 @@ def _is_causal(needed: list[fx.Node]) -> bool:
 
 
 def _constant_nodes(mask: fx.Node) -> list[fx.Node] | None:
-    """The calls that make a mask, in order, if no argument has a part in it, nor chance, and it is not too large."""
-    shape = mask.meta["val"].shape
-    if len(shape) < 2 or shape[-1] != shape[-2]:
-        return None
+    """The calls that make a mask, in order, if no argument has a part in it, nor chance, and it is not too large.
+
+    Operators of others may read what nobody sees, so only torch's own are looked at.
+    """
     found: dict[fx.Node, None] = {}
-    waiting = [mask]
+    waiting, made = [mask], 0
     while waiting:
         node = waiting.pop()
         if node in found:
             continue
         value = node.meta.get("val")
-        if node.op != "call_function" or not isinstance(node.target, OpOverload) or node.is_impure():
+        if not isinstance(node.target, OpOverload) or node.target.namespace not in ("aten", "prims"):
             return None
-        if torch.Tag.nondeterministic_seeded in node.target.tags or not isinstance(value, torch.Tensor):
+        if node.is_impure() or torch.Tag.nondeterministic_seeded in node.target.tags:
             return None
-        sizes: list[Any] = list(value.shape)
-        if any(not isinstance(size, int) for size in sizes) or math.prod(sizes) > _MOST_ELEMENTS:
+        if not isinstance(value, torch.Tensor) or any(not isinstance(size, int) for size in cast("Any", value.shape)):
+            return None
+        made += 0 if node.target.is_view else value.numel() * value.element_size()
+        if made > _MOST_BYTES:
             return None
         found[node] = None
         waiting += node.all_input_nodes
