@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import time
+from itertools import accumulate
 
 import pytest
 
@@ -47,9 +49,19 @@ def test_random_programs_are_cut_near_the_least(seed: int) -> None:
     whole = [plan.steps[:3], plan.steps[3:]]
     cut = cut_by_peak(plan, {}, whole)
     assert [step for part in cut for step in part] == list(plan.steps)
-    assert all(part in (tuple(plan.steps[k : k + len(part)]) for k in range(count)) for part in cut)
+    assert 3 in accumulate(map(len, cut)), "a cut that was there is still"
     found, least = (
         peak_of(plan, {}, parts, plan_phases(plan, {}, parts)).phased for parts in (cut, cut_finely(whole, 1))
     )
     assert found <= least * 1.01
-    assert len(cut) <= len(plan.steps)
+
+
+def test_long_programs_are_cut_in_little_time() -> None:
+    """A chain behind one large step: every temporary of it would fit into what the large one leaves."""
+    count = 2000
+    roles = {0: "input", count - 1: "output"}
+    sizes = {0: 3000, 1: 3000, **dict.fromkeys(range(2, count), 1)}
+    plan = planned(roles, sizes, [(n - 1, n) for n in range(1, count)])
+    start = time.process_time()
+    assert len(cut_by_peak(plan, {}, [plan.steps])) < 10
+    assert time.process_time() - start < 5

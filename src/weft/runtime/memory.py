@@ -94,12 +94,13 @@ def cut_by_peak(plan: Plan, sizes: Mapping[str, int], parts: Sequence[tuple[Step
     done = 0
     for part in parts:
         begin, done = done, done + len(part)
-        for end in range(begin + 1, done):
-            together = [step for (step,) in single[begin : end + 1]]
-            allowed = limit - before[begin]
-            if _needs(plan, amounts, together, phases[begin : end + 1], allowed) > allowed:
-                cut.append(tuple(together[:-1]))
-                begin = end
+        taken = 0
+        for number in range(begin, done):
+            needs = sum(amounts[b] for b in phases[number].makes) + phases[number].arena.size
+            if number > begin and before[begin] + taken + needs > limit:
+                cut.append(tuple(step for (step,) in single[begin:number]))
+                begin, taken = number, 0
+            taken += needs
         cut.append(tuple(step for (step,) in single[begin:done]))
     return cut
 
@@ -118,19 +119,6 @@ def _live_before(
     return before
 
 
-def _needs(plan: Plan, amounts: Sequence[int], together: Sequence[Step], phases: Sequence[Phase], allowed: int) -> int:
-    """What steps need of new memory if they share an arena; or more, where that is still no more than is allowed."""
-    made = {b for phase in phases for b in phase.makes}
-    total = sum(amounts[b] for b in made) + sum(phase.arena.size for phase in phases)
-    if total <= allowed:
-        return total
-    scratch = {b for phase in phases for b in phase.arena.offsets}
-    dropped = made.intersection(b for phase in phases for b in phase.drops)
-    inside = {b: life for b, life in lifetimes(plan, together).items() if b in scratch or b in dropped}
-    arena = lay_out(inside, {b: amounts[b] for b in inside})
-    return sum(amounts[b] for b in made if b not in inside) + arena.size
-
-
 def plan_phases(plan: Plan, sizes: Mapping[str, int], parts: Sequence[Sequence[Step]]) -> tuple[Phase, ...]:
     """The phases of a program whose segments run these steps; none where steps stand inside of others."""
     if any(inner_steps(step) for step in plan.steps):
@@ -144,11 +132,11 @@ def plan_phases(plan: Plan, sizes: Mapping[str, int], parts: Sequence[Sequence[S
     returned, roles = set(plan.outputs), [buffer.role for buffer in plan.buffers]
     outputs = dict.fromkeys(b for b in plan.outputs if roles[b] == "output")
     first.update((buffer, 0) for buffer in outputs if buffer not in first)  # without elements: no step writes to it
+    made_by, ended_by = _by_part(first), _by_part(last)
     phases: list[Phase] = []
     for number, steps in enumerate(parts):
         inside = {b: life for b, life in lifetimes(plan, steps).items() if first[b] == last[b]}
-        made = [b for b, begin in first.items() if begin == number and b not in inside]
-        ended = [b for b, end in last.items() if end == number and b not in inside]
+        made, ended = ([b for b in each.get(number, ()) if b not in inside] for each in (made_by, ended_by))
         phases.append(
             Phase(
                 tuple(b for b in made if roles[b] in ("output", "temporary")),
@@ -157,6 +145,14 @@ def plan_phases(plan: Plan, sizes: Mapping[str, int], parts: Sequence[Sequence[S
             )
         )
     return tuple(phases)
+
+
+def _by_part(places: Mapping[int, int]) -> dict[int, list[int]]:
+    """The buffers of each part, of the part of each buffer."""
+    found: dict[int, list[int]] = {}
+    for buffer, number in places.items():
+        found.setdefault(number, []).append(buffer)
+    return found
 
 
 def choose_phases(
