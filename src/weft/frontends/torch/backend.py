@@ -270,7 +270,7 @@ def _callable(
 
         return FirstCall(Loading(finish, partial(_uncompiled, module, record, config=config), record))
     if record.wants_inputs and not target.capabilities.own_memory:
-        return ObservedCall(compiled(executor), imported.calling, imported.constants, record)
+        return ObservedCall(compiled(executor).shortest(), imported.calling, imported.constants, record)
     return compiled(executor).shortest()
 
 

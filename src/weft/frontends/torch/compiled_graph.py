@@ -50,9 +50,9 @@ class CompiledGraph:
         executor, calling = self.executor, self.calling
         if not isinstance(executor, TorchExecutor):
             return self
+        is_plain = not calling.complex_arguments and not calling.symbols.rules
+        direct = executor.direct(calling, self.constants, self, self.watch) if is_plain else None
         donated = [calling.arguments[place] for place in executor.donated]
-        plain = calling.complex_arguments or calling.symbols.rules
-        direct = None if plain else executor.direct(calling, self.constants, self, self.watch)
         return with_own_arguments(direct or self, donated)
 
     def __call__(self, arguments: list[Any]) -> list[Any]:

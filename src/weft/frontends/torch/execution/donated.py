@@ -1,7 +1,8 @@
 """Calls of programs that write over donated buffers: each must be the program's alone when the call comes.
 
-A saved tensor whose memory somebody else can read, or that a retained graph needs again, is copied first. What a graph
-that is not retained has saved, torch lets go of before the call: if that fails, it cannot be made again.
+A saved tensor that another tensor shares memory with, that is a leaf, or that a retained graph needs again is copied
+first. Hooks for saved tensors that keep the very tensor they pack see it written over, as with torch's own compiler.
+What a graph that is not retained has saved, torch lets go of before the call: if that fails, it cannot be made again.
 """
 
 # torch leaves what its own compiler uses private.
@@ -40,5 +41,7 @@ def with_own_arguments(call: BoxedCall, places: Sequence[int]) -> BoxedCall:
 
 
 def _is_alone(tensor: torch.Tensor) -> bool:
-    """Whether no other tensor reads the memory that a tensor lies in."""
+    """Whether no other tensor reads the memory that a tensor lies in, and it is nobody's parameter."""
+    if tensor.requires_grad:
+        return False
     return torch._C._storage_Use_Count(tensor.untyped_storage()._cdata) <= _ALONE

@@ -2,10 +2,25 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
 from torch._guards import TracingContext
 
 DONATED = "weft.donated"
 """Under which a captured graph says which of its placeholders are donated, by position."""
+
+
+_LEAST_BYTES = 1 << 16
+"""Below this, what is saved is less than what it costs to see whose the memory is."""
+
+
+def is_worth_it(traced: torch.Tensor) -> bool:
+    """Whether to write over such a tensor saves memory to speak of; of complex numbers programs get views."""
+    sizes: list[Any] = list(traced.shape)
+    if traced.is_complex() or any(not isinstance(size, int) for size in sizes):
+        return not traced.is_complex()
+    return traced.numel() * traced.element_size() >= _LEAST_BYTES
 
 
 def take_donated() -> tuple[int, ...]:

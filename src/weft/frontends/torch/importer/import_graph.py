@@ -24,7 +24,7 @@ from weft.errors import UnsupportedError
 from weft.frontends.torch.importer.aliasing import aliased, memory_owners, replaced, view_of
 from weft.frontends.torch.importer.checks import are_checked, combined, is_of_data
 from weft.frontends.torch.importer.complex_numbers import Complex
-from weft.frontends.torch.importer.donated_placeholders import DONATED
+from weft.frontends.torch.importer.donated_placeholders import DONATED, is_worth_it
 from weft.frontends.torch.importer.facts import condition_count, environment_of
 from weft.frontends.torch.importer.float_sizes import FloatFormula, formulas
 from weft.frontends.torch.importer.import_nodes import NodeImporter, meta_of
@@ -177,7 +177,7 @@ class _Importer:
         return tuple(
             n
             for n, node in enumerate(tensors)
-            if self.nodes.positions[node] in positions and not meta_of(node).is_complex()
+            if self.nodes.positions[node] in positions and is_worth_it(meta_of(node))
         )
 
     def _outgoing(self, node: fx.Node) -> SSAValue:
