@@ -12,6 +12,8 @@ from weft.config import Config
 from weft.ir.attributes import to_attribute
 from weft.ir.expr import symbol
 from weft.ir.types import Tensor, bf16, f32, i64
+from weft.lower.refusal import Refusal
+from weft.lower.shared_kernels import SharedKernels
 from weft.lower.steps import KernelStep
 from weft.ops.graph import FuncOp, GroupOp
 from weft.passes.choose_layouts import ChooseLayouts
@@ -96,6 +98,30 @@ def test_an_argument_that_is_donated_holds_temporaries_and_results(passes: Any) 
         return b.dot(p, w), step(b, p, g)
 
     assert_same_in_place(passes, both, arguments, donated=(0, 1))
+
+
+@pytest.mark.parametrize("attributes", [{"donated": (0,)}, {"replaced": ((0, 0),)}])
+def test_a_group_that_is_refused_still_writes_where_it_was_to(
+    passes: Any, attributes: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is cut into its ops, and groups after it write over what it made."""
+
+    def chained(b: Any, p: Any, g: Any, w: Any) -> Any:
+        one = step(b, p, g)
+        return step(b, one, b.dot(b.dot(one, w), w))
+
+    lower, refused = SharedKernels.lower, list[GroupOp]()
+
+    def refuse(self: SharedKernels, op: GroupOp, inputs: Any, outputs: Any) -> Any:
+        if in_place_of(op) and not refused:
+            refused.append(op)
+            return Refusal("for a test"), ""
+        return lower(self, op, inputs, outputs)
+
+    square = Tensor(f32, (7, 7))
+    monkeypatch.setattr(SharedKernels, "lower", refuse)
+    assert_same_in_place(passes, chained, {"p": square, "g": square, "w": square}, **attributes)
+    assert refused
 
 
 def test_another_layout(passes: Any) -> None:

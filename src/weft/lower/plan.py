@@ -7,7 +7,7 @@ groups share one kernel (`shared_kernels`). A group that its lowering refuses is
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from xdsl.dialects.builtin import LocationAttr, StringAttr
@@ -259,7 +259,7 @@ class Planner:
         ]
         lowered, label = self.kernels.lower(op, layouts, targets)
         if isinstance(lowered, Refusal):
-            self._cut(op, outputs, lowered)
+            self._cut(op, outputs, in_place, lowered)
             return
         results = [
             self.written_over(result, in_place[result.index], outputs)
@@ -269,21 +269,29 @@ class Planner:
         ]
         self._run(lowered, label, buffers, results)
 
-    def _cut(self, op: GroupOp, outputs: dict[SSAValue, Target], refusal: Refusal) -> None:
+    def _cut(
+        self, op: GroupOp, outputs: dict[SSAValue, Target], in_place: Mapping[int, Place], refusal: Refusal
+    ) -> None:
         """Plan a group's ops one by one, which are slow, but right: what grouped them was wrong about the whole."""
         if sum(not is_free(inner) and not isinstance(inner, YieldOp) for inner in op.block.ops) <= 1:
             raise LoweringError(refusal.reason, sources=lines_of(op))
         log.warning("a kernel is cut into its ops: %s", refusal.reason)
         wanted = [(outputs.get(result), self.strided.get(result)) for result in op.results]
         replaced, parts = split_group(op)
-        for new, (target, layout) in zip(replaced, wanted, strict=True):
-            if target is not None:
+        for number, (new, (target, layout)) in enumerate(zip(replaced, wanted, strict=True)):
+            if target is not None and number not in in_place:
                 outputs[new] = target
             if layout is not None:
                 self.strided[new] = layout
         for part in parts:
             part.attributes[CUT] = StringAttr(refusal.reason)
             self._group(part, outputs)
+        for number, old in in_place.items():  # others expect to find it where it was to be made
+            new, (target, _) = replaced[number], wanted[number]
+            self.copy(self.places[new], old)
+            if target is not None:
+                outputs[new] = target
+            self.written_over(new, old, outputs)
 
     def _run(self, lowered: Lowered, label: str, buffers: Sequence[int], results: Sequence[int]) -> None:
         """Append the steps of a group's kernels."""
