@@ -121,3 +121,27 @@ def test_a_module_around_a_model_has_its_attributes() -> None:
     assert not hasattr(model, "new")
     with pytest.raises(AttributeError):
         _ = around.absent
+
+
+def test_what_is_set_around_a_model_is_not_set_in_it() -> None:
+    """Models have stages and attributes, too."""
+
+    class Around(AroundModel):
+        own = frozenset({"stages", "attributes"})
+
+        def __init__(self, model: nn.Module) -> None:
+            super().__init__()
+            self.model = model
+            self.stages = {"linear": (0,)}
+            self.attributes = "its own"
+
+    class Staged(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stages = nn.Sequential(nn.Linear(2, 2))
+            self.attributes = 3
+
+    model = Staged()
+    around = Around(model)
+    assert around.stages == {"linear": (0,)} and around.attributes == "its own"
+    assert isinstance(model.stages, nn.Sequential) and model.attributes == 3

@@ -104,6 +104,8 @@ def _device_mesh(model: nn.Module, sizes: Mapping[str, int], timeout: timedelta)
 class DistributedModel(AroundModel):
     """A model on the ranks of a mesh."""
 
+    own = frozenset({"agreement", "attributes", "programs"})
+
     def __init__(self, model: nn.Module, groups: Groups, plan: Plan, config: Config) -> None:
         super().__init__()
         self.groups, self.plan, self.config = groups, plan, config

@@ -18,7 +18,7 @@ import sys
 from collections import deque
 from collections.abc import Hashable, Iterable
 from operator import is_
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -185,6 +185,9 @@ def _holds(container: Any, keys: list[Any], values: list[Any]) -> bool:
 class AroundModel(nn.Module):
     """A module around a `model`, whose attributes are its own: those that it has not are read and set there."""
 
+    own: ClassVar[frozenset[str]] = frozenset()
+    """Attributes that are set when the model is there, and are not the model's, whatever that has."""
+
     def __getattr__(self, name: str) -> Any:
         model = self.__dict__.get("_modules", {}).get("model")
         try:
@@ -196,8 +199,8 @@ class AroundModel(nn.Module):
 
     def __setattr__(self, name: str, value: Any) -> None:
         model = self.__dict__.get("_modules", {}).get("model")
-        own = name in self.__dict__ or name == "model" or hasattr(type(self), name)
-        if model is None or own or not hasattr(model, name):
+        is_own = name in self.__dict__ or name == "model" or name in self.own or hasattr(type(self), name)
+        if model is None or is_own or not hasattr(model, name):
             super().__setattr__(name, value)
         else:
             setattr(model, name, value)

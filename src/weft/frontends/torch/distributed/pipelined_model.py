@@ -51,6 +51,8 @@ Loss = Callable[..., torch.Tensor]
 class PipelinedModel(AroundModel):
     """A model on a mesh of which one axis is a pipeline's."""
 
+    own = frozenset({"stages", "agreement", "attributes", "programs"})
+
     def __init__(self, model: nn.Module, devices: DeviceMesh, plan: Plan, pipeline: Pipeline, config: Config) -> None:
         super().__init__()
         self.plan, self.pipeline, self.config = plan, pipeline, config
