@@ -187,6 +187,23 @@ def normalised_by_torch(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tenso
     return F.cross_entropy(logits, labels) + normalised.sum()
 
 
+def normalised_by_names(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
+    hidden = hidden * 2
+    mean, variance = hidden[0], hidden[1]
+    logits = F.linear(hidden, weight)
+    normalised = torch.batch_norm(
+        weight, None, None, mean, variance, training=True, momentum=0.5, eps=1e-5, cudnn_enabled=False
+    )
+    return F.cross_entropy(logits, labels) + normalised.sum()
+
+
+def normalised_by_an_operator(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
+    hidden = hidden * 2
+    logits = F.linear(hidden, weight)
+    normalised = torch.native_batch_norm(weight, None, None, hidden[0], hidden[1], True, 0.5, 1e-5)[0]
+    return F.cross_entropy(logits, labels) + normalised.sum()
+
+
 def without_gradients(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
     with torch.no_grad():
         logits = F.linear(hidden, weight)
@@ -209,6 +226,7 @@ def cast_twice(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
 
 WRITTEN = [written_between, written_by_option, written_by_place, into_memory]
 WRITTEN += [renormalised, renormalised_by_place, renormalised_bags, normalised_by_the_batch, normalised_by_torch]
+WRITTEN += [normalised_by_names, normalised_by_an_operator]
 WHOLE = [flat_then_cut, without_gradients, projected_under_autocast, cast_twice]
 
 

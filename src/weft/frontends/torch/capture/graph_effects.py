@@ -20,6 +20,7 @@ _IN_PLACE = frozenset(
         *(operator.ilshift, operator.irshift, operator.iconcat, operator.setitem),
     )
 )
+_NORMS = ("batch_norm", "instance_norm", "native_batch_norm")
 _RUNNING = ("max_norm", "running_mean", "running_var")
 """Arguments of functions that write to another one than their first: what rows are made of, or statistics."""
 _MODES = ("_enter_", "_exit_", "_set_", "set_", "_push_", "_pop_")
@@ -57,8 +58,9 @@ def _writes(node: fx.Node, name: str) -> bool:
 
 def _writes_to_buffers(node: fx.Node, name: str) -> bool:
     """Whether a function may change weights or statistics that it reads: no name says that it does."""
-    if node.op == "call_function" and name in ("batch_norm", "instance_norm") and not _given(node):
-        return True  # torch's own, whose arguments have no names
+    has_names = getattr(node.target, "__code__", None) is not None
+    if node.op == "call_function" and name.partition(".")[0] in _NORMS and not has_names:
+        return True  # torch's own, whose arguments have names only where the caller gives them
     return any(_given(node).get(each) is not None for each in _RUNNING)
 
 
