@@ -12,7 +12,7 @@ from tests.passes.transform.test_jvp import VECTOR, branching, function_of, scan
 from weft.backends.reference.graph import run
 from weft.errors import ShapeError, UnsupportedError
 from weft.ir.expr import symbol
-from weft.ir.types import Tensor, f64, i64, tensor_of
+from weft.ir.types import Tensor, f64, i8, i32, i64, tensor_of, u8
 from weft.ops.control import loop
 from weft.ops.graph import FuncOp, GraphBuilder
 from weft.passes.transform.jvp import jvp_function
@@ -116,3 +116,11 @@ def test_those_of_a_batch_end_at_their_own_turns() -> None:
         return [*finals, *stacks]
 
     agree(function_of({"x": Tensor(f64, ())}, body), [np.array([1.5, 300.0, 3.0])], [0])
+
+
+def test_vectors_of_another_type_than_the_matrix_that_multiplies_them() -> None:
+    arguments = {"x": Tensor(u8, (4, 8)), "y": Tensor(i8, (8, 1))}
+    function = function_of(arguments, lambda b, x, y: [b.dot(x, y, dtype=i32)])
+    rng = np.random.default_rng()
+    x, y = rng.integers(0, 255, (4, 8), np.uint8), rng.integers(-128, 127, (3, 8, 1), np.int8)
+    agree(function, [x, y], [None, 0])

@@ -136,8 +136,9 @@ class Dot(Structured):
             size, rows, inner = b.tensor(x).shape
             tall = b.dot(b.reshape(x, shape=(size * rows, inner)), y, **params)
             return b.reshape(tall, shape=(size, rows, b.tensor(y).shape[1]))
-        if not batched[0] and b.tensor(x).rank == 2 and b.tensor(y).shape[-1] == 1:
-            # Vectors that one matrix multiplies are the rows of another.
+        is_alike = b.tensor(x).dtype == b.tensor(y).dtype
+        if not batched[0] and b.tensor(x).rank == 2 and b.tensor(y).shape[-1] == 1 and is_alike:
+            # Vectors that one matrix multiplies are the rows of another; not all types may change sides.
             size, inner, _ = b.tensor(y).shape
             flat = b.dot(b.reshape(y, shape=(size, inner)), transposed(b, x), **params)
             return b.reshape(flat, shape=(size, b.tensor(x).shape[0], 1))
