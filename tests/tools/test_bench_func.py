@@ -40,7 +40,7 @@ def test_figures_a_journal_and_a_file_of_results(weft, tmp_path) -> None:
     assert case["backend_seconds"]["weft"] > 0
     assert 0 < case["errors_of_float64"]["weft"] < 1e-5
     assert "no C++ compiler" in figures["left_out"][0]
-    (path,) = tmp_path.glob("*-cpu-func.json")
+    (path,) = tmp_path.glob("*-cpu-func-1-threads.json")
     assert json.loads(path.read_text())["cases"] == figures["cases"]
     assert "torch.func by Weft, ms" in (tmp_path / "bench-func.md").read_text()
     again = weft(*asked, "--resume")
@@ -77,6 +77,33 @@ def test_who_fails_or_is_wrong_is_said_and_others_are_measured(monkeypatch: pyte
     assert "inductor failed: RuntimeError: no such thing" in result.trouble
     assert "weft" in result.wrong and "against float64" in result.wrong["weft"]
     assert CaseResult.of_record(json.loads(json.dumps(result.record()))) == result
+
+
+def test_without_eager_others_are_held_to_float64(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(function: Callable[..., Any]) -> Callable[..., Any]:
+        raise RuntimeError("no memory")
+
+    def wrong(function: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *inputs: function(*inputs) * 1.5
+
+    racers = [Contender("eager", broken), Contender("inductor", lambda f: f), Contender("weft", wrong)]
+    monkeypatch.setattr(transform_race, "transform_contenders", lambda device: racers)
+    result = run_transform_case(CASES["hessian_mlp"], HostDevice(), BRIEF)
+    assert set(result.wrong) == {"weft"} and "eager failed: RuntimeError: no memory" in result.trouble
+
+
+def test_without_float64_others_are_held_to_eager(monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong(function: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *inputs: function(*inputs) * 1.5
+
+    def short(given: Any) -> Any:
+        raise RuntimeError("no memory")
+
+    racers = [Contender("eager", lambda f: f), Contender("weft", wrong)]
+    monkeypatch.setattr(transform_race, "transform_contenders", lambda device: racers)
+    monkeypatch.setattr(transform_race, "widen", short)
+    result = run_transform_case(CASES["hessian_mlp"], HostDevice(), BRIEF)
+    assert set(result.wrong) == {"weft"} and set(result.race.timings) == {"eager", "weft"}
 
 
 def test_a_graph_that_is_left_to_torch_has_no_time(monkeypatch: pytest.MonkeyPatch) -> None:

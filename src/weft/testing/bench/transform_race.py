@@ -10,6 +10,7 @@ Weft runs twice: as `weft.func`, which is the one that counts, and as `torch.fun
 from __future__ import annotations
 
 import gc
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -22,6 +23,7 @@ from weft.runtime.record import recording
 from weft.testing.bench.benchmark import (
     COMPILED,
     EAGER,
+    EXACT,
     INDUCTOR,
     WEFT,
     Call,
@@ -34,10 +36,12 @@ from weft.testing.bench.benchmark import (
     interleave,
     own_code,
 )
-from weft.testing.bench.benchmark_case import CaseResult, Started, snapshot
+from weft.testing.bench.benchmark_case import CaseResult, Started, disagreements, snapshot
 from weft.testing.bench.benchmark_transforms import SUITE, Inputs, TransformCase
 from weft.testing.comparison import compare, widen
 from weft.testing.devices import Device
+
+log = logging.getLogger("weft")
 
 
 def run_transform_case(
@@ -63,8 +67,7 @@ def run_transform_case(
             left = next((record.error for record in records if record.error is not None), None)
             if left is not None and started.race.first_calls.pop(contender.name, None) is not None:
                 started.race.failures[contender.name] = f"left a graph to torch: {left}"
-        exact = snapshot(_call(case, Contender(EAGER, own_code), Inputs(widen(inputs.args), widen(inputs.held)))())
-        wrong, errors = _judged(started.outputs, exact)
+        wrong, errors = _judged(started.outputs, _exact(case, inputs))
         started.outputs.clear()
         race = interleave(started.able, limits, progress, started.race, seconds_of or device.wall_seconds)
     return CaseResult(
@@ -94,12 +97,29 @@ def _on(device: Device, values: Any) -> Any:
     return pytree.tree_map_only(Tensor, lambda leaf: leaf.to(device.name), values)
 
 
-def _judged(outputs: dict[str, list[Tensor]], exact: list[Tensor]) -> tuple[dict[str, str], dict[str, float]]:
-    """Who is farther from float64 than twice eager, and how far each is, as a share of the largest value."""
+def _exact(case: TransformCase, inputs: Inputs) -> list[Tensor] | None:
+    """The results in float64; None where they cannot be had, for want of memory say."""
+    try:
+        return snapshot(_call(case, Contender(EAGER, own_code), Inputs(widen(inputs.args), widen(inputs.held)))())
+    except RuntimeError as error:
+        log.info("%s has no results in float64: %s", case.name, error)
+        return None
+
+
+def _judged(outputs: dict[str, list[Tensor]], exact: list[Tensor] | None) -> tuple[dict[str, str], dict[str, float]]:
+    """Who is farther from float64 than twice eager, and how far each is, as a share of the largest value.
+
+    Where eager or float64 failed, the other is what a bound is kept to.
+    """
+    if exact is None:
+        return disagreements(outputs), {}
+    if EAGER not in outputs:
+        wrong = disagreements({**outputs, EXACT: [leaf.float() for leaf in exact]}, judge=EXACT)
+        return wrong, {}
     wrong: dict[str, str] = {}
     errors: dict[str, float] = {}
     for name, found in outputs.items():
-        verdict = compare(found, outputs.get(EAGER, found), exact, together=True)
+        verdict = compare(found, outputs[EAGER], exact, together=True)
         errors[name] = verdict.error
         if not verdict.ok:
             wrong[name] = str(verdict).partition("\n")[2].strip() or str(verdict)

@@ -84,16 +84,25 @@ def bench_func(terminal: Terminal, request: FuncRequest) -> None:
             results.machine += "; seconds of all threads"
         terminal.err.print(f"{results.machine}; {counted(len(cases), 'case')}", highlight=False)
         results.timed = _measured(terminal, cases, device, journal, request)
-        if len(results.timed) < len(cases):
-            names = ", ".join(case.name for case in cases[len(results.timed) :])
-            results.left_out.append(f"not begun within the budget, or after the device failed: {names}")
+        done = {result.name for result in results.timed}
+        if missing := [case.name for case in cases if case.name not in done]:
+            results.left_out.append(f"not begun within the budget, or after the device failed: {', '.join(missing)}")
     for renderable in results.tables():
         terminal.show(renderable)
     if request.into is not None:
         insert(request.into, results.markdown())
-    for path in (*results.write(request.reports), *results.keep(request.results, f"{device.name}-func")):
+    kept = results.keep(request.results, _file_name(request, device.name, threads))
+    for path in (*results.write(request.reports), *kept):
         terminal.err.print(f"written: {path}", highlight=False)
     terminal.finish(results.figures(), code=0 if results.ok else 1)
+
+
+def _file_name(request: FuncRequest, device: str, threads: int) -> str:
+    """What tells a file of results from others of the day: figures of other threads or clocks are other figures."""
+    parts = [device, "func", *([f"{threads}-threads"] if device == "cpu" else [])]
+    parts += ["processor-time"] if request.processor_time else []
+    parts += [f"shard-{request.shard.replace('/', '-of-')}"] if request.shard else []
+    return "-".join(parts)
 
 
 def _chosen(request: FuncRequest) -> list[TransformCase]:
@@ -125,7 +134,7 @@ def _measured(
             results.append(CaseResult.of_record(known[case.name]))
             continue
         if time.monotonic() - start > request.budget or not is_usable(device.name):
-            break
+            continue  # what comes later may be known
         with watching(terminal, f"{number}/{len(cases)} {case.name}") as watcher:
             clock = processor_seconds if request.processor_time else None
             results.append(run_transform_case(case, device, limits, watcher.say, clock))
