@@ -10,6 +10,9 @@ from typing import Any, Protocol
 
 import torch
 import torch.utils._pytree as pytree
+from torch.autograd.graph import get_gradient_edge
+
+from weft.frontends.torch.transforms.differentiable_forms import takes_tangents
 
 
 class Rules(Protocol):
@@ -28,6 +31,7 @@ def eager_call(rules: Rules, args: Sequence[Any]) -> Any:
     leaves, spec = pytree.tree_flatten(tuple(args))
     places = [n for n, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
     out: dict[str, Any] = {}
+    for_tangents = takes_tangents()  # gradients may be taken by another thread
 
     def whole(tensors: Sequence[Any]) -> Any:
         given = list(leaves)
@@ -56,6 +60,8 @@ def eager_call(rules: Rules, args: Sequence[Any]) -> Any:
         if rules.vjp is None:
             return tuple(made)
         made = made if isinstance(made, tuple | list) else (made,)
+        if for_tangents:
+            _check_linear(pytree.tree_leaves(made), grads)
         flat: list[Any] = []
         for argument, gradient in zip(arguments, made, strict=True):
             held = [leaf for leaf in pytree.tree_leaves(argument) if isinstance(leaf, torch.Tensor)]
@@ -94,6 +100,26 @@ def eager_call(rules: Rules, args: Sequence[Any]) -> Any:
         members["vmap"] = staticmethod(batched)
     made: Any = type("CustomFunction", (torch.autograd.Function,), members)
     return tree(made.apply(*(leaves[place] for place in places)))
+
+
+def _check_linear(made: Sequence[Any], grads: Sequence[Any]) -> None:
+    """Refuse gradients from which no way leads back to those they were made of, where tangents are taken along it.
+
+    Without it, as with `once_differentiable`, torch would say that the tangents are 0.
+    """
+    given = {get_gradient_edge(g).node for g in grads if isinstance(g, torch.Tensor) and g.requires_grad}
+    found = [each for each in made if isinstance(each, torch.Tensor)]
+    waiting: list[Any] = [get_gradient_edge(each).node for each in found if each.requires_grad]
+    seen: set[Any] = set()
+    while waiting:
+        node = waiting.pop()
+        if node in given:
+            return
+        if node not in seen:
+            seen.add(node)
+            waiting += [following for following, _ in node.next_functions if following is not None]
+    if given and found:
+        raise NotImplementedError("tangents of a function whose gradient is not differentiable, and has no other rule")
 
 
 def _derived(evaluate: Callable[..., Any], tensors: Sequence[Any], grads: Sequence[Any]) -> tuple[Any, ...]:

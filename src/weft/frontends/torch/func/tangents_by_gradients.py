@@ -16,6 +16,8 @@ from typing import Any
 import torch
 import torch.utils._pytree as pytree
 
+from weft.frontends.torch.transforms.differentiable_forms import taking_tangents
+
 
 @contextmanager
 def unless_torch_has_no_rule() -> Generator[None]:
@@ -72,7 +74,8 @@ def _linear_map(
     """A function's value, the map of tangents, and what it returns beside."""
 
     def pulled(seeds: Any) -> tuple[Any, Any]:
-        found: Any = torch.func.vjp(function, *primals, has_aux=has_aux)
+        with taking_tangents():
+            found: Any = torch.func.vjp(function, *primals, has_aux=has_aux)
         return found[1](seeds), (found[0], *found[2:])
 
     example = function(*primals)

@@ -35,6 +35,11 @@ def taking_tangents() -> Generator[None]:
         _TANGENTS.reset(token)
 
 
+def takes_tangents() -> bool:
+    """Whether what is evaluated now is differentiated for tangents."""
+    return _TANGENTS.get()
+
+
 def trace(x: Tensor) -> Tensor:
     """By the diagonal: torch's second derivative looks for places that occur twice."""
     return x.diagonal().sum()
@@ -112,7 +117,7 @@ def as_strided_scatter(
 ) -> Tensor:
     """By the places that are written, for tangents: torch's gradient flows through these alone to the tensor, where it
     should flow through all others. Gradients are as in eager."""
-    if not _TANGENTS.get() or not x.is_contiguous() or x.storage_offset():
+    if not takes_tangents() or not x.is_contiguous() or x.storage_offset():
         return torch.as_strided_scatter(x, src, size, stride, storage_offset)
     places = torch.arange(x.numel(), device=x.device).as_strided(size, stride, storage_offset or 0)
     return x.reshape(-1).index_put((places,), src.expand(places.shape)).view(x.shape)

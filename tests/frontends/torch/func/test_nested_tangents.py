@@ -1,0 +1,75 @@
+"""Tangents inside of functions that are traced, where they are gradients of gradients, against those of torch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.func as reference
+from torch.autograd.function import once_differentiable
+
+import weft
+
+X = torch.linspace(0.5, 2, 4)
+
+
+class Cube(torch.autograd.Function):
+    """Its gradient has no gradient, but it has a tangent."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Any) -> Any:
+        return x**3
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.save_for_backward(*inputs)
+        ctx.save_for_forward(*inputs)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g: Any) -> Any:
+        return 3 * ctx.saved_tensors[0] ** 2 * g
+
+    @staticmethod
+    def jvp(ctx: Any, t: Any) -> Any:
+        return 3 * ctx.saved_tensors[0] ** 2 * t
+
+
+class DetachedCube(Cube):
+    """Its gradient looks like a number that nothing led to."""
+
+    @staticmethod
+    def backward(ctx: Any, g: Any) -> Any:
+        return 3 * ctx.saved_tensors[0].detach() ** 2 * g.detach()
+
+
+@pytest.mark.parametrize("kind", [Cube, DetachedCube])
+@pytest.mark.parametrize("beside", [False, True])
+def test_gradients_that_have_no_gradients_leave_tangents_to_their_rule(kind: Any, beside: bool) -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return kind.apply(x) + x.sin() if beside else kind.apply(x)
+
+    def slopes(t: Any, x: torch.Tensor) -> torch.Tensor:
+        return t.jacfwd(function)(x).sum() + t.jvp(function, (x,), (x,))[1].prod()
+
+    rows = torch.stack([X, X + 1])
+    found = weft.vmap(lambda x: slopes(weft.func, x))(rows)
+    torch.testing.assert_close(found, reference.vmap(lambda x: slopes(reference, x))(rows))
+
+
+def test_gradients_that_have_no_gradients_and_no_other_rule_are_refused() -> None:
+    class Opaque(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Any) -> Any:
+            return x * 2
+
+        @staticmethod
+        @once_differentiable
+        def backward(ctx: Any, g: Any) -> Any:
+            return g * 2
+
+    with pytest.raises(RuntimeError, match="jvp|not differentiable"):
+        weft.vmap(lambda x: weft.func.jacfwd(lambda z: Opaque.apply(z))(x).sum())(torch.stack([X, X]))
