@@ -71,5 +71,16 @@ def test_gradients_that_have_no_gradients_and_no_other_rule_are_refused() -> Non
         def backward(ctx: Any, g: Any) -> Any:
             return g * 2
 
-    with pytest.raises(RuntimeError, match="jvp|not differentiable"):
+    with pytest.raises(RuntimeError, match=r"jvp|not differentiable"):
         weft.vmap(lambda x: weft.func.jacfwd(lambda z: Opaque.apply(z))(x).sum())(torch.stack([X, X]))
+
+
+def test_integers_beside_floats_have_tangents_as_in_torch() -> None:
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x.sin(), x.argmax()
+
+    def slope(t: Any, x: torch.Tensor) -> torch.Tensor:
+        return t.jacfwd(function)(x)[0].sum() + t.jvp(function, (x,), (x,))[1][0].sum()
+
+    found = weft.grad(lambda x: slope(weft.func, x))(X)
+    torch.testing.assert_close(found, reference.grad(lambda x: slope(reference, x))(X))

@@ -79,8 +79,15 @@ def _linear_map(
         return found[1](seeds), (found[0], *found[2:])
 
     example = function(*primals)
+    results = example[0] if has_aux else example
+    if not all(map(_is_float, pytree.tree_leaves(results))):
+        raise NotImplementedError("gradients of integers are not implemented: torch's own tangents know them")
     # Any gradients do, as they enter linearly; of some, torch takes logarithms, so they are not zero.
-    seeds = pytree.tree_map(torch.ones_like, example[0] if has_aux else example)
+    seeds = pytree.tree_map(torch.ones_like, results)
     found: Any = torch.func.vjp(pulled, seeds, has_aux=True)
     _, push, (value, *aux) = found
     return value, lambda tangents: push(tuple(tangents))[0], aux
+
+
+def _is_float(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex())
