@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.func as reference
 from torch.autograd.function import once_differentiable
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import weft
 
@@ -84,3 +85,13 @@ def test_integers_beside_floats_have_tangents_as_in_torch() -> None:
 
     found = weft.grad(lambda x: slope(weft.func, x))(X)
     torch.testing.assert_close(found, reference.grad(lambda x: slope(reference, x))(X))
+
+
+@pytest.mark.parametrize("make", ["grad", "vmap", "jacfwd"])
+def test_tracing_with_symbolic_sizes(make: str) -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return x.sin().sum()
+
+    rows = torch.stack([X, X]) if make == "vmap" else X
+    graph = make_fx(getattr(weft.func, make)(function), tracing_mode="symbolic")(rows)
+    torch.testing.assert_close(graph(rows), getattr(reference, make)(function)(rows))

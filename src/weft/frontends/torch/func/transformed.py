@@ -53,8 +53,9 @@ class Transformed(ABC):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         given = signature_of((args, kwargs))
-        found = self._compiled.get(given.key) if given is not None else None
-        if given is None or found is None or is_traced(given.tensors):
+        # Sizes that are symbols while torch traces have no hash.
+        found = None if given is None or is_traced(given.tensors) else self._compiled.get(given.key)
+        if given is None or found is None:
             return self._call_unknown(self.prepared(args), kwargs)
         program, call = found
         return program.restored(call(given.tensors))
