@@ -332,5 +332,8 @@ def test_chunks_of_random_numbers(x: torch.Tensor) -> None:
     assert all(torch.equal(same[0], row) for row in same)
     different = vmap(lambda row: row + torch.rand(4), randomness="different", chunk_size=2)(rows)
     assert len({tuple(row.tolist()) for row in different}) == 6
+    chunked = vmap(lambda one: one * torch.rand(()), randomness="same", chunk_size=2)
+    slopes = grad(lambda x: chunked(x).sum())(torch.ones(5))  # called while its caller is traced
+    assert len(set(slopes.tolist())) == 1
     with pytest.raises(WeftError, match="chunk_size=0"):
         vmap(torch.sin, chunk_size=0)

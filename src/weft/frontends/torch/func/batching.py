@@ -15,6 +15,7 @@ from xdsl.ir import SSAValue
 from weft.diagnostics import calling_line
 from weft.errors import ShapeError, WeftError
 from weft.frontends.torch.func.capture_function import fake_tensor
+from weft.frontends.torch.func.capturing import current_capture
 from weft.frontends.torch.func.chunked_batches import call_in_chunks, joined
 from weft.frontends.torch.func.custom_batching import batch_by_rule
 from weft.frontends.torch.func.program import SLOT, Program
@@ -67,7 +68,9 @@ class Vmap(Transformed):
 
     def eager(self, *args: Any, **kwargs: Any) -> Any:
         in_axes = tuple(self.in_axes) if isinstance(self.in_axes, list) else self.in_axes
-        batched = torch.func.vmap(self.inner.eager, in_axes, self.out_axes, self.randomness, chunk_size=self.chunk)
+        # A graph holds the whole batch anyway, and torch's chunks would not share their random numbers.
+        chunk = self.chunk if current_capture() is None else None
+        batched = torch.func.vmap(self.inner.eager, in_axes, self.out_axes, self.randomness, chunk_size=chunk)
         return batched(*args, **kwargs)
 
     def program(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Program:
