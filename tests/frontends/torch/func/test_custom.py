@@ -139,6 +139,33 @@ def test_functions_of_autograd_keep_their_gradients() -> None:
     torch.testing.assert_close(weft.jvp(lambda x: Pushed.apply(x)[0], (X,), (X,))[1], X.exp() * X * 7)
 
 
+def test_functions_of_autograd_keep_their_gradients_by_any_name() -> None:
+    class Steep(torch.autograd.Function):
+        generate_vmap_rule = True
+
+        @staticmethod
+        def forward(x):
+            return x * 2
+
+        @staticmethod
+        def setup_context(ctx, inputs, output):
+            pass
+
+        @staticmethod
+        def backward(ctx, g):
+            return g * 20
+
+    before, steep = torch.autograd.Function.__dict__["apply"], Steep.apply
+    expected = torch.eye(3) * 20
+    x = torch.ones(3)
+    torch.testing.assert_close(weft.func.jacrev(Steep.apply)(x), expected)
+    torch.testing.assert_close(weft.func.jacrev(lambda x: steep(x))(x), expected)
+    nested = weft.vmap(lambda x: weft.func.jacfwd(steep)(x))  # inside of torch's transformations
+    torch.testing.assert_close(nested(torch.stack([x, x])), torch.stack([expected, expected]))
+    assert torch.autograd.Function.__dict__["apply"] is before
+    assert "apply" not in torch.autograd.Function.__base__.__dict__
+
+
 @triton.jit
 def _cubes(x, y, n, B: tl.constexpr):
     i = tl.program_id(0) * B + tl.arange(0, B)

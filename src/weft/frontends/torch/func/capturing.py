@@ -13,13 +13,19 @@ import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
+import torch.autograd.function
 import torch.fx.traceback as fx_traceback
 
 from weft.frontends.torch.capture.custom_calls import CALLS
 from weft.frontends.torch.importer.custom_functions import MARKS
+
+_functions: Any = torch.autograd.function
+_Function: Any = torch.autograd.Function
+_Base: Any = _functions._SingleLevelFunction
 
 
 @dataclass
@@ -64,34 +70,45 @@ def capturing() -> Generator[None]:
 
 
 class _Patch:
-    """`Function.apply` while any thread captures: the first that begins changes it, the last that ends puts it back."""
+    """`Function.apply` while any thread captures: the first that begins changes it, the last that ends puts it back.
+
+    A method that was taken before, `relu = ReLU.apply`, is torch's own, so that what it calls in turn is changed too:
+    the call without transformations, and that inside of torch's.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._captures = 0
-        self._original: Any = None
+        self._apply: Any = None
+        self._call: Any = None
 
     def enter(self) -> None:
         with self._lock:
             self._captures += 1
             if self._captures == 1:
-                self._original = torch.autograd.Function.__dict__["apply"]
-                torch.autograd.Function.apply = classmethod(_applied(self._original))
+                self._apply, self._call = _Function.__dict__["apply"], _functions.custom_function_call
+                _Function.apply = classmethod(_applied(self._apply.__get__))
+                _Base.apply = classmethod(_applied(_Base.__base__.__dict__["apply"].__get__))
+                _functions.custom_function_call = _applied(lambda _, cls: partial(self._call, cls))
 
     def leave(self) -> None:
         with self._lock:
             self._captures -= 1
             if self._captures == 0:
-                torch.autograd.Function.apply = self._original
+                _Function.apply = self._apply
+                del _Base.apply
+                _functions.custom_function_call = self._call
 
 
 _PATCH = _Patch()
 
 
-def _applied(apply: Any) -> Any:
+def _applied(bound: Callable[[None, Any], Any]) -> Any:
+    """What calls a function's rules; where nothing is captured, or it is not a user's, what is bound to its class."""
+
     def captured(cls: Any, *args: Any, **kwargs: Any) -> Any:
         rules = AUTOGRAD_RULES[0](cls) if AUTOGRAD_RULES and current_capture() is not None else None
-        return (apply.__get__(None, cls) if rules is None else rules)(*args, **kwargs)
+        return (bound(None, cls) if rules is None else rules)(*args, **kwargs)
 
     return captured
 
