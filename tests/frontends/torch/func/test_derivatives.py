@@ -335,5 +335,6 @@ def test_chunks_of_random_numbers(x: torch.Tensor) -> None:
     chunked = vmap(lambda one: one * torch.rand(()), randomness="same", chunk_size=2)
     slopes = grad(lambda x: chunked(x).sum())(torch.ones(5))  # called while its caller is traced
     assert len(set(slopes.tolist())) == 1
-    with pytest.raises(WeftError, match="chunk_size=0"):
-        vmap(torch.sin, chunk_size=0)
+    for chunk in (0, 2.0, "2"):
+        with pytest.raises(WeftError, match=f"chunk_size={chunk!r}"):
+            vmap(torch.sin, chunk_size=chunk)

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from numbers import Integral
 from typing import Any, cast, get_args
 
 import torch
@@ -186,8 +187,12 @@ def vmap(
     an error unless `randomness` says whether the batch has the "same" or "different" ones. With `chunk_size`, so many
     samples are computed at a time, which takes less memory; inside of other transformations, all are.
     """
-    if chunk_size is not None and chunk_size < 1:
-        raise WeftError(f"chunk_size={chunk_size}", hint="give at least 1, or None for the whole batch")
+    if chunk_size is not None and (not isinstance(chunk_size, Integral) or chunk_size < 1):
+        raise WeftError(
+            f"chunk_size={chunk_size!r}",
+            location=calling_line(),
+            hint="give a whole number, at least 1, or None for the whole batch",
+        )
     if randomness not in get_args(Randomness):
         raise WeftError(f"no randomness is called {randomness!r}", hint=f"there are {', '.join(get_args(Randomness))}")
     return Vmap(
