@@ -257,6 +257,10 @@ class Pair(NamedTuple):
     second: torch.Tensor
 
 
+class OneValue(NamedTuple):
+    value: complex
+
+
 @pytest.mark.parametrize("wrap", [dict, OrderedDict, lambda pairs: Pair(*dict(pairs).values())])
 def test_calls_find_what_is_compiled_for_trees_of_any_kind(wrap: Any, x: torch.Tensor) -> None:
     calls = []
@@ -273,6 +277,20 @@ def test_calls_find_what_is_compiled_for_trees_of_any_kind(wrap: Any, x: torch.T
         assert type(found) is type(tree)
         close(found, expected)
     assert len(calls) == 4 + 2, "eager's four, and two that are traced"
+
+
+@pytest.mark.parametrize("wrap", [lambda value: value, OneValue], ids=["usual", "of another class"])
+@pytest.mark.parametrize(
+    "part", [lambda sign: sign * 0.0, lambda sign: complex(0, sign * 0.0)], ids=["real", "complex"]
+)
+def test_zeros_of_either_sign_are_different_values(wrap: Any, part: Any, x: torch.Tensor) -> None:
+    def signed(x: torch.Tensor, given: Any) -> torch.Tensor:
+        value = given[0] if isinstance(given, tuple) else given
+        return (math.copysign(1, value.imag if isinstance(value, complex) else value) * x).sum()
+
+    gradient = grad(signed)
+    for sign in (1, -1, 1):
+        close(gradient(x, wrap(part(sign))), torch.full_like(x, sign))
 
 
 def test_tangents_are_checked_in_every_kind_of_call(x: torch.Tensor) -> None:

@@ -9,6 +9,7 @@ as what is computed with them. Tuples, lists, dictionaries and plain leaves need
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -47,8 +48,17 @@ def _read(tree: Any, tensors: list[torch.Tensor], key: list[Any]) -> bool:
         tensors.append(tree)
         key.append((tree.shape, tree.dtype, tree.device))
         return True
-    key.append((kind, tree))
+    key.append(value_key(tree))
     return kind in _PLAIN
+
+
+def value_key(value: Any) -> tuple[Any, ...]:
+    """What programs differ by in a value that is no tensor: zeros have signs, though they are equal."""
+    if isinstance(value, float):
+        return type(value), value, math.copysign(1, value)
+    if isinstance(value, complex):
+        return type(value), value, math.copysign(1, value.real), math.copysign(1, value.imag)
+    return type(value), value
 
 
 def builder_of(tree: Any, leaf: object) -> Build | None:

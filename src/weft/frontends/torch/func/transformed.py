@@ -25,7 +25,7 @@ from weft.frontends.torch.func import autograd_functions as autograd_functions
 from weft.frontends.torch.func.capture_function import capture, fake_tensors
 from weft.frontends.torch.func.execute import Call, compile_program
 from weft.frontends.torch.func.program import Program
-from weft.frontends.torch.func.quick_trees import signature_of
+from weft.frontends.torch.func.quick_trees import signature_of, value_key
 
 
 class Transformed(ABC):
@@ -112,7 +112,7 @@ def type_of(leaf: Any) -> Any:
         raise WeftError(
             f"an argument of {type(leaf).__name__}", hint="pass tensors, numbers and trees of them"
         ) from error
-    return type(leaf), leaf
+    return value_key(leaf)
 
 
 def tensor_places(args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> list[int | None]:
