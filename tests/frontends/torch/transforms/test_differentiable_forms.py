@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import forward_ad
 
+import weft
 from tests.frontends.torch.transforms.second_derivatives import needs_second_derivatives
 
 X, Y = torch.randn(4, 4, dtype=torch.float64), torch.randn(3, 4, dtype=torch.float64)
@@ -102,3 +103,43 @@ def test_tangents_of_what_is_written_in_strides_are_those_of_differences(offset:
     x = X.clone().requires_grad_()
     mine, theirs = (torch.autograd.grad(each(x, given[1]).sum(), x)[0] for each in (call, function))
     torch.testing.assert_close(mine, theirs)
+
+
+STRIDED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "rows": lambda x, y: (x * 1).as_strided_scatter(y.sin(), (2, 2), (1, 5), 2),
+    "columns": lambda x, y: torch.as_strided_scatter((x * 1).t(), y.sin(), (2, 2), (1, 5), 2),
+    "within memory": lambda x, y: torch.as_strided_scatter((x * 1)[1:], y.sin(), (2, 2), (1, 5), 4),
+}
+
+
+@pytest.mark.parametrize("name", STRIDED)
+def test_tangents_of_what_is_written_into_any_dense_layout(name: str) -> None:
+    function = STRIDED[name]
+    x, y, dx, dy = X, Y[:2, :2].clone(), X.cos(), Y[:2, 2:].clone()
+    step = 1e-6
+    moved = [function(x + sign * step * dx, y + sign * step * dy) for sign in (1, -1)]
+    expected = (moved[0] - moved[1]) / (2 * step)
+
+    def along(*given: Tensor) -> Tensor:
+        return weft.func.jvp(function, given[:2], given[2:])[1]
+
+    def slopes(x: Tensor, y: Tensor) -> Any:
+        return weft.func.jacfwd(function, (0, 1))(x, y)
+
+    of_x, of_y = (each[0] for each in weft.vmap(slopes)(x[None], y[None]))
+    found = {
+        "compiled": torch.func.jvp(torch.compile(function, backend="weft"), (x, y), (dx, dy))[1],
+        "jvp": weft.vmap(along)(x[None], y[None], dx[None], dy[None])[0],
+        "jacfwd": (of_x * dx).sum((-2, -1)) + (of_y * dy).sum((-2, -1)),
+    }
+    for each in found.values():
+        torch.testing.assert_close(each, expected, rtol=1e-6, atol=1e-8)
+
+
+def test_tangents_of_what_is_written_beside_a_tensor_are_those_of_eager() -> None:
+    def function(x: Tensor, y: Tensor) -> Tensor:
+        return torch.as_strided_scatter((x * 1)[1:], y.sin(), (2, 2), (1, 5), 2)
+
+    given = X, Y[:2, :2].clone()
+    found = torch.func.jvp(torch.compile(function, backend="weft"), given, given)[1]
+    torch.testing.assert_close(found, torch.func.jvp(function, given, given)[1])

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import torch.utils._pytree as pytree
 
-from weft.frontends.torch.transforms.differentiable_forms import taking_tangents
+from weft.frontends.torch.transforms.differentiable_forms import CallingForms, taking_tangents
 
 
 @contextmanager
@@ -74,7 +74,7 @@ def _linear_map(
     """A function's value, the map of tangents, and what it returns beside."""
 
     def pulled(seeds: Any) -> tuple[Any, Any]:
-        with taking_tangents():
+        with taking_tangents(), CallingForms():
             found: Any = torch.func.vjp(function, *primals, has_aux=has_aux)
         return found[1](seeds), (found[0], *found[2:])
 

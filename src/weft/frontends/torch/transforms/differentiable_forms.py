@@ -5,7 +5,7 @@ trace(x)  ─►  diagonal(x).sum()        `evaluate_graph` runs these in place 
 
 # torch leaves some of its functions without types.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportPrivateUsage=false, reportAttributeAccessIssue=false
+# pyright: reportPrivateUsage=false, reportAttributeAccessIssue=false, reportIncompatibleMethodOverride=false
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional
+from torch.overrides import TorchFunctionMode
 
 _MOST_FACTORS = 1 << 22
 """Elements of a table of places and factors, which a product over places is taken from."""
@@ -117,10 +118,17 @@ def as_strided_scatter(
 ) -> Tensor:
     """By the places that are written, for tangents: torch's gradient flows through these alone to the tensor, where it
     should flow through all others. Gradients are as in eager."""
-    if not takes_tangents() or not x.is_contiguous() or x.storage_offset():
+    if not takes_tangents() or not x.numel():
         return torch.as_strided_scatter(x, src, size, stride, storage_offset)
-    places = torch.arange(x.numel(), device=x.device).as_strided(size, stride, storage_offset or 0)
-    return x.reshape(-1).index_put((places,), src.expand(places.shape)).view(x.shape)
+    order = sorted(range(x.dim()), key=x.stride, reverse=True)
+    in_memory = x.permute(order)
+    first = 0 if storage_offset is None else storage_offset - x.storage_offset()
+    last = first + sum((count - 1) * step for count, step in zip(size, stride, strict=True))
+    if not in_memory.is_contiguous() or not 0 <= first <= last < x.numel():
+        raise NotImplementedError("tangents of as_strided_scatter are not implemented beside a tensor's own memory")
+    places = torch.arange(x.numel(), device=x.device).as_strided(size, stride, first)
+    written = in_memory.reshape(-1).index_put((places,), src.expand(places.shape))
+    return written.view(in_memory.shape).permute([order.index(dim) for dim in range(x.dim())])
 
 
 _FUNCTIONS: dict[Any, Callable[..., Any]] = {
@@ -145,3 +153,12 @@ _METHODS: dict[str, Callable[..., Any]] = {
 def form_of(target: Any) -> Callable[..., Any] | None:
     """The form of a function of torch, or of a method by its name."""
     return _METHODS.get(target) if isinstance(target, str) else _FUNCTIONS.get(target)
+
+
+class CallingForms(TorchFunctionMode):
+    """Calls the forms in place of what has one, where a function is run that is no graph."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = getattr(func, "__name__", "")
+        form = form_of(name if func is getattr(Tensor, name, None) else func)
+        return (form or func)(*args, **(kwargs or {}))
