@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 
 from weft.testing.conformance.transform_cases import run_oracle
 
 
-def test_tangents_that_torch_forgets_are_taken_from_gradients() -> None:
+def test_tangents_that_torch_forgets_are_taken_from_differences() -> None:
     def function(x: torch.Tensor, *_: Any) -> torch.Tensor:
         return torch.scatter_reduce(x, 0, torch.tensor([0, 0, 1]), x * 2, "prod")
 
@@ -19,3 +20,18 @@ def test_tangents_that_torch_forgets_are_taken_from_gradients() -> None:
     with torch.no_grad():
         moved = [function(x + step * along) for step in (1e-6, -1e-6)]
     torch.testing.assert_close(tangent, (moved[0] - moved[1]) / 2e-6, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_tangents_that_torch_forgets_are_not_judged_by_gradients(dtype: torch.dtype) -> None:
+    def function(x: torch.Tensor, *_: Any) -> tuple[torch.Tensor, ...]:
+        forgotten = torch.scatter_reduce(x, 0, torch.tensor([0, 0, 1]), x * 2, "prod")
+        # The gradient of this flows to the places that are written, where its tangent flows to all others.
+        return forgotten, torch.as_strided_scatter(x * 1, x[:1].sin(), (1,), (1,)), x.argmax()
+
+    x = torch.tensor([1.0, 2.0, 3.0], dtype=dtype, requires_grad=True)
+    _, written, place = run_oracle(function, (x, (), {}), lambda found: found, "forward")
+    along = torch.randn(3, generator=torch.Generator().manual_seed(20), dtype=torch.float64).to(dtype)
+    torch.testing.assert_close(written, torch.cat([x.detach().cos()[:1] * along[:1], along[1:]]))
+    assert place.dtype == torch.int64
+    assert place == 0
