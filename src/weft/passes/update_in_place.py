@@ -186,8 +186,8 @@ class _Updates:
         if operand.type != result.type or operand in self.taken or list(group.operands).count(operand) > 1:
             return False
         is_temporary = is_made_here(operand) and operand not in self.targets
-        is_free = is_temporary or (operand in self.donated and self.order[group] > self.decided)
-        if operand is not argument and not is_free:
+        is_spare = is_temporary or (operand in self.donated and self.order[group] > self.decided)
+        if operand is not argument and not is_spare:
             return False
         layout = self._layout(operand)
         if layout != self._layout(result) or not lies_apart(tensor_of(operand.type), layout):

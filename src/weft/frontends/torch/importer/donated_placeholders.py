@@ -9,8 +9,6 @@ from torch._guards import TracingContext
 
 DONATED = "weft.donated"
 """Under which a captured graph says which of its placeholders are donated, by position."""
-
-
 _LEAST_BYTES = 1 << 16
 """Below this, what is saved is less than what it costs to see whose the memory is."""
 
