@@ -32,11 +32,14 @@ import numpy as np
 import torch
 from torch import nn
 
+from weft.frontends.torch.distributed.numbered_values import NumberedValues
+
 _MOST = 1 << 14
 """Values that are looked at in one call, at most: a few milliseconds."""
 _MOST_BYTES = 1 << 16
 """Bytes of an array that are compared, at most."""
-_LIBRARIES = frozenset(sys.stdlib_module_names) | {"torch", "numpy", "weft"}
+LIBRARIES = frozenset(sys.stdlib_module_names) | {"torch", "numpy", "weft"}
+"""Packages whose objects are not the user's, and stay as they are."""
 _ATOMS = frozenset({bool, int, float, complex, str, bytes, range, slice, torch.device, torch.dtype})
 _DATA = (bool, int, float, complex, str, bytes, tuple, list, dict, set, frozenset, np.ndarray, np.generic)
 _ANY_ATTRIBUTE = frozenset(
@@ -94,35 +97,29 @@ def content_of(value: Any) -> Hashable:
         return Unknown(str(error))
 
 
-class _Walk:
-    """Values in the order in which they are met, each with what it has; others are told by their numbers."""
+class _Walk(NumberedValues):
+    """Values in the order in which they are met, each with what it has."""
 
     def __init__(self, names: frozenset[str], every: bool, home: str) -> None:
+        super().__init__()
         self.names, self.every, self.home = names, every, home
         self.met, self.met_any = set[str](), False
-        self.numbers = dict[int, int]()
-        self.values: list[Any] = []
         self.contents: list[Hashable] = []
         self.looked = 0
 
     def look_from(self, value: Any) -> None:
-        self.contents.append(self._told(value))
+        self.contents.append(self.told(value))
         for each in self.values:  # grows
             self.contents.append(self._content(each))
 
-    def _told(self, value: Any) -> Hashable:
+    def is_atom(self, value: object) -> bool:
+        return value is None or type(value) in _ATOMS or isinstance(value, np.generic)
+
+    def told(self, value: object) -> Hashable:
         self.looked += 1
         if self.looked > _MOST:
             raise _UnknownError(f"it reaches more than {_MOST:,} values")
-        if value is None or type(value) in _ATOMS or isinstance(value, np.generic):
-            return type(value), repr(value)
-        number = self.numbers.setdefault(id(value), len(self.values))
-        if number == len(self.values):
-            self.values.append(value)
-        return number
-
-    def _all(self, values: Iterable[Any]) -> tuple[Hashable, ...]:
-        return tuple(self._told(each) for each in values)
+        return super().told(value)
 
     def _content(self, value: Any) -> Hashable:
         match value:
@@ -135,23 +132,23 @@ class _Walk:
             case array.array() | bytearray():
                 return type(value), bytes(value)
             case functools.partial():
-                return *self._all((value.func, value.args, value.keywords)), self._object(value, seen=True)
+                return *self.all_told((value.func, value.args, value.keywords)), self._object(value, seen=True)
             case MethodType():
-                return MethodType, *self._all((value.__func__, value.__self__))
+                return MethodType, *self.all_told((value.__func__, value.__self__))
             case FunctionType():
                 return self._function(value)
             case BuiltinFunctionType():
-                return BuiltinFunctionType, value.__name__, self._told(value.__self__)
+                return BuiltinFunctionType, value.__name__, self.told(value.__self__)
             case Module():
                 return self._module(value)
             case type():
                 return self._class(value)
             case contextvars.ContextVar():
-                return Itself(value), self._told(value.get(None))
+                return Itself(value), self.told(value.get(None))
             case tuple() | list() | deque() | set() | frozenset():
-                return self._all(value), self._object(value, seen=True)
+                return self.all_told(value), self._object(value, seen=True)
             case dict() | MappingProxyType():
-                return self._all(value.keys()), self._all(value.values()), self._object(value, seen=True)
+                return self.all_told(value.keys()), self.all_told(value.values()), self._object(value, seen=True)
             case str() | int() | float() | complex() | bytes():  # of a class of its own
                 return repr(value), self._object(value, seen=True)
             case Iterator():
@@ -182,15 +179,15 @@ class _Walk:
         if own:
             self.met_any |= not _ANY_ATTRIBUTE.isdisjoint(attributes | named)
             known = function.__globals__
-            used = [(name, self._told(known[name])) for name in sorted(named) if name in known]
-            used += self._all(_imported(named, known.get("__package__")))
+            used = [(name, self.told(known[name])) for name in sorted(named) if name in known]
+            used += self.all_told(_imported(named, known.get("__package__")))
         cells = tuple(self._cell(each) for each in function.__closure__ or ())
-        defaults = self._told(function.__defaults__), self._told(function.__kwdefaults__)
+        defaults = self.told(function.__defaults__), self.told(function.__kwdefaults__)
         return code, cells, defaults, tuple(used), self._attributes(vars(function))
 
     def _cell(self, cell: Any) -> Hashable:
         try:
-            return self._told(cell.cell_contents)
+            return self.told(cell.cell_contents)
         except ValueError:  # a variable that has no value yet
             return "empty"
 
@@ -201,7 +198,7 @@ class _Walk:
         wanted = {name: held[name] for name in (self.names | {"__getattr__"}) & held.keys()}
         if self.every:
             wanted |= {name: each for name, each in held.items() if isinstance(each, _DATA) and name[:2] != "__"}
-        return Itself(module), tuple((name, self._told(each)) for name, each in sorted(wanted.items(), key=_name))
+        return Itself(module), tuple((name, self.told(each)) for name, each in sorted(wanted.items(), key=_name))
 
     def _class(self, found: type) -> Hashable:
         if self._is_library(found.__module__):
@@ -212,11 +209,11 @@ class _Walk:
 
     def _is_library(self, name: object) -> bool:
         root = _root(name)
-        return root in _LIBRARIES or (root != self.home and _is_installed(root))
+        return root in LIBRARIES or (root != self.home and _is_installed(root))
 
     def _attributes(self, held: Mapping[str, Any]) -> Hashable:
         """Those that some code names."""
-        return tuple((name, self._told(held[name])) for name in sorted(self.names & held.keys()))
+        return tuple((name, self.told(held[name])) for name in sorted(self.names & held.keys()))
 
     def _object(self, value: Any, seen: bool = False) -> Hashable:
         """An object by its class and the attributes that it has and some code names; `seen`, what else it has is."""
@@ -233,7 +230,7 @@ class _Walk:
         members = tuple(self._members(each, wanted, frozenset()) for each in kind.__mro__)
         # What an object of Python's library keeps besides attributes is not seen.
         by_kind = seen or kind.__module__.startswith("torch.") or not self._is_library(kind.__module__)
-        own = tuple((name, self._told(each)) for name, each in found)
+        own = tuple((name, self.told(each)) for name, each in found)
         return Itself(kind if by_kind else value), own, members
 
     def _members(self, kind: type, names: frozenset[str], making: frozenset[str]) -> Hashable:
@@ -246,15 +243,15 @@ class _Walk:
             member = vars(kind)[name]
             match member:
                 case property():
-                    found.append((name, self._told(member.fget)))
+                    found.append((name, self.told(member.fget)))
                 case functools.cached_property():
-                    found.append((name, self._told(member.func)))
+                    found.append((name, self.told(member.func)))
                 case staticmethod() | classmethod():
-                    found.append((name, self._told(member.__func__)))
+                    found.append((name, self.told(member.__func__)))
                 case _ if type(member).__name__.endswith(("_descriptor", "slot wrapper")):
                     pass  # of C
                 case _:
-                    found.append((name, self._told(member)))
+                    found.append((name, self.told(member)))
         return tuple(found)
 
 
@@ -316,7 +313,7 @@ def _is_kept(kind: type) -> bool:
     root = _root(kind.__module__)
     if root in ("weft", "logging", "threading", "weakref", "typing", "re", "pathlib", "random"):
         return True
-    return root in _LIBRARIES and not kind.__dictoffset__
+    return root in LIBRARIES and not kind.__dictoffset__
 
 
 @functools.lru_cache(maxsize=1024)

@@ -14,7 +14,6 @@ calls change nothing: what was there is compared by identity, and looked at only
 from __future__ import annotations
 
 import copy
-import sys
 from collections import deque
 from collections.abc import Hashable, Iterable
 from operator import is_
@@ -24,13 +23,13 @@ import torch
 from torch import nn
 
 from weft.errors import UnsupportedError
-from weft.frontends.torch.distributed.function_contents import Itself
+from weft.frontends.torch.distributed.function_contents import LIBRARIES, Itself
+from weft.frontends.torch.distributed.numbered_values import NumberedValues
 from weft.frontends.torch.distributed.placing import constant_attributes
 
 _TENSORS = frozenset({"_parameters", "_buffers", "_modules", "training"})
 """What programs are told of otherwise: tensors are arguments, and modes are in their keys."""
 _ATOMS = (bool, int, float, complex, str, bytes, torch.device, torch.dtype, torch.Size, type(None))
-_LIBRARIES = frozenset(sys.stdlib_module_names) | {"torch", "numpy", "weft"}
 _MOST = 1 << 12
 """Entries of a container that are looked at; a larger one, a vocabulary say, is taken to stay as it is."""
 
@@ -97,17 +96,16 @@ class ModelAttributes:
             other._modules[name] = None if child is None else self.pairs[id(child)][1]
 
 
-class _Look:
+class _Look(NumberedValues):
     """What the attributes of a model's modules are: `content`, and the containers that were seen, as they were."""
 
     def __init__(self, model: nn.Module) -> None:
-        self.numbers: dict[int, int] = {}
-        self.values: list[Any] = []
+        super().__init__()
         self.containers: list[tuple[Any, list[Any], list[Any]]] = []
         self.empty: list[Any] = []
         """Containers that held nothing, as most do: a module has a dozen of hooks."""
         self.tensors: list[tuple[torch.Tensor, int]] = []
-        self._told(model)
+        self.told(model)
         self.content: Hashable = tuple(self._content(each) for each in self.values)  # grows
 
     def is_as_it_was(self) -> bool:
@@ -116,16 +114,8 @@ class _Look:
             return False
         return all(_holds(*each) for each in self.containers)
 
-    def _told(self, value: Any) -> Hashable:
-        if isinstance(value, _ATOMS):
-            return type(value), repr(value)
-        number = self.numbers.setdefault(id(value), len(self.values))
-        if number == len(self.values):
-            self.values.append(value)
-        return number
-
-    def _all(self, values: Iterable[Any]) -> tuple[Hashable, ...]:
-        return tuple(self._told(each) for each in values)
+    def is_atom(self, value: object) -> bool:
+        return isinstance(value, _ATOMS)
 
     def _content(self, value: Any) -> Hashable:
         match value:
@@ -143,7 +133,7 @@ class _Look:
             case list() | deque() | set() | frozenset() | tuple() if len(value) <= _MOST:
                 if not isinstance(value, tuple | frozenset):
                     self._keep(value, ())
-                return type(value), self._all(value)
+                return type(value), self.all_told(value)
             case _ if _has_attributes(value):
                 self._keep(vars(value), vars(value).values())
                 return Itself(type(value)), self._mapping(vars(value))
@@ -151,7 +141,7 @@ class _Look:
                 return Itself(value)
 
     def _mapping(self, held: dict[Any, Any]) -> Hashable:
-        return self._all(held.keys()), self._all(held.values())
+        return self.all_told(held.keys()), self.all_told(held.values())
 
     def _tensor(self, value: torch.Tensor) -> Hashable:
         """Programs read it at every call, but for one of one element, which tracing may take for a number."""
@@ -170,7 +160,7 @@ class _Look:
 def _has_attributes(value: Any) -> bool:
     """Whether it is an object of a class of the user's, or of a package that models are made with: a configuration."""
     root = type(value).__module__.partition(".")[0]
-    return hasattr(value, "__dict__") and not isinstance(value, type) and root not in _LIBRARIES
+    return hasattr(value, "__dict__") and not isinstance(value, type) and root not in LIBRARIES
 
 
 def _holds(container: Any, keys: list[Any], values: list[Any]) -> bool:
