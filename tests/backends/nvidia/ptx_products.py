@@ -83,11 +83,14 @@ class ProductMachine(Machine):
             raise MachineError("no such product")
         columns, dtype = int(found.group(1)), line.parts[-1]
         registers, left, right, flag = line.operands[:4]
-        turned = [int(operand) for operand in line.operands[6:8]]
+        turned = [int(operand) for operand in line.operands[6:]]
         keeps = self.raw(flag, "pred").astype(bool)
         for first in self.groups_of(active):
-            a = self._operand(int(self.registers[left][first]), _ROWS, turned[0], dtype, first)
-            b = self._operand(int(self.registers[right][first]), columns, turned[1], dtype, first)
+            if isinstance(left, list):
+                a = self._fragments(left, dtype, first)
+            else:
+                a = self._operand(int(self.registers[left][first]), _ROWS, turned[0], dtype, first)
+            b = self._operand(int(self.registers[right][first]), columns, turned[-1], dtype, first)
             product = a @ b.T
             lanes = np.arange(GROUP)
             for number, register in enumerate(registers):
@@ -98,6 +101,17 @@ class ProductMachine(Machine):
                 total = np.where(keeps[first : first + GROUP], total, 0) + product[row, column].astype(np.float32)
                 old[first : first + GROUP] = total.astype(np.float32).view(np.uint32).astype(U64)
                 self.registers[register] = old
+
+    def _fragments(self, registers: list[str], dtype: str, first: int) -> np.ndarray:
+        """The left operand where threads hold it: pairs of elements along K, eight rows and eight columns apart."""
+        a, lanes = np.zeros((_ROWS, _DEPTH)), np.arange(GROUP)
+        for number, register in enumerate(registers):
+            words = self.raw(register, "b32")[first : first + GROUP].astype(np.uint32)
+            row = lanes // 32 * 16 + lanes % 32 // 4 + 8 * (number % 2)
+            column = lanes % 4 * 2 + 8 * (number // 2)
+            for half in (0, 1):
+                a[row, column + half] = _numbers((words >> (16 * half)).astype(np.uint16), dtype)
+        return a
 
     def whole(self, address: int, thread: int) -> int:
         """The address of which a descriptor holds the lower 18 bits."""
@@ -116,10 +130,13 @@ class ProductMachine(Machine):
             places = start + outer // 8 * stride + outer % 8 * 128 + k * 2
         places = places ^ (places >> 7 & 7) << 4
         self.races["shared"].touch(places.reshape(-1), 2, np.full(places.size, thread), False, "wgmma")
-        raw = self.shared[places[..., None] + np.arange(2)].copy().view(np.uint16)[..., 0]
-        if dtype == "bf16":
-            return (raw.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
-        return raw.view(np.float16).astype(np.float64)
+        return _numbers(self.shared[places[..., None] + np.arange(2)].copy().view(np.uint16)[..., 0], dtype)
+
+
+def _numbers(bits: np.ndarray, dtype: str) -> np.ndarray:
+    if dtype == "bf16":
+        return (bits.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+    return bits.view(np.float16).astype(np.float64)
 
 
 def run_products(

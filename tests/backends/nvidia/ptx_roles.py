@@ -22,30 +22,36 @@ _RELEASE = re.compile(
     r"\{ \.reg \.pred p; \.reg \.b32 there; setp\.lt\.u32 p, (%\w+), (\d+); mapa\.shared::cluster\.u32 there, (%\w+), "
     r"%\w+; @p mbarrier\.arrive\.shared::cluster\.b64 _, \[there\]; \}"
 )
+_TENSOR = re.compile(r"cp\.async\.bulk\.tensor\.\dd\.(shared|global)")
 _IGNORED = ("setmaxnreg", "prefetch", "fence")
 
 
 @dataclass(frozen=True)
 class Box:
-    """A tensor of two axes of 16-bit elements as TMA is told of it; sizes are innermost first."""
+    """A tensor as TMA is told of it; sizes are innermost first."""
 
     address: int
     sizes: tuple[int, ...]
     strides: tuple[int, ...]
     box: tuple[int, ...]
+    width: int = 2
+    """Bytes of an element."""
 
     def places(self, first: tuple[int, ...]) -> np.ndarray:
         """Where the elements of a box lie in memory, line by line; -1 outside of the tensor."""
-        across, down = (np.arange(n) + start for n, start in zip(self.box, first, strict=True))
-        inside = (down >= 0) & (down < self.sizes[1])
-        inside = inside[:, None] & ((across >= 0) & (across < self.sizes[0]))[None, :]
-        start = self.address - BASE
-        return np.where(inside, start + 2 * (down[:, None] * self.strides[0] + across[None, :]), -1)
+        place, inside = np.zeros((), np.int64), np.ones((), bool)
+        axes = zip(first, self.sizes, (1, *self.strides), self.box, strict=True)
+        for start, size, stride, count in reversed(list(axes)):
+            along = np.arange(start, start + count)
+            place = place[..., None] + along * stride
+            inside = inside[..., None] & (along >= 0) & (along < size)
+        place = np.where(inside, self.address - BASE + self.width * place, -1)
+        return place.reshape(-1, self.box[0])
 
 
-def _swizzled(start: int, lines: int) -> np.ndarray:
+def _swizzled(start: int, lines: int, width: int) -> np.ndarray:
     """Where the elements of lines of 128 bytes lie in shared memory."""
-    places = start + np.arange(lines)[:, None] * _LINE + 2 * np.arange(_LINE // 2)[None, :]
+    places = start + np.arange(lines)[:, None] * _LINE + width * np.arange(_LINE // width)[None, :]
     return places ^ (places >> 7 & 7) << 4
 
 
@@ -55,13 +61,14 @@ class RolesMachine(ClusterMachine, ProductMachine):
     def __init__(self, ptx: str, entry: str, *rest: Any, boxes: list[Box], **named: Any) -> None:
         super().__init__(_RELEASE.sub(r"role.release \1, \2, \3;", ptx), entry, *rest, **named)
         self.boxes = boxes
+        self.maps = {name for name, _ in self.params[len(self.params) - len(boxes) :]}
 
     def run(self, words: list[Any], block: int, limit: int = 2_000_000) -> None:
         self.arrived: Counter[tuple[int, int]] = Counter()
         super().run([*words, *range(len(self.boxes))], block, limit)
 
     def raw(self, operand: str, type_: str) -> np.ndarray:
-        if operand in self.words:
+        if operand in self.maps:
             return np.full(self.count, self.words[operand][0], U64)
         if operand == "%ctaid.x":
             return (self.block * (self.count // self.threads) + self.ranks).astype(U64)
@@ -101,10 +108,8 @@ class RolesMachine(ClusterMachine, ProductMachine):
             return
         if text.startswith("role.release"):
             self._release(line, active)
-        elif text.startswith("cp.async.bulk.tensor.2d.shared"):
-            self._bring(line, active)
-        elif text.startswith("cp.async.bulk.tensor.2d.global"):
-            self._put(line, active)
+        elif (moved := _TENSOR.match(text)) is not None:
+            (self._bring if moved.group(1) == "shared" else self._put)(line, active)
         elif line.name == "stmatrix":
             self._lay_down(line, active)
         else:
@@ -137,14 +142,14 @@ class RolesMachine(ClusterMachine, ProductMachine):
                 blocks = [n for n in range(self.count // self.threads) if chosen >> n & 1]
             for block in blocks:
                 apart = block * self.window
-                there = _swizzled(place % self.window + apart, places.shape[0])
-                self.flying.append((places, there, 2 * places.size, full % self.window + apart))
+                there = _swizzled(place % self.window + apart, places.shape[0], box.width)
+                self.flying.append((places, there, box.width, full % self.window + apart))
 
     def land(self) -> None:
-        source, target, size, barrier = self.flying.pop(self.chance.randrange(len(self.flying)))
-        for byte in (0, 1):
+        source, target, width, barrier = self.flying.pop(self.chance.randrange(len(self.flying)))
+        for byte in range(width):
             self.shared[target + byte] = np.where(source < 0, 0, self.memory.bytes[np.maximum(source, 0) + byte])
-        self.barriers[barrier].bytes -= size
+        self.barriers[barrier].bytes -= width * source.size
         self.barriers[barrier].settle()
 
     def _put(self, line: Line, active: np.ndarray) -> None:
@@ -152,9 +157,9 @@ class RolesMachine(ClusterMachine, ProductMachine):
         for thread in np.flatnonzero(active):
             box, first = self._described(target, thread)
             places = box.places(first)
-            there = _swizzled(int(self.raw(source[1:-1], "b32")[thread]), places.shape[0])
+            there = _swizzled(int(self.raw(source[1:-1], "b32")[thread]), places.shape[0], box.width)
             inside = places >= 0
-            for byte in (0, 1):
+            for byte in range(box.width):
                 self.memory.bytes[places[inside] + byte] = self.shared[there[inside] + byte]
 
     def _lay_down(self, line: Line, active: np.ndarray) -> None:
@@ -178,9 +183,9 @@ def run_roles(
     shared: int,
     memory: Memory,
     words: list[Any],
-    boxes: list[Box],
-    cluster: int,
     clusters: int,
+    boxes: list[Box],
+    cluster: int = 1,
     seed: int = 0,
 ) -> None:
     """Launch a kernel with so many clusters of so many blocks, which walk the programs."""

@@ -53,7 +53,7 @@ def run(
     out = np.full(result, np.nan, ml_dtypes.bfloat16)
     words = [memory.add(each) for each in (*inputs, out)]
     boxes = [Box(words[m.argument], tuple(map(int, m.sizes)), tuple(map(int, m.strides)), m.box) for m in launch.maps]
-    run_roles(ptx, name, launch.threads, launch.shared, memory, words, boxes, cluster, clusters)
+    run_roles(ptx, name, launch.threads, launch.shared, memory, words, clusters, boxes, cluster)
     return memory.read(words[-1], out)
 
 

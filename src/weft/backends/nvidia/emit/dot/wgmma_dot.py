@@ -15,6 +15,7 @@ from weft.backends.nvidia.ir.op_facts import narrowed_to
 from weft.backends.nvidia.ir.register_operands import register_operand
 from weft.backends.nvidia.ir.rings import LINE, SlotType
 from weft.backends.nvidia.ir.wgmma import WgmmaOp, WgmmaWaitOp
+from weft.ir.types import DType
 from weft.tile import dialect as tile
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 
 _GROUP_WARPS = 4
+_GROUP_THREADS = 32 * _GROUP_WARPS
 
 
 @EMITTERS.register(WgmmaOp)
@@ -42,12 +44,27 @@ def emit_wgmma(codegen: KernelCodegen, op: WgmmaOp) -> None:
         start = b.add(codegen.slots[op.a], b.mul(group, i32(apart)))
         left = descriptor(b, start, a_type, 1), a_type
     else:
-        left = codegen.tiles[op.a]
+        left = _words(codegen, op, rows)
         codegen.in_flight.update((product.out, left) for product in products)
     totals = [codegen.tiles[product.accumulator] for product in products if product.accumulator is not None]
     values = multiply(b, left, right, merged_sums(totals, rows) if totals else None, rows)
     for product, part in zip(products, split_sums(values, len(products), rows), strict=True):
         codegen.tiles[product.out] = part
+
+
+def _words(codegen: KernelCodegen, op: WgmmaOp, rows: int) -> list[V]:
+    """A left operand's fragments. A tile that was brought into their layout after it was narrowed is packed here."""
+    values, depth = codegen.tiles[op.a], tile.tile_type(op.a).sizes[1]
+    words = rows * depth // (_GROUP_THREADS * 2)
+    if len(values) == words:
+        return values
+    assert isinstance(op.b.type, SlotType) and len(values) == 2 * words
+    return _pairs(codegen, values, op.b.type.dtype)
+
+
+def _pairs(codegen: KernelCodegen, values: list[V], dtype: DType) -> list[V]:
+    both = zip(values[::2], values[1::2], strict=True)
+    return [pair(codegen.b, low, high, dtype.name, pure=False) for low, high in both]
 
 
 @EMITTERS.register(WgmmaWaitOp)
@@ -70,9 +87,7 @@ def packed_for_dot(codegen: KernelCodegen, op: tile.MapOp) -> list[V] | None:
     """
     if narrowed_to(op) is None or not op.out.uses or (dtype := register_operand(op.out, WgmmaOp)) is None:
         return None
-    values = codegen.tiles[op.args[0]]
-    pairs = zip(values[::2], values[1::2], strict=True)
-    return [pair(codegen.b, low, high, dtype.name, pure=False) for low, high in pairs]
+    return _pairs(codegen, codegen.tiles[op.args[0]], dtype)
 
 
 def begins_dot(op: tile.MapOp) -> bool:
