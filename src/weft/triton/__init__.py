@@ -1,4 +1,4 @@
-"""Triton's language on Weft: the names and the meaning of Triton 3.6.
+"""Triton's language on Weft: the names and the meaning of Triton 3.7.
 
 `import weft.triton as triton`, `import weft.triton.language as tl`, and kernels are as for Triton. `enable()` makes
 `import triton` itself find this package.
@@ -34,7 +34,7 @@ from weft.triton import runtime as runtime
 from weft.triton import testing as testing
 from weft.triton import tools as tools
 
-__version__ = "3.6.0"
+__version__ = "3.7.1"
 """The version of Triton whose names and rules these are."""
 
 if _interpreting():

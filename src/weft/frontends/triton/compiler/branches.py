@@ -150,7 +150,7 @@ def branch_and_return(run: Evaluation, node: ast.If, test: tensor, finish: Calla
         outer, run.scope = run.scope, run.scope.copy()
         try:
             result = finish(body)
-            value = None if result is None else result.value
+            value = None if result is None else settled(result.value)
             types.append(type_of(value))
             if types[-1] != types[0]:
                 where = node if result is None or result.node is None else result.node

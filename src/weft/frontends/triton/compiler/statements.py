@@ -73,7 +73,7 @@ def _returned(run: Evaluation, node: ast.Return) -> Returned:
     value = None if node.value is None else run.evaluate(node.value)
     if isinstance(value, constexpr) and value.value is None:
         value = None
-    return Returned(settled(value), node)
+    return Returned(value, node)
 
 
 def _if(run: Evaluation, node: ast.If, rest: list[ast.stmt | _Turn]) -> Returned | None:
