@@ -98,3 +98,21 @@ def test_reductions_of_no_rows(function: Callable[[Tensor], Any]) -> None:
     x = torch.randn(0, 5)
     found = torch.compile(function, backend="weft", options={"cache": False, "fallback": "error"})(x)
     torch.testing.assert_close(found, function(x), check_stride=True)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, z: x + z,
+        lambda x, z: (z - x, x * z, z / (x + 3)),
+        lambda x, z: torch.where(x[0] > 0, x, z),
+        lambda x, z: (x == z, torch.addcmul(z, x, z)),
+    ],
+    ids=["add", "arithmetic", "where", "compared"],
+)
+def test_real_tensors_that_complex_ones_are_spread_over(function: Callable[..., Any]) -> None:
+    """The imaginary part of a real tensor was one 0, which did not spread the other's."""
+    torch.compiler.reset()
+    x, z = torch.randn(3, 5), torch.complex(torch.randn(5), torch.randn(5))
+    found = torch.compile(function, backend="weft", options={"cache": False, "fallback": "error"})(x, z)
+    torch.testing.assert_close(found, function(x, z))
