@@ -115,6 +115,28 @@ def test_sizes_that_must_be_multiples_are_divided(viewed: Callable[[torch.Tensor
     torch.testing.assert_close(torch.autograd.grad(run(x).sum(), x), torch.autograd.grad(cut(x).sum(), x))
 
 
+def guided(x: torch.Tensor) -> torch.Tensor:
+    without, given = x.exp().chunk(2)
+    return without + 3 * (given - without)
+
+
+def gated(x: torch.Tensor) -> torch.Tensor:
+    first, second, third = x.t().chunk(3, 1)
+    return first * second.sigmoid() + third
+
+
+@pytest.mark.parametrize("function", [guided, gated])
+def test_chunks_of_a_symbolic_size_that_are_added_are_of_one_size(
+    function: Callable[[torch.Tensor], torch.Tensor],
+) -> None:
+    torch.compiler.reset()
+    run = torch.compile(function, backend="weft", dynamic=True, fullgraph=True, options={"fallback": "error"})
+    for count in (12, 30, 18, 6):
+        x = torch.randn(count, 5, dtype=torch.float64, requires_grad=True)
+        torch.testing.assert_close(run(x), function(x))
+        torch.testing.assert_close(torch.autograd.grad(run(x).sum(), x), torch.autograd.grad(function(x).sum(), x))
+
+
 RESHAPES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "rest of a size that comes last": lambda x: (x * 2).reshape(x.shape[2], -1) + 1,
     "that rest as a size": lambda x: x.reshape(x.shape[2], -1) + torch.ones(x.reshape(x.shape[2], -1).shape),
