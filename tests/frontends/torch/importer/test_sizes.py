@@ -137,6 +137,22 @@ def test_chunks_of_a_symbolic_size_that_are_added_are_of_one_size(
         torch.testing.assert_close(torch.autograd.grad(run(x).sum(), x), torch.autograd.grad(function(x).sum(), x))
 
 
+@pytest.mark.parametrize("trained", [False, True])
+def test_attention_over_arguments_whose_lengths_have_symbols_of_their_own(trained: bool) -> None:
+    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return F.scaled_dot_product_attention(q, k, v)
+
+    torch.compiler.reset()
+    run = torch.compile(attend, backend="weft", fullgraph=True, options={"fallback": "error"})
+    for rows, count in ((5, 5), (9, 9), (1, 7), (3, 4)):
+        q = torch.randn(2, 2, rows, 8, requires_grad=trained)
+        k, v = (torch.randn(2, 2, count, 8, requires_grad=trained) for _ in range(2))
+        torch.testing.assert_close(run(q, k, v), attend(q, k, v))
+        if trained:
+            found, wanted = (torch.autograd.grad(f(q, k, v).sin().sum(), (q, k, v)) for f in (run, attend))
+            torch.testing.assert_close(found, wanted)
+
+
 RESHAPES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "rest of a size that comes last": lambda x: (x * 2).reshape(x.shape[2], -1) + 1,
     "that rest as a size": lambda x: x.reshape(x.shape[2], -1) + torch.ones(x.reshape(x.shape[2], -1).shape),
