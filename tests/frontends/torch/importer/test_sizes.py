@@ -153,6 +153,26 @@ def test_attention_over_arguments_whose_lengths_have_symbols_of_their_own(traine
             torch.testing.assert_close(found, wanted)
 
 
+@pytest.mark.parametrize("shift", [0, 1])
+def test_tokens_and_labels_whose_sizes_have_symbols_of_their_own(shift: int) -> None:
+    """A loss asks that their products are equal; its gradient, that both are."""
+
+    def loss(x: torch.Tensor, w: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        scores = (x @ w)[:, : x.shape[1] - shift]
+        return F.cross_entropy(scores.flatten(0, 1), labels[:, shift:].flatten(), ignore_index=3)
+
+    torch.compiler.reset()
+    run = torch.compile(loss, backend="weft", fullgraph=True, options={"fallback": "error"})
+    w = torch.randn(6, 11, dtype=torch.float64, requires_grad=True)
+    for batch, length in ((2, 7), (3, 12), (5, 5), (4, 3)):
+        x = torch.randn(batch, length, 6, dtype=torch.float64)
+        labels = torch.arange(batch * length).view(batch, length) % 11
+        torch.testing.assert_close(run(x, w, labels), loss(x, w, labels))
+        torch.testing.assert_close(
+            torch.autograd.grad(run(x, w, labels), w), torch.autograd.grad(loss(x, w, labels), w)
+        )
+
+
 RESHAPES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "rest of a size that comes last": lambda x: (x * 2).reshape(x.shape[2], -1) + 1,
     "that rest as a size": lambda x: x.reshape(x.shape[2], -1) + torch.ones(x.reshape(x.shape[2], -1).shape),
