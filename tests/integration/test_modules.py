@@ -314,6 +314,16 @@ def test_functions_and_methods_compile() -> None:
     assert torch.equal(holder.times(x), x * 4)
 
 
+def test_an_exported_program_is_compiled_as_the_module_that_it_makes() -> None:
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    rows = torch.export.Dim("rows")
+    program = torch.export.export(model, (torch.randn(3, 4),), dynamic_shapes=({0: rows},))
+    run = weft.compile(program, fallback="error")
+    for count in (3, 5):
+        x = torch.randn(count, 4)
+        torch.testing.assert_close(run(x), model(x))
+
+
 def test_wrong_uses_of_compile_are_named() -> None:
     with pytest.raises(WeftError, match="takes a module or a function"):
         weft.compile(3)  # type: ignore[call-overload]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
 
 from weft.backends.nvidia.target import target_named
 from weft.config import CODES, Config
+from weft.errors import ParseError
+from weft.ops.dialect import parse_module
 from weft.passes.registry import PASSES
 from weft.pipelines import cpu_passes, nvidia_passes
 
@@ -156,6 +159,13 @@ def test_a_missing_file(weft) -> None:
 def test_what_is_wrong_with_a_text_is_said(weft, text: str, complaint: str) -> None:
     result = weft("opt", "-", stdin=text)
     assert result.exit_code == 1 and complaint in result.stderr and "<stdin>:" in result.stderr
+
+
+def test_a_string_without_an_end_is_found_in_a_time_that_grows_with_its_length() -> None:
+    start = time.process_time()
+    with pytest.raises(ParseError, match="closing string literal"):
+        parse_module('"' + "a" * 26)
+    assert time.process_time() - start < 1
 
 
 def test_pass_options(weft) -> None:

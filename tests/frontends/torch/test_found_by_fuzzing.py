@@ -80,3 +80,39 @@ def test_strides_of_an_argument_that_nothing_reads() -> None:
         for x in (torch.randn(4), torch.randn(9)[1::2].detach()):
             part = x[1:]
             torch.testing.assert_close(compiled(x, part), function(x, part))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: ((x - 1) / x.sum(1).view(0, 1)).sum(1),
+        lambda x: (x + 1, x.amax(1, keepdim=True) * x, x.sum(0)),
+        lambda x: (x / x.norm(dim=1, keepdim=True)).sum(1, keepdim=True).view(3, 0),
+        lambda x: x[:, torch.zeros(0, dtype=torch.int64)].sum(1).view(0, 1).softmax(0),
+    ],
+    ids=["sums of quotients", "results", "norms", "places"],
+)
+def test_reductions_of_no_rows(function: Callable[[Tensor], Any]) -> None:
+    """The place of a sum was lost where there is no row: its loop stood inside of another over the same columns."""
+    torch.compiler.reset()
+    x = torch.randn(0, 5)
+    found = torch.compile(function, backend="weft", options={"cache": False, "fallback": "error"})(x)
+    torch.testing.assert_close(found, function(x), check_stride=True)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, z: x + z,
+        lambda x, z: (z - x, x * z, z / (x + 3)),
+        lambda x, z: torch.where(x[0] > 0, x, z),
+        lambda x, z: (x == z, torch.addcmul(z, x, z)),
+    ],
+    ids=["add", "arithmetic", "where", "compared"],
+)
+def test_real_tensors_that_complex_ones_are_spread_over(function: Callable[..., Any]) -> None:
+    """The imaginary part of a real tensor was one 0, which did not spread the other's."""
+    torch.compiler.reset()
+    x, z = torch.randn(3, 5), torch.complex(torch.randn(5), torch.randn(5))
+    found = torch.compile(function, backend="weft", options={"cache": False, "fallback": "error"})(x, z)
+    torch.testing.assert_close(found, function(x, z))

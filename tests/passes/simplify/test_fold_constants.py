@@ -135,6 +135,17 @@ def test_several_results(passes: Any) -> None:
     passes.rewrites(PASSES, {"x": Tensor(i64, (4,))}, before, after)
 
 
+def test_what_has_no_elements(passes: Any) -> None:
+    def before(b: Any, x: Any) -> Any:
+        sums = b.reshape(b.sum(x, dims=(1,), keep=False), shape=(0, 1))
+        return b.sum(b.div(x, sums), dims=(1,), keep=False), b.permute(x, dims=(1, 0))
+
+    def after(b: Any, x: Any) -> Any:
+        return full(b, 0.0, shape=(0,)), b.permute(x, dims=(1, 0))
+
+    passes.rewrites(PASSES, {"x": Tensor(f32, (0, 5))}, before, after)
+
+
 def test_what_is_one_number() -> None:
     assert number_in(np.array([0.0, -0.0], np.float32)) is None
     assert np.isnan(number_in(np.full((2, 2), np.nan, np.float32)) or 0)

@@ -52,6 +52,7 @@ def compile(
     Without a model it is a decorator: `@weft.compile(strict=True)`. Unlike `torch.compile(model, backend="weft")` this
     compiles repeated layers once (`regions=False` turns that off).
     The module is compiled in place, like `nn.Module.compile`: its parameters, its `state_dict` and its class stay.
+    Of an exported program it is the module that the program makes.
     """
     chosen = {**(options or {}), **fields}
     try:
@@ -60,6 +61,8 @@ def compile(
         beside = "; beside dynamic, fullgraph, mode and regions" if "unknown option" in error.message else ""
         raise type(error)(error.message, hint=error.hint and f"{error.hint}{beside}") from None
     chosen = {**MODES[mode or "default"], **chosen}
+    if isinstance(model, torch.export.ExportedProgram):
+        model = model.module()
     if model is None:
         return partial(compile, dynamic=dynamic, fullgraph=fullgraph, regions=regions, options=chosen)
     if not callable(model):

@@ -36,6 +36,7 @@ from weft.frontends.torch.execution.observed_call import ObservedCall
 from weft.frontends.torch.execution.overlaps import mutated_arguments, overlaps_checked
 from weft.frontends.torch.execution.shortcut import Shortcut
 from weft.frontends.torch.executors import LaterExecutor, executor_for, is_storable, load_graph
+from weft.frontends.torch.importer.asked_sizes import ask_sizes
 from weft.frontends.torch.importer.donated_placeholders import DONATED, take_donated
 from weft.frontends.torch.importer.freezing import frozen_arguments, warn_of_quantization
 from weft.frontends.torch.importer.graph_device import graph_device
@@ -155,6 +156,7 @@ def compile_graph(
 
     `traced_inputs` are what Dynamo traced it with: the weights among them can be frozen.
     """
+    ask_sizes(module)
     guards = shape_guards(example_inputs) if is_recording() else []
     frozen = frozen_arguments(module, name, config, traced_inputs)
     try:

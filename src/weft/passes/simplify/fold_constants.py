@@ -13,7 +13,7 @@ from xdsl.passes import ModulePass
 
 from weft.ir.expr import product
 from weft.ir.types import tensor_of
-from weft.ops.base import Elementwise, GraphOp, View
+from weft.ops.base import Elementwise, GraphOp, Movement, Reduction, View
 from weft.ops.graph import FuncOp, GraphBuilder
 from weft.passes.simplify.constant_values import Number, as_held, evaluated, number_in, progression_in
 
@@ -26,6 +26,8 @@ class FoldConstants(ModulePass):
     %a = graph.add %i, 1                       %a = graph.iota 1..5
     %d = graph.sub %a, %i               →      %d = graph.full 1
     %m = graph.mul(graph.full 2, 3.5)          %m = graph.full 7
+
+    So does what has no elements, whatever it is made of: lowering never asks where they lie.
     """
 
     name: ClassVar[str] = "fold_constants"
@@ -52,8 +54,19 @@ class _Folding:
 
     def run(self) -> None:
         for op in list(self.block.ops):
-            if isinstance(op, GraphOp) and not self._is_number(op):
+            if isinstance(op, GraphOp) and not self._is_empty(op) and not self._is_number(op):
                 self._evaluate(op)
+
+    def _is_empty(self, op: GraphOp) -> bool:
+        """Fold an op that computes nothing; views stay, which say whose memory a result is."""
+        if isinstance(op, View) or not isinstance(op, Elementwise | Movement | Reduction):
+            return False
+        if not op.operands or not all(0 in tensor_of(result.type).shape for result in op.results):
+            return False
+        for result in op.results:
+            self._fill(op, result, as_held(0, tensor_of(result.type).dtype))
+        self._drop(op)
+        return True
 
     def _is_number(self, op: GraphOp) -> bool:
         """Fold an op that gives one number everywhere, whatever its size."""

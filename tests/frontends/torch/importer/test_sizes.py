@@ -115,6 +115,64 @@ def test_sizes_that_must_be_multiples_are_divided(viewed: Callable[[torch.Tensor
     torch.testing.assert_close(torch.autograd.grad(run(x).sum(), x), torch.autograd.grad(cut(x).sum(), x))
 
 
+def guided(x: torch.Tensor) -> torch.Tensor:
+    without, given = x.exp().chunk(2)
+    return without + 3 * (given - without)
+
+
+def gated(x: torch.Tensor) -> torch.Tensor:
+    first, second, third = x.t().chunk(3, 1)
+    return first * second.sigmoid() + third
+
+
+@pytest.mark.parametrize("function", [guided, gated])
+def test_chunks_of_a_symbolic_size_that_are_added_are_of_one_size(
+    function: Callable[[torch.Tensor], torch.Tensor],
+) -> None:
+    torch.compiler.reset()
+    run = torch.compile(function, backend="weft", dynamic=True, fullgraph=True, options={"fallback": "error"})
+    for count in (12, 30, 18, 6):
+        x = torch.randn(count, 5, dtype=torch.float64, requires_grad=True)
+        torch.testing.assert_close(run(x), function(x))
+        torch.testing.assert_close(torch.autograd.grad(run(x).sum(), x), torch.autograd.grad(function(x).sum(), x))
+
+
+@pytest.mark.parametrize("trained", [False, True])
+def test_attention_over_arguments_whose_lengths_have_symbols_of_their_own(trained: bool) -> None:
+    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return F.scaled_dot_product_attention(q, k, v)
+
+    torch.compiler.reset()
+    run = torch.compile(attend, backend="weft", fullgraph=True, options={"fallback": "error"})
+    for rows, count in ((5, 5), (9, 9), (1, 7), (3, 4)):
+        q = torch.randn(2, 2, rows, 8, requires_grad=trained)
+        k, v = (torch.randn(2, 2, count, 8, requires_grad=trained) for _ in range(2))
+        torch.testing.assert_close(run(q, k, v), attend(q, k, v))
+        if trained:
+            found, wanted = (torch.autograd.grad(f(q, k, v).sin().sum(), (q, k, v)) for f in (run, attend))
+            torch.testing.assert_close(found, wanted)
+
+
+@pytest.mark.parametrize("shift", [0, 1])
+def test_tokens_and_labels_whose_sizes_have_symbols_of_their_own(shift: int) -> None:
+    """A loss asks that their products are equal; its gradient, that both are."""
+
+    def loss(x: torch.Tensor, w: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        scores = (x @ w)[:, : x.shape[1] - shift]
+        return F.cross_entropy(scores.flatten(0, 1), labels[:, shift:].flatten(), ignore_index=3)
+
+    torch.compiler.reset()
+    run = torch.compile(loss, backend="weft", fullgraph=True, options={"fallback": "error"})
+    w = torch.randn(6, 11, dtype=torch.float64, requires_grad=True)
+    for batch, length in ((2, 7), (3, 12), (5, 5), (4, 3)):
+        x = torch.randn(batch, length, 6, dtype=torch.float64)
+        labels = torch.arange(batch * length).view(batch, length) % 11
+        torch.testing.assert_close(run(x, w, labels), loss(x, w, labels))
+        torch.testing.assert_close(
+            torch.autograd.grad(run(x, w, labels), w), torch.autograd.grad(loss(x, w, labels), w)
+        )
+
+
 RESHAPES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "rest of a size that comes last": lambda x: (x * 2).reshape(x.shape[2], -1) + 1,
     "that rest as a size": lambda x: x.reshape(x.shape[2], -1) + torch.ones(x.reshape(x.shape[2], -1).shape),

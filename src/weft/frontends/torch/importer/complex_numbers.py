@@ -79,7 +79,7 @@ def lifted(b: ImportBuilder, value: Complex | SSAValue | complex | Expr, dtype: 
     if isinstance(value, Complex):
         return value.to(dtype)
     if isinstance(value, SSAValue):
-        return Complex(b, (b.to(value, dtype), b.number(0.0, dtype)))
+        return Complex(b, (b.to(value, dtype), b.expand(b.number(0.0, dtype), b.shape(value))))
     if isinstance(value, Expr):
         return Complex(b, (b.number(value, dtype), b.number(0.0, dtype)))
     number = complex(value)

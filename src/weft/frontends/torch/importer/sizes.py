@@ -26,7 +26,9 @@ from weft.ir.expr import (
     minimum,
     mod,
     product,
+    simplify,
     split_multiple,
+    substitute,
     symbol,
     symbols_of,
 )
@@ -153,7 +155,9 @@ class _Facts:
 
 
 _DIVISIONS = ("FloorDiv", "CleanDiv")
+_GREATEST_DIVISOR = 64
 _facts: WeakKeyDictionary[Any, _Facts] = WeakKeyDictionary()
+_NO_FACTS = _Facts({}, {})
 
 
 def fix_facts(shape_env: Any) -> None:
@@ -162,6 +166,8 @@ def fix_facts(shape_env: Any) -> None:
     Then `s0 // 10`, which shapes are made of, divides it; and where that must be 3, the size is 30. What tracing comes
     to know later is left out: a size of a graph is always the same.
     """
+    # Those of the forward graph, whose sizes a backward graph's are: conditions are read without them.
+    before = _facts.pop(shape_env, _NO_FACTS)
     divisors: dict[str, int] = {}
     quotients: list[tuple[Any, int]] = []
     fixed: dict[Any, Size] = {}
@@ -191,19 +197,35 @@ def fix_facts(shape_env: Any) -> None:
         dividend, divisor = str(quotient.args[0]), int(quotient.args[1])
         if divisors.get(dividend, 1) % divisor == 0:
             values[dividend] = value * divisor
-    before = _facts.get(shape_env)  # of the forward graph, whose sizes a backward graph's are
-    _facts[shape_env] = _Facts(divisors, values, {**fixed, **({} if before is None else before.equal)})
+    _facts[shape_env] = _Facts(divisors, values, {**fixed, **before.equal})
 
 
-def _whole_multiple(size: Any, computed: Any, shape_env: Any) -> tuple[str, int] | None:
-    """The name and the divisor of a size of which `s0 == 4 * (s0 // 4)` is known."""
-    if not size.is_Symbol or type(computed).__name__ != "Mul" or not _nonnegative(size, shape_env):
+def _whole_multiple(left: Any, right: Any, shape_env: Any) -> tuple[str, int] | None:
+    """The name and the divisor of a size that must be a multiple where two of its expressions are to be equal.
+
+    So it is of `s0 == 4 * (s0 // 4)`, and of the halves of a tensor, `(s0 + 1) // 2 == s0 - (s0 + 1) // 2`: they differ
+    at every remainder but 0.
+    """
+    symbols = left.free_symbols | right.free_symbols
+    quotients = [*_quotients(left), *_quotients(right)]
+    if len(symbols) != 1 or not quotients or not all(quotient.args[1].is_Integer for quotient in quotients):
         return None
-    match computed.args:
-        case (number, quotient) if number.is_Integer and number > 1 and type(quotient).__name__ in _DIVISIONS:
-            return (str(size), int(number)) if quotient.args == (size, number) else None
-        case _:
-            return None
+    (size,) = symbols
+    divisor = math.lcm(*(int(quotient.args[1]) for quotient in quotients))
+    if not 1 < divisor <= _GREATEST_DIVISOR or not _nonnegative(size, shape_env):
+        return None
+    try:
+        difference = _converted(left, shape_env) - _converted(right, shape_env)
+    except UnsupportedError:
+        return None
+    name = str(size)
+    at = [simplify(substitute(difference, {name: symbol(name) * divisor + rest}), {}) for rest in range(divisor)]
+    return (name, divisor) if at[0] == 0 and all(isinstance(each, int) and each != 0 for each in at[1:]) else None
+
+
+def _quotients(expression: Any) -> list[Any]:
+    inner = [quotient for argument in expression.args for quotient in _quotients(argument)]
+    return [expression, *inner] if type(expression).__name__ in _DIVISIONS else inner
 
 
 def note_reshape(source: Sequence[Any], asked: Sequence[Any], result: Sequence[Any]) -> None:
@@ -230,9 +252,6 @@ def note_reshape(source: Sequence[Any], asked: Sequence[Any], result: Sequence[A
 
 def _is_rest(size: Any) -> bool:
     return isinstance(size, int) and size == -1
-
-
-_NO_FACTS = _Facts({}, {})
 
 
 def multiple(symbol_: Any, shape_env: Any) -> tuple[str, int]:
