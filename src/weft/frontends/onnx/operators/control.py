@@ -29,6 +29,7 @@ from weft.frontends.onnx.operators.compiled_loops import (
     has_kernels,
     scalar_flag,
 )
+from weft.frontends.onnx.operators.counted_loops import counted_turns
 from weft.frontends.onnx.operators.table import onnx_op
 from weft.frontends.onnx.rewrite import INTERNAL, Rewrite
 from weft.frontends.onnx.values import Items, Known
@@ -113,8 +114,6 @@ def _compiled(c: Call, body: Graph, carried: int, scanned: int) -> list[SSAValue
         if trips <= FEW_TURNS:
             return None
         if trips > MOST_COMPILED_TURNS:  # exporters of `while` state the largest number that there is
-            if scanned:
-                return None
             trips = UNBOUNDED
     if isinstance(first, Known) and not first.array.all():
         return None
@@ -126,9 +125,17 @@ def _compiled(c: Call, body: Graph, carried: int, scanned: int) -> list[SSAValue
                 starts_if = scalar_flag(c, c.b, c.x(1))
         except NoRegion:
             return None
-    elif not isinstance(count, Known) or (first is not None and not isinstance(first, Known)):
-        return None  # how long results are is to be looked at first
     names = [each.name for each in body.inputs]
+    is_counted = False
+    if scanned:
+        if (count is not None and not isinstance(count, Known)) or (first is not None and not isinstance(first, Known)):
+            return None  # how long results are is to be looked at first
+        counted = counted_turns(c, body, dict(zip(names[2:], c.inputs[2:], strict=True)))
+        if counted is not None:
+            trips = counted if trips == UNBOUNDED else min(trips, counted)
+            is_counted = True
+        if trips == UNBOUNDED or trips <= FEW_TURNS:
+            return None
     turns = Turns(
         body,
         list(zip(names[2:], c.inputs[2:], strict=True)),
@@ -138,6 +145,7 @@ def _compiled(c: Call, body: Graph, carried: int, scanned: int) -> list[SSAValue
         most=most,
         condition=names[1],
         first=starts_if,
+        is_counted=is_counted,
     )
     found = compiled_loop(c, turns)
     return None if found is None else [*found[0], *found[1]]
