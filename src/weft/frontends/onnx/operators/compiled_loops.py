@@ -52,7 +52,7 @@ class Turns:
 
 def compiled_loop(c: Call, turns: Turns) -> tuple[list[SSAValue], list[SSAValue]] | None:
     """What is carried after the last turn, and the stacks; None where turns have to be written out."""
-    if not c.scope.regions or not all(has_kernels(value) for _, value in turns.carried):
+    if not all(has_kernels(value) for _, value in turns.carried):
         return None
     block = Block()
     try:

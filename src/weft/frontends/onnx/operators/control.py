@@ -62,20 +62,28 @@ def _body(
 
 @onnx_op("If")
 def if_(c: Call) -> Any:
-    if c.scope.in_region and not isinstance(c.input(0), Known):
-        sides = c.graph("then_branch"), c.graph("else_branch")
-        made = None
-        if all(len(each.outputs) == len(c.node.outputs) for each in sides):
-            made = compiled_branches(c, scalar_flag(c, c.b, c.x(0)), *sides)
-        if made is None:
+    if (c.scope.in_region or c.scope.whole) and not isinstance(c.input(0), Known):
+        made = _branches(c)
+        if made is not None:
+            return made
+        if c.scope.in_region:
             raise NoRegion
-        return made
     chosen = c.graph("then_branch" if bool(c.known_scalar(0)) else "else_branch")
     if len(chosen.outputs) < len(c.node.outputs):
         raise ModelError(f"{c.node}: a branch has {len(chosen.outputs)} outputs, expected {len(c.node.outputs)}")
     fresh = _fresh(c)
     outputs = tuple(c.node.outputs[n] if n < len(c.node.outputs) else "" for n in range(len(chosen.outputs)))
     return Rewrite(*_body(c, chosen, {}, tuple(name or fresh("unused") for name in outputs)))
+
+
+def _branches(c: Call) -> list[SSAValue] | None:
+    sides = c.graph("then_branch"), c.graph("else_branch")
+    if not all(len(each.outputs) == len(c.node.outputs) for each in sides):
+        return None
+    try:
+        return compiled_branches(c, scalar_flag(c, c.b, c.x(0)), *sides)
+    except NoRegion:
+        return None
 
 
 @onnx_op("Loop")
