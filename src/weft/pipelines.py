@@ -84,8 +84,7 @@ def cpu_passes(
     config: Config, *, blas: bool = True, matrix_tiles: bool = False, byte_products: bool = True
 ) -> list[ModulePass]:
     """From an imported function to groups that are kernels; `blas` says that there is a library for products,
-    `matrix_tiles` that the framework has one for bf16, `byte_products` that the processor multiplies four bytes at a
-    time."""
+    `matrix_tiles` that the framework has one for bf16, `byte_products` that the processor sums up products of bytes."""
     return [
         OutlineRegions(),
         FoldConstants(),
@@ -114,7 +113,7 @@ def cpu_passes(
 def cpu_passes_for(config: Config, target: CpuTarget, *, framework: bool = False) -> list[ModulePass]:
     """`cpu_passes` with the libraries that there are: this process's BLAS, and that of a `framework`."""
     tiles = framework and target.capabilities.library_matrix_tiles
-    return cpu_passes(config, blas=bool(blas_symbols()), matrix_tiles=tiles, byte_products=target.multiplies_bytes)
+    return cpu_passes(config, blas=bool(blas_symbols()), matrix_tiles=tiles, byte_products=target.packs_bytes)
 
 
 def dispatch_passes() -> list[ModulePass]:

@@ -70,7 +70,7 @@ def rows_of_two_digits(*shape: int) -> np.ndarray:
 
 
 def forms() -> list[int]:
-    return [1, 4] if host_target().multiplies_bytes else [1]
+    return [1, 4] if host_target().packs_bytes else [1]
 
 
 @pytest.mark.parametrize("together", forms())
@@ -177,8 +177,10 @@ def test_panels_hold_four_of_k_together() -> None:
     [
         (X86, "cascadelake", "vpdpbusd"),
         (X86, "alderlake", "vpdpbusd"),
-        (X86, "haswell", None),
-        (X86, "x86-64", None),
+        (X86, "skylake-avx512", "pmaddwd"),
+        (X86, "haswell", "pmaddwd"),
+        (X86, "x86-64", "pmaddwd"),
+        (X86, "knl", None),
         ("aarch64-unknown-linux-gnu", "neoverse-n1", "sdot"),
         ("aarch64-unknown-linux-gnu", "cortex-a72", None),
     ],
@@ -186,8 +188,10 @@ def test_panels_hold_four_of_k_together() -> None:
 @pytest.mark.parametrize("left", [i8, i16, f32], ids=str)
 def test_the_instructions_of_other_machines(triple: str, cpu: str, instruction: str | None, left: DType) -> None:
     target = CpuTarget(triple, cpu, "")
-    assert target.multiplies_bytes == (instruction is not None)
+    assert target.multiplies_bytes == (instruction in ("vpdpbusd", "sdot"))
+    assert target.packs_bytes == (instruction is not None)
     columns, together = panel_form(target, f32 if left == f32 else i32, i8)
+    instruction = None if left == f32 and not target.multiplies_bytes else instruction
     assert together == (4 if instruction else 1)
     trial, _ = packed(group(33, 130, 65, left), together, columns)
     module = Module(target.triple, target.lacks)

@@ -188,3 +188,73 @@ def test_what_a_node_is_called_says_nothing_of_its_mistakes(monkeypatch: pytest.
     for _ in range(2):  # imported, and as it was stored
         with pytest.raises(DataError, match="the loop takes over 50 turns"):
             loaded(node, [info("x", (2, 6))], **arrays)(np.abs(X[0]))
+
+
+def counting_body() -> Any:
+    """As exporters of `while` write it: `j` counts up to `n`, the weights are handed on as they are."""
+    nodes = [
+        N("Gather", ["x", "j"], ["e"], axis=0),
+        N("MatMul", ["s", "v"], ["h"]),
+        N("Add", ["h", "e"], ["a"]),
+        N("Tanh", ["a"], ["t"]),
+        N("Identity", ["t"], ["o"]),
+        N("Add", ["j", "one"], ["k"]),
+        N("Cast", ["k"], ["here"], to=F32),
+        N("Cast", ["n"], ["end"], to=F32),
+        N("Less", ["here", "end"], ["c2"]),
+    ]
+    inputs = [
+        info("i", (), I64),
+        info("c", (), BOOL),
+        info("j", (), I64),
+        info(*S),
+        info("n", (), I64),
+        info("v", (6, 6)),
+    ]
+    outputs = [info("c2", (), BOOL), info("k", (), I64), info("t", (2, 6)), info("n", (), I64), info("v", (6, 6))]
+    return graph(nodes, inputs, [*outputs, info("o", (2, 6))])
+
+
+def stepped(x: np.ndarray, turns: int) -> np.ndarray:
+    state, made = np.zeros((2, 6)), []
+    for each in x[:turns]:
+        state = np.tanh(state @ W.astype(np.float64) + each)
+        made.append(state)
+    return np.stack(made)
+
+
+COUNTED = {"zero": np.array(0), "one": np.array(1), "yes": np.array(True), "w": W, "z": np.zeros((2, 6), np.float32)}
+
+
+@pytest.mark.parametrize("most", ["", "m"])
+def test_a_loop_that_counts_up_to_a_known_number_is_one(most: str) -> None:
+    node = N("Loop", [most, "yes", "zero", "z", "n", "w"], ["at", "last", "end", "kept", "y"], body=counting_body())
+    arrays = COUNTED | {"n": np.array(8)} | ({"m": np.array(6)} if most else {})
+    found = loaded(node, [info("x", X.shape)], **arrays)
+    at, last, end, kept, stacked = found(X)
+    assert turns_of(found) == 1
+    expected = stepped(X, 6 if most else 8)
+    np.testing.assert_allclose(stacked, expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(last, expected[-1], rtol=1e-4, atol=1e-5)
+    assert (int(at), int(end)) == (len(expected), 8)
+    np.testing.assert_array_equal(kept, W)
+
+
+def test_a_loop_that_counts_up_to_a_size_takes_as_many_turns_as_each_shape_has() -> None:
+    nodes = [
+        N("Shape", ["x"], ["sizes"]),
+        N("Gather", ["sizes", "zero"], ["n"], axis=0),
+        N("Loop", ["", "yes", "zero", "z", "n", "w"], ["at", "last", "end", "kept", "y"], body=counting_body()),
+    ]
+    found = weft.onnx.load(model(nodes, [info("x", ("t", 2, 6))], [info("y", None)], COUNTED))
+    for turns in (7, 9, 6, 8, 5):
+        (stacked,) = found(X[:turns])
+        np.testing.assert_allclose(stacked, stepped(X, turns), rtol=1e-4, atol=1e-5)
+
+
+def test_a_loop_that_counts_up_to_what_data_say_is_right() -> None:
+    node = N("Loop", ["", "yes", "zero", "z", "n", "w"], ["at", "last", "end", "kept", "y"], body=counting_body())
+    found = loaded(node, [info("x", X.shape), info("n", (), I64)], **COUNTED)
+    for turns in (7, 3):
+        stacked = found(X, np.array(turns))[-1]
+        np.testing.assert_allclose(stacked, stepped(X, turns), rtol=1e-4, atol=1e-5)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -64,19 +65,84 @@ def test_a_result_that_is_an_input_is_refused(tmp_path: Path) -> None:
         read_source(saved(tmp_path / "m.onnx", PRODUCT, 4, ("y", "tokens")))
 
 
-def test_loops_of_an_artifact_are_written_out(tmp_path: Path) -> None:
-    """A program that runs on its own has none."""
-    body = helper.make_graph(
-        [helper.make_node("Add", ["s", "e"], ["t"]), helper.make_node("Identity", ["t"], ["o"])],
-        "body",
-        [helper.make_tensor_value_info(name, 1, (2,)) for name in ("s", "e")],
-        [helper.make_tensor_value_info(name, 1, (2,)) for name in ("t", "o")],
+def info(name: str, shape: tuple[int, ...] | None, type_: int = TensorProto.FLOAT) -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(name, type_, shape)
+
+
+def kept(
+    tmp_path: Path, nodes: list[onnx.NodeProto], inputs: list[onnx.ValueInfoProto], outputs: list[str], what: str
+) -> Path:
+    """The artifact of a model, whose graph has an op."""
+    graph = helper.make_graph(
+        nodes, "g", inputs, [info(name, None) for name in outputs], [numpy_helper.from_array(W, "w")]
     )
-    node = helper.make_node("Scan", ["z", "x"], ["last", "y"], body=body, num_scan_inputs=1)
-    inputs = [helper.make_tensor_value_info("z", 1, (2,)), helper.make_tensor_value_info("x", 1, (9, 2))]
-    outputs = [helper.make_tensor_value_info(name, 1, None) for name in ("last", "y")]
-    path = tmp_path / "scan.onnx"
-    graph = helper.make_graph([node], "scan", inputs, outputs)
+    path = tmp_path / "m.onnx"
     path.write_bytes(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)]).SerializeToString())
-    text, _ = read_one_graph(path, {})
-    assert "graph.loop" not in text
+    assert what in read_one_graph(path, {})[0]
+    write_artifact(tmp_path / "m.weft", read_source(path))
+    return tmp_path / "m.weft"
+
+
+@pytest.mark.parametrize("backward", [0, 1])
+def test_an_artifact_keeps_a_scan(tmp_path: Path, backward: int) -> None:
+    body = helper.make_graph(
+        [helper.make_node("Add", ["s", "e"], ["t"]), helper.make_node("Mul", ["t", "t"], ["o"])],
+        "body",
+        [info("s", (2,)), info("e", (2,))],
+        [info("t", (2,)), info("o", (2,))],
+    )
+    ways: Any = {"scan_input_directions": [backward], "scan_output_directions": [backward]}
+    node = helper.make_node("Scan", ["z", "x"], ["last", "y"], body=body, num_scan_inputs=1, **ways)
+    path = kept(tmp_path, [node], [info("z", (2,)), info("x", (9, 2))], ["last", "y"], "graph.loop")
+    rng = np.random.default_rng(2)
+    x, z = rng.standard_normal((9, 2)).astype(np.float32), rng.standard_normal(2).astype(np.float32)
+    loaded = weft.load(path)
+    assert loaded.how == "machine code for host"
+    last, y = loaded(z=z, x=x)
+    sums = z + np.cumsum(x[::-1] if backward else x, 0)
+    np.testing.assert_allclose(last, sums[-1], rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(y, (sums[::-1] if backward else sums) ** 2, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("limit", [0.5, 40.0, 1e9])
+def test_an_artifact_keeps_a_loop_that_data_end(tmp_path: Path, limit: float) -> None:
+    body = helper.make_graph(
+        [
+            helper.make_node("MatMul", ["s", "v"], ["h"]),
+            helper.make_node("Add", ["h", "s"], ["t"]),
+            helper.make_node("ReduceMax", ["t"], ["most"], keepdims=0),
+            helper.make_node("Less", ["most", "limit"], ["c2"]),
+            helper.make_node("Identity", ["v"], ["v2"]),
+        ],
+        "body",
+        [info("i", (), TensorProto.INT64), info("c", (), TensorProto.BOOL), info("s", (4, 8)), info("v", (8, 8))],
+        [info("c2", (), TensorProto.BOOL), info("t", (4, 8)), info("v2", (8, 8))],
+    )
+    count = helper.make_node("Constant", [], ["n"], value=numpy_helper.from_array(np.array(30)))
+    nodes = [count, helper.make_node("Loop", ["n", "yes", "x", "m"], ["y", "m2"], body=body)]
+    given = [info("x", (4, 8)), info("m", (8, 8)), info("limit", ()), info("yes", (), TensorProto.BOOL)]
+    loaded = weft.load(kept(tmp_path, nodes, given, ["y"], "graph.loop"))
+    x, m = np.ones((4, 8), np.float32), np.full((8, 8), 0.01, np.float32)
+    for first in (True, False):
+        y = loaded(x=x, m=m, limit=np.float32(limit), yes=np.array(first))[0]
+        expected, turns = x.astype(np.float64), 0
+        while first and turns < 30 and (turns == 0 or expected.max() < limit):
+            expected, turns = expected @ m + expected, turns + 1
+        np.testing.assert_allclose(y, expected, rtol=1e-4)
+
+
+def test_an_artifact_keeps_branches_and_what_they_capture(tmp_path: Path) -> None:
+    def side(op: str) -> onnx.GraphProto:
+        nodes = [helper.make_node("MatMul", ["tokens", "w"], [f"{op}h"]), helper.make_node(op, [f"{op}h"], [f"{op}y"])]
+        return helper.make_graph(nodes, op, [], [info(f"{op}y", (4, 3))])
+
+    nodes = [
+        helper.make_node("ReduceSum", ["tokens"], ["total"], keepdims=0),
+        helper.make_node("Less", ["zero", "total"], ["positive"]),
+        helper.make_node("If", ["positive"], ["y"], then_branch=side("Tanh"), else_branch=side("Neg")),
+    ]
+    nodes.insert(0, helper.make_node("Constant", [], ["zero"], value_float=0.0))
+    loaded = weft.load(kept(tmp_path, nodes, [info("tokens", (4, 8))], ["y"], "graph.if"))
+    x = np.abs(np.random.default_rng(3).standard_normal((4, 8))).astype(np.float32)
+    np.testing.assert_allclose(loaded(tokens=x)[0], np.tanh(x @ W), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(loaded(tokens=-x)[0], x @ W, rtol=1e-4, atol=1e-5)

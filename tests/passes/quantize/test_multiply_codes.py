@@ -85,18 +85,23 @@ def test_views_are_looked_through(passes: Any) -> None:
 @pytest.mark.parametrize("known", [True, False], ids=["number", "argument"])
 @pytest.mark.parametrize("padding", [0, 1])
 @pytest.mark.parametrize("rows", [i8, u8])
-def test_convolutions(passes: Any, known: bool, padding: int, rows: DType) -> None:
-    """Padding stands for zero, whatever its code: also where that is not known."""
-    arguments = {"x": Tensor(rows, (2, 3, 6, 5)), "w": Tensor(i8, (4, 3, 3, 3)), "s": Tensor(f32, (4, 1, 1, 1))}
-    arguments["z"] = Tensor(i32, ())
+@pytest.mark.parametrize("weights", [i8, u8])
+@pytest.mark.parametrize("zeros", [None, (), (4, 1, 1, 1)], ids=["none", "one", "each"])
+def test_convolutions(
+    passes: Any, known: bool, padding: int, rows: DType, weights: DType, zeros: tuple[int, ...] | None
+) -> None:
+    """Padding stands for zero, whatever its code: also where that is not known, and where weights have zeros."""
+    arguments = {"x": Tensor(rows, (2, 3, 6, 5)), "w": Tensor(weights, (4, 3, 3, 3)), "s": Tensor(f32, (4, 1, 1, 1))}
+    arguments |= {"q": Tensor(i32, zeros or ()), "z": Tensor(i32, ())}
 
-    def body(b: GraphBuilder, x: SSAValue, w: SSAValue, s: SSAValue, z: SSAValue) -> SSAValue:
+    def body(b: GraphBuilder, x: SSAValue, w: SSAValue, s: SSAValue, q: SSAValue, z: SSAValue) -> SSAValue:
         zero = b.full(value=77, shape=(), dtype=i32) if known else z
-        none, scale = b.full(value=0, shape=(), dtype=i32), b.full(value=0.25, shape=(), dtype=f32)
+        middle = b.full(value=128 if weights == u8 else 0, shape=(), dtype=i32)
+        scale = b.full(value=0.25, shape=(), dtype=f32)
         params = plain_params() | {"padding": ((padding, padding), (padding, 0))}
-        return b.convolution(numbers(b, x, zero, scale), numbers(b, w, none, s), **params)
+        return b.convolution(numbers(b, x, zero, scale), numbers(b, w, middle if zeros is None else q, s), **params)
 
-    assert of_codes(compared(passes, arguments, (1, 2), body)) == [(rows, i8)]
+    assert of_codes(compared(passes, arguments, (1, 2, 3), body)) == [(rows, i8)]
 
 
 def test_weights_that_a_call_brings_stay_floats(passes: Any) -> None:

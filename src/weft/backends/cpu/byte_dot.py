@@ -99,7 +99,8 @@ def in_tiles(codegen: KernelCodegen, op: tile.DotOp) -> bool:
 def _blocking(codegen: KernelCodegen, width: int, left: DType) -> Blocking:
     """The block of the result whose digits' sums fill the register file."""
     best = blocking(codegen.target, i32)
-    rows = max(1, min(best.rows, _MOST_ROWS) // DIGITS[left])
+    most = _MOST_ROWS if codegen.target.registers == 32 or not codegen.target.multiplies_pairs else _MOST_ROWS // 2
+    rows = max(1, min(best.rows, most) // DIGITS[left])
     return replace(best, rows=rows, vectors=width // best.lanes)
 
 

@@ -19,6 +19,8 @@ _LARGEST = 127 * 2.0**16
 _LEAST = 2.0**-100
 """Rows of smaller elements lose digits: the factor of a row has to be a normal number."""
 _LANES = 16
+_PAIRS = {16: "llvm.x86.avx512.pmaddw.d.512", 8: "llvm.x86.avx2.pmadd.wd", 4: "llvm.x86.sse2.pmadd.wd"}
+"""Sums of two products of 16 bits, by how many there are."""
 
 
 def byte_kernel(module: Module, target: CpuTarget, block: Blocking, left: DType) -> str:
@@ -37,7 +39,9 @@ def byte_kernel(module: Module, target: CpuTarget, block: Blocking, left: DType)
     type_ = vector("i32", block.lanes)
     # An x86 multiplies unsigned by signed, others signed by signed: to rows of the other kind 128 is added (or taken
     # off, which are the same bits), and what a row of nothing else gives is taken off (or added) at the end.
-    offset = target.is_x86 != (left == u8)
+    # Pairs of 16 bits hold bytes of either kind.
+    in_pairs = target.multiplies_pairs
+    offset = not in_pairs and target.is_x86 != (left == u8)
     height = block.rows * digits
     slots = [[f.alloca(type_) for _ in range(block.vectors)] for _ in range(height + offset)]
     whole = f.binary("and", depth, i64(-BYTES_TOGETHER))
@@ -52,9 +56,19 @@ def byte_kernel(module: Module, target: CpuTarget, block: Blocking, left: DType)
             rows = [f.binary("xor", row, const(-0x7F7F7F80, type_)) for row in rows]
             rows.append(const(-0x7F7F7F80, type_))
         panel = f.gep(b, f.mul(k, i64(block.columns)), "i8")
-        for v in range(block.vectors):
-            address = f.gep(panel, i64(v * block.lanes * BYTES_TOGETHER), "i8")
-            right = f.load(vector("i8", block.lanes * BYTES_TOGETHER), address, 1)
+        addresses = [f.gep(panel, i64(v * block.lanes * BYTES_TOGETHER), "i8") for v in range(block.vectors)]
+        columns = [f.load(vector("i8", block.lanes * BYTES_TOGETHER), address, 1) for address in addresses]
+        if in_pairs:
+            halves = [_pairs(f, right, signed=True) for right in columns]
+            for row, slot in zip(rows, slots, strict=True):
+                left_halves = _pairs(f, row, signed=left != u8)
+                for right_halves, place in zip(halves, slot, strict=True):
+                    total = f.load(type_, place, 64)
+                    for x, y in zip(left_halves, right_halves, strict=True):
+                        total = f.binary("add", total, f.call(_PAIRS[block.lanes], type_, x, y))
+                    f.store(total, place, 64)
+            return
+        for v, right in enumerate(columns):
             for row, slot in zip(rows, slots, strict=True):
                 f.store(_multiply_add(f, target, row, right, f.load(type_, slot[v], 64)), slot[v], 64)
 
@@ -134,6 +148,15 @@ def _joined(f: Function, sums: list[V], factor: V | None) -> V:
     for each in rest:
         total = f.intrinsic("fmuladd", total, const(2.0**8, total.type), each)
     return f.binary("fmul", total, f.splat(factor, total.lanes))
+
+
+def _pairs(f: Function, value: V, *, signed: bool) -> tuple[V, V]:
+    """The bytes at even and at odd places, each in 16 bits."""
+    whole = f.bitcast(value, vector("i16", value.lanes * int(value.element[1:]) // 16))
+    byte = const(8, whole.type)
+    if not signed:
+        return f.binary("and", whole, const(0xFF, whole.type)), f.binary("lshr", whole, byte)
+    return f.binary("ashr", f.binary("shl", whole, byte), byte), f.binary("ashr", whole, byte)
 
 
 def _multiply_add(f: Function, target: CpuTarget, row: V, right: V, total: V) -> V:

@@ -64,7 +64,9 @@ def panel_form(target: CpuTarget, dtype: DType, memory: DType) -> tuple[int, int
     """The columns of a panel of packed weights, and how many of K lie together in it."""
     if memory == bf16 and dtype == f32 and target.has_matrix_tiles:
         return MATRIX_COLUMNS, BYTES_TOGETHER // bf16.bytes
-    together = BYTES_TOGETHER if memory == i8 and dtype in (f32, i32) and target.multiplies_bytes else 1
+    # Digits of floats are worth their number only where one instruction multiplies four of them.
+    in_bytes = target.multiplies_bytes if dtype == f32 else target.packs_bytes
+    together = BYTES_TOGETHER if memory == i8 and dtype in (f32, i32) and in_bytes else 1
     return blocking(target, dtype).columns, together
 
 

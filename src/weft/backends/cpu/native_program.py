@@ -12,16 +12,30 @@ looked up: expressions for grids, offsets and shapes are code, so that one share
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from weft.backends.cpu.codegen import emit_kernel
 from weft.backends.cpu.target import CpuTarget
 from weft.backends.cpu.thread_pool import PARALLEL, RESET, thread_pool
 from weft.backends.llvm.builder import Function, Module
-from weft.backends.llvm.values import V, i64
+from weft.backends.llvm.values import V, const, i64
 from weft.errors import UnsupportedError
 from weft.ir.expr import Size, evaluate, product
 from weft.lower.scalar_arguments import signed
-from weft.lower.steps import CallStep, DotStep, IfStep, KernelStep, LaunchStep, LoopStep, Place, Plan, buffers_of
+from weft.lower.steps import (
+    CallStep,
+    DotStep,
+    IfStep,
+    KernelStep,
+    LaunchStep,
+    LoopStep,
+    Place,
+    Plan,
+    SlicePlace,
+    Step,
+    all_steps,
+    buffers_of,
+)
 from weft.tile.dialect import KernelOp
 
 CALL, ARENA, SHAPES = "weft_call", "weft_arena", "weft_shapes"
@@ -29,18 +43,14 @@ EXPORTS = (CALL, ARENA, SHAPES, RESET)
 _STEP, _WORKER = "weft_step", "weft_share"
 _ALIGNMENT = 64
 _PARALLEL_FROM_NS = 30_000
+_UNBOUNDED = 2**63 - 1
 _TYPICAL = 128
 """What an unknown size is taken for where it is decided which temporaries share memory."""
 
 
 def native_module(plan: Plan, kernels: Mapping[str, KernelOp], target: CpuTarget) -> Module:
     """The kernels of a plan and the functions that run it; `thread_pool` belongs to it as text."""
-    for step in plan.steps:
-        if isinstance(step, LoopStep | IfStep):
-            raise UnsupportedError(
-                f"a {step.label}, which a program on its own does not run yet",
-                hint="load the artifact by `weft.load`, whose launcher runs it",
-            )
+    for step in all_steps(plan.steps):
         if isinstance(step, CallStep | DotStep):
             raise UnsupportedError(
                 f"{step.label} is left to a framework, which a program on its own has not",
@@ -148,23 +158,94 @@ def _call(module: Module, plan: Plan, slots: Sequence[Slot]) -> None:
     for slot in slots:
         words.update(dict.fromkeys(slot[0], base))
         base = b.add(base, _slot_bytes(b, slot, symbols))
-    most = max((_arguments(step) for step in plan.steps), default=1)
-    scratch = b.alloca("i64", max(most, 1), 8)
+    most = max((_arguments(step) for step in all_steps(plan.steps)), default=1)
+    program = _Program(b, words, symbols, b.alloca("i64", max(most, 1), 8), threads)
     for number, step in enumerate(plan.steps):
         if number and number == plan.decided_after:
             _decide(b, words[plan.outputs[-1]])
-        assert isinstance(step, KernelStep | LaunchStep)
-        arguments = (
-            _kernel_words(step, words, symbols)
-            if isinstance(step, KernelStep)
-            else _launch_words(b, step, words, symbols)
-        )
-        for place, word in enumerate(arguments):
-            b.store(word, b.gep(scratch, i64(place), "i64"), 8)
-        count = b.size(step.grid, symbols)
-        work = i64(0 if isinstance(step, KernelStep) and step.serial else step.work)
-        b.do(f"call void @{_STEP}(ptr @{step.function}, {scratch}, {count}, {work}, {threads})")
+        program.run(step)
     b.finish(i64(0))
+
+
+@dataclass(frozen=True)
+class _Program:
+    """The body of the function that runs a plan, where its buffers lie, and room for the arguments of a kernel."""
+
+    b: Function
+    words: dict[int, V]
+    symbols: dict[str, V]
+    scratch: V
+    threads: V
+
+    def run(self, step: Step) -> None:
+        match step:
+            case LoopStep():
+                self._loop(step)
+            case IfStep():
+                self._branch(step)
+            case KernelStep():
+                work = 0 if step.serial else step.work
+                self._launch(step, _kernel_words(step, self.words, self.symbols), work)
+            case LaunchStep():
+                self._launch(step, _launch_words(self.b, step, self.words, self.symbols), step.work)
+            case _:
+                raise TypeError(step)
+
+    def _launch(self, step: KernelStep | LaunchStep, arguments: Sequence[V], work: int) -> None:
+        b = self.b
+        for place, word in enumerate(arguments):
+            b.store(word, b.gep(self.scratch, i64(place), "i64"), 8)
+        count = b.size(step.grid, self.symbols)
+        b.do(f"call void @{_STEP}(ptr @{step.function}, {self.scratch}, {count}, {i64(work)}, {self.threads})")
+
+    def _loop(self, step: LoopStep) -> None:
+        b = self.b
+        turns = i64(_UNBOUNDED) if step.trip_count == -1 else b.size(step.trip_count, self.symbols)
+        moving = [(each.buffer, *self._slices(each)) for each in step.slices]
+        counter = b.alloca("i64", 1, 8)
+        b.store(i64(0), counter, 8)
+        head, body, after = b.label("turn"), b.label("run"), b.label("over")
+        b.branch(head)
+        b.start(head)
+        turn = b.load("i64", counter, 8)
+        goes_on = b.icmp("slt", turn, turns)
+        b.branch_if(
+            goes_on if step.condition < 0 else b.binary("and", goes_on, self._flag(step.condition)), body, after
+        )
+        b.start(body)
+        for buffer, first, distance in moving:
+            self.words[buffer] = b.add(first, b.mul(turn, distance))
+        for each in step.body:
+            self.run(each)
+        b.store(b.add(turn, i64(1)), counter, 8)
+        b.branch(head)
+        b.start(after)
+
+    def _slices(self, place: SlicePlace) -> tuple[V, V]:
+        """Where the slice of a loop's first turn lies, and how many bytes on the next one does."""
+        b, whole = self.b, place.whole
+        size = whole.tensor.dtype.bytes
+        start, stride = whole.layout.offset, whole.layout.strides[0]
+        if place.direction < 0:
+            start = start + (whole.tensor.shape[0] - 1) * stride
+        first = b.add(self.words[whole.buffer], b.size(start * size, self.symbols))
+        return first, b.size(stride * size * place.direction, self.symbols)
+
+    def _branch(self, step: IfStep) -> None:
+        b = self.b
+        then, otherwise, after = b.label("then"), b.label("otherwise"), b.label("joined")
+        b.branch_if(self._flag(step.condition), then, otherwise)
+        for label, steps in ((then, step.then), (otherwise, step.otherwise)):
+            b.start(label)
+            for each in steps:
+                self.run(each)
+            b.branch(after)
+        b.start(after)
+
+    def _flag(self, buffer: int) -> V:
+        """Whether a buffer of one boolean holds true."""
+        b = self.b
+        return b.icmp("ne", b.load("i8", b.emit("ptr", f"inttoptr {self.words[buffer]} to ptr"), 1), const(0, "i8"))
 
 
 def _arguments(step: object) -> int:

@@ -69,6 +69,19 @@ class CpuTarget:
         return "vpdpbusd" in text if self.is_x86 else "sdot" in text
 
     @property
+    def multiplies_pairs(self) -> bool:
+        """Whether bytes are multiplied as pairs of 16 bits, for lack of an instruction for four: x86's pmaddwd."""
+        if not self.is_x86 or self.multiplies_bytes:
+            return False
+        register = {512: "zmm", 256: "ymm", 128: "xmm"}[self.vector_bits]
+        return any("pmaddwd" in line and register in line for line in _bytes_probe(self).splitlines())
+
+    @property
+    def packs_bytes(self) -> bool:
+        """Whether weights of 8 bits are packed four of K together, for products that are sums of integers."""
+        return self.multiplies_bytes or self.multiplies_pairs
+
+    @property
     def has_matrix_tiles(self) -> bool:
         """Whether there are an x86's matrix tiles (AMX), and the system lets programs use them."""
         given = self.features.split(",")

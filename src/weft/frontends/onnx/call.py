@@ -48,8 +48,8 @@ class Scope(Protocol):
 
     builder: GraphBuilder
     repeatable: bool
-    regions: bool
-    """Whether loops may be ops with regions; else they are written out."""
+    whole: bool
+    """Whether the program is to be one graph: `If` is a branch outside of loops, too."""
     checks: list[tuple[SSAValue, Mistake]]
     """Conditions that must not hold, and what is wrong where they do."""
 

@@ -103,8 +103,8 @@ class Importer:
     repeatable: bool = True
     """Whether another import of the same nodes gives the same: no elements of large arrays were looked at, or drawn."""
 
-    regions: bool = True
-    """Whether loops may be ops with regions; else they are written out."""
+    whole: bool = False
+    """Whether the program is to be one graph: `If` is a branch outside of loops, too."""
 
     checks: list[tuple[SSAValue, Mistake]] = field(default_factory=list[tuple[SSAValue, Mistake]])
     """Conditions on data that must not hold, of this stage."""

@@ -52,8 +52,7 @@ def read_checked_graph(path: Path, sizes: Mapping[str, int]) -> tuple[str, dict[
 def _read(path: Path, sizes: Mapping[str, int], *, checked: bool) -> tuple[str, dict[str, np.ndarray], bool]:
     model = read_model(path, None)
     inputs = [each for each in model.graph.inputs if each.name not in model.graph.initializers]
-    # Programs that run on their own have no loops: turns are written out.
-    program = GraphTexts(model, Config(strict=True, freeze=True), checked=checked, regions=False)
+    program = GraphTexts(model, Config(strict=True, freeze=True), checked=checked, whole=True)
     slots = [_example(each, sizes) for each in inputs]
     values: dict[str, Value] = {each.name: Slot(place, np.dtype(np.void), ()) for place, each in enumerate(inputs)}
     state = program.start(values)

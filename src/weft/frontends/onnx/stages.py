@@ -94,8 +94,8 @@ class StagedProgram:
     threads: int | None = None
     checked: bool = True
     """Whether indices that are out of range are looked for."""
-    regions: bool = True
-    """Whether loops may be ops with regions."""
+    whole: bool = False
+    """Whether the program is to be one graph, as far as it can."""
 
     def __post_init__(self) -> None:
         self._lock = threading.RLock()
@@ -182,7 +182,7 @@ class StagedProgram:
         known_before = frozenset(state.by_value)
         values = {name: _given(value, slots, state.by_value) for name, value in state.values.items()}
         pending = list(reversed(state.pending))
-        importer = Importer(self.model.opsets, self.model.functions, self.fresh, values, pending, regions=self.regions)
+        importer = Importer(self.model.opsets, self.model.functions, self.fresh, values, pending, whole=self.whole)
         importer.declare_arguments()
         host: RunsOnHost | None = None
         needed: Traced | Slot | None = None

@@ -75,7 +75,7 @@ class DotRuns:
         self.outer = outer = [run for run in self.domain.row_runs if run not in (self.m_run, self.n_run)]
         if self.tiles is not None and (outer or self.m_run is None or self.n_run is None):
             return Refusal("rows in tiles are not rows of what follows them")
-        if (refused := self._tiles_refusal() or self._rows_refusal()) is not None:
+        if (refused := self._tiles_refusal() or self._rows_refusal() or self._panels_refusal()) is not None:
             return refused
         self.blocks = given_blocks(self.group, "dot") or self._chosen_blocks(outer, self.reads)
         if self.panels is not None and self.panels.together > 1:
@@ -96,6 +96,14 @@ class DotRuns:
             if isinstance(op, Reduction) and reduced_sizes(op) != tuple(depths):
                 return Refusal(f"{op.name} of rows that are not those of the product")
         return None
+
+    def _panels_refusal(self) -> Refusal | None:
+        """Why panels with neighbours along K together are not read run by run: a run has to begin where those do."""
+        if self.panels is None or self.panels.together == 1 or len(self.domain.column_runs) < 2:
+            return None
+        size = self.domain.column_runs[-1].size
+        aligned = isinstance(size, int) and size % self.panels.together == 0
+        return None if aligned else Refusal(f"runs of K that are no multiple of {self.panels.together}")
 
     def _split_domain(self, codes: list[QuantizedWeights]) -> None:
         """Find the runs of M, N and K."""

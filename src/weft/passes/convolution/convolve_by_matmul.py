@@ -39,6 +39,8 @@ _LONG_ROW = 48
 """Windows of an image's row that are enough for weights to be read once for each row, wherever they lie."""
 _SHORT_RUN = 32
 """Elements of a window that lie side by side, of which fewer are not worth a step of the matmul."""
+_CODES_TOGETHER = 4
+"""Codes of 8 bits along K that lie side by side in panels of weights."""
 
 
 @dataclass(frozen=True)
@@ -64,12 +66,15 @@ class Geometry:
         """Whether the windows are the operand itself."""
         return all(size == 1 for size in (*self.window, *self.strides)) and not any(map(any, self.padding))
 
-    def copies_windows(self) -> bool:
+    def copies_windows(self, *, codes: bool = False) -> bool:
         """Whether all windows are copied first, which makes one tall matmul of many of an image's row each.
 
         The weights are read anew for every such row: that costs more than the copy where they leave the cache and rows
-        are short. Windows of few channels are short runs of memory, which make for short sums.
+        are short. Windows of few channels are short runs of memory, which make for short sums. Channels of `codes` are
+        multiplied four at a time, from the first one of each place.
         """
+        if codes and self.channels % _CODES_TOGETHER:
+            return True
         run = self.channels * (self.window[-1] if self.dilation[-1] == 1 else 1)
         weights = self.channels * self.outputs * prod(self.window) * 4
         return run < _SHORT_RUN or (self.counts[-1] < _LONG_ROW and weights > _CACHED_BYTES)
@@ -185,7 +190,8 @@ class _Rewriting:
                 low, high = zip(*geometry.padding, strict=True)
                 places = b.pad(places, low=(0, *low, 0), high=(0, *high, 0), value=op.params.get("fill", 0))
             windows = b.windows(places, window=geometry.window, strides=geometry.strides, dilation=geometry.dilation)
-            rows = b.reshape(b.copy(windows) if geometry.copies_windows() else windows, shape=(count, depth))
+            copies = geometry.copies_windows(codes="dtype" in op.params)
+            rows = b.reshape(b.copy(windows) if copies else windows, shape=(count, depth))
         wide = {"dtype": op.params["dtype"]} if "dtype" in op.params else {}
         dot = Dot.make(rows, matrix, location=op.location, **wide)
         dot.attributes[ROWS_OF_WINDOWS] = UnitAttr()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from math import prod
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp
@@ -21,7 +21,7 @@ from weft.ir.types import f32, i8, i32, tensor_of, u8
 from weft.ops.graph import FuncOp, GraphBuilder
 from weft.ops.matmul.dot import Dot
 from weft.ops.windows.convolution import Convolution
-from weft.passes.convolution.convolve_by_matmul import geometry_of
+from weft.passes.convolution.convolve_by_matmul import Geometry, geometry_of
 from weft.passes.simplify.constant_values import fixed_values, made_by, number_of
 
 _DEEPEST = (2**31 - 1) // (255 * 128)
@@ -170,9 +170,14 @@ class _Multiplying:
             return None
         w = self._signed(w)
         total = b.dot(x.codes, w.codes, dtype=i32)
-        columns = None if x.is_zero_free else b.sum(b.cast(w.codes, dtype=i32), dims=(rank - 2,), keep=True)
+        columns: SSAValue | None = None
+        if not x.is_zero_free:
+            shifted = b.cast(w.codes, dtype=i32)
+            if not w.is_zero_free and w.zero is not None:
+                shifted = b.sub(shifted, w.zero)
+            columns = b.sum(shifted, dims=(rank - 2,), keep=True)
         rows = None if w.is_zero_free else b.sum(b.cast(x.codes, dtype=i32), dims=(rank - 1,), keep=True)
-        return self._finished(total, x, w, columns, rows, depth)
+        return self._finished(total, x, w, columns, rows)
 
     def _convolution(self, op: Convolution, x: _Codes, w: _Codes) -> SSAValue | None:
         b, params = self.b, op.params
@@ -187,25 +192,32 @@ class _Multiplying:
             return None
         fill = 0 if x.zero is None else number_of(x.zero)
         padded = any(map(any, geometry.padding))
-        if fill is None and padded and not w.is_zero_free:
-            return None
         w = self._signed(w)
         codes = params | {"dtype": i32, "fill": int(fill or 0)}
         total = b.convolution(x.codes, w.codes, **codes)
         columns: SSAValue | None = None
         if not x.is_zero_free:
+            shifted = b.cast(w.codes, dtype=i32)
+            if not w.is_zero_free and w.zero is not None:
+                shifted = b.sub(shifted, w.zero)
             if fill is None and padded:  # what a zero of every place but the padding gives
                 ones = b.full(value=1, shape=(1, *tensors[0].shape[1:]), dtype=i32)
-                columns = b.convolution(ones, b.cast(w.codes, dtype=i32), **params)
+                columns = b.convolution(ones, shifted, **params)
             else:
-                columns = b.sum(b.cast(w.codes, dtype=i32), dims=tuple(range(1, rank)), keep=False)
+                columns = b.sum(shifted, dims=tuple(range(1, rank)), keep=False)
                 columns = b.reshape(columns, shape=(geometry.outputs, *(1 for _ in geometry.window)))
-        rows: SSAValue | None = None
-        if not w.is_zero_free:
-            ones = b.full(value=1, shape=(1, *tensors[1].shape[1:]), dtype=i8)
-            rows = b.convolution(x.codes, ones, **codes)
+        rows = None if w.is_zero_free else self._window_sums(x.codes, params, geometry, int(fill or 0) if padded else 0)
         sides = [None if each is None else self._over_channels(each, rank) for each in (w.zero, w.scale)]
-        return self._finished(total, x, _Codes(w.codes, *sides), columns, rows, depth)
+        return self._finished(total, x, _Codes(w.codes, *sides), columns, rows)
+
+    def _window_sums(self, codes: SSAValue, params: dict[str, Any], geometry: Geometry, fill: int) -> SSAValue:
+        """The sum of what each window covers, padding of `fill` included: of its channels first, as that leaves one."""
+        b = self.b
+        summed = b.sum(b.cast(codes, dtype=i32), dims=(1,), keep=True)
+        if fill:
+            summed = b.sub(summed, b.full_like(summed, fill * geometry.channels))
+        made = b.convolution(summed, b.full(value=1, shape=(1, 1, *geometry.window), dtype=i32), **params)
+        return b.add(made, b.full_like(made, fill * geometry.channels * prod(geometry.window))) if fill else made
 
     def _depthwise(self, op: Convolution, x: _Codes, w: _Codes) -> SSAValue | None:
         """Channels that do not mix: sums of so few codes are exact in f32, whose products take one instruction."""
@@ -228,14 +240,15 @@ class _Multiplying:
         return self.b.reshape(value, shape=(product(tensor_of(value.type).shape), *(1 for _ in range(rank - 2))))
 
     def _finished(
-        self, total: SSAValue, x: _Codes, w: _Codes, columns: SSAValue | None, rows: SSAValue | None, depth: int
+        self, total: SSAValue, x: _Codes, w: _Codes, columns: SSAValue | None, rows: SSAValue | None
     ) -> SSAValue:
-        """Take off what zeros have added to the sums of codes, and scale them."""
+        """Take off what zeros have added to the sums of codes, and scale them.
+
+        `columns` are sums of the weights less their zero, `rows` those of the codes of x.
+        """
         b = self.b
         x_zero = None if x.zero is None else b.reshape(x.zero, shape=())
         if columns is not None and x_zero is not None:
-            if rows is not None and w.zero is not None:
-                columns = b.sub(columns, b.mul(w.zero, b.full_like(w.zero, depth)))
             total = b.sub(total, b.mul(columns, x_zero))
         if rows is not None and w.zero is not None:
             total = b.sub(total, b.mul(rows, w.zero))

@@ -46,11 +46,13 @@ class Turns:
     """The input that is the condition. The body's first output is the next one."""
     first: SSAValue | None = None
     """Whether there is a first turn, where only data tell."""
+    is_counted: bool = False
+    """Whether the condition holds for as many turns as are stated, and for no more."""
 
 
 def compiled_loop(c: Call, turns: Turns) -> tuple[list[SSAValue], list[SSAValue]] | None:
     """What is carried after the last turn, and the stacks; None where turns have to be written out."""
-    if not c.scope.regions or not all(has_kernels(value) for _, value in turns.carried):
+    if not all(has_kernels(value) for _, value in turns.carried):
         return None
     block = Block()
     try:
@@ -62,10 +64,13 @@ def compiled_loop(c: Call, turns: Turns) -> tuple[list[SSAValue], list[SSAValue]
 
 def _looped(c: Call, turns: Turns, block: Block) -> tuple[list[SSAValue], list[SSAValue]]:
     b, inside = c.b, GraphBuilder(block, c.b.location)
-    starts = [c.scope.traced(value, c.node) for _, value in turns.carried]
+    kept = _kept(turns)
+    changing = [(name, value) for name, value in turns.carried if name not in kept]
+    starts = [c.scope.traced(value, c.node) for _, value in changing]
     number = block.insert_arg(tensor_type(_NUMBER), 0)
     given: dict[str, Value] = {turns.number: Traced(number)} if turns.number else {}
-    for (name, _), start in zip(turns.carried, starts, strict=True):
+    given |= kept
+    for (name, _), start in zip(changing, starts, strict=True):
         given[name] = Traced(block.insert_arg(start.type, len(block.args)))
     for name, whole in turns.sliced:
         tensor = tensor_of(whole.type)
@@ -75,8 +80,10 @@ def _looped(c: Call, turns: Turns, block: Block) -> tuple[list[SSAValue], list[S
     with c.scope.within(inside, *_nodes(c, turns.body, given)) as values:
         outputs = [values[each.name] for each in turns.body.outputs]
         following = outputs.pop(0) if turns.condition else None
+        names = [name for name, _ in turns.carried]
+        outputs = [value for n, value in enumerate(outputs) if n >= len(names) or names[n] not in kept]
         made = [_tensor(c, value) for value in outputs]
-        going = _going(c, turns, inside, number, following)
+        going = None if turns.is_counted else _going(c, turns, inside, number, following)
         if going is None and turns.trip_count == UNBOUNDED:
             raise UnsupportedError(
                 f"{c.node}: the loop takes over {MOST_COMPILED_TURNS} turns: its condition always holds",
@@ -114,7 +121,16 @@ def _looped(c: Call, turns: Turns, block: Block) -> tuple[list[SSAValue], list[S
             _note(c, goes_on, f"{c.node}: the loop takes over {most} turns")
     if found is not None:
         _note_codes(c, results.pop(), found[1].mistakes)
-    return results, list(stacks)
+    changed = iter(results)
+    finals = [c.scope.traced(value, c.node) if name in kept else next(changed) for name, value in turns.carried]
+    return finals, list(stacks)
+
+
+def _kept(turns: Turns) -> dict[str, Value]:
+    """What every turn hands on as it is: the body reads it where it lies outside of the loop."""
+    outputs = turns.body.outputs[1 if turns.condition else 0 :]
+    pairs = zip(turns.carried, outputs, strict=False)
+    return {name: value for (name, value), output in pairs if output.name == name}
 
 
 def _going(

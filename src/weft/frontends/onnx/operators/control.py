@@ -29,6 +29,7 @@ from weft.frontends.onnx.operators.compiled_loops import (
     has_kernels,
     scalar_flag,
 )
+from weft.frontends.onnx.operators.counted_loops import counted_turns
 from weft.frontends.onnx.operators.table import onnx_op
 from weft.frontends.onnx.rewrite import INTERNAL, Rewrite
 from weft.frontends.onnx.values import Items, Known
@@ -61,20 +62,28 @@ def _body(
 
 @onnx_op("If")
 def if_(c: Call) -> Any:
-    if c.scope.in_region and not isinstance(c.input(0), Known):
-        sides = c.graph("then_branch"), c.graph("else_branch")
-        made = None
-        if all(len(each.outputs) == len(c.node.outputs) for each in sides):
-            made = compiled_branches(c, scalar_flag(c, c.b, c.x(0)), *sides)
-        if made is None:
+    if (c.scope.in_region or c.scope.whole) and not isinstance(c.input(0), Known):
+        made = _branches(c)
+        if made is not None:
+            return made
+        if c.scope.in_region:
             raise NoRegion
-        return made
     chosen = c.graph("then_branch" if bool(c.known_scalar(0)) else "else_branch")
     if len(chosen.outputs) < len(c.node.outputs):
         raise ModelError(f"{c.node}: a branch has {len(chosen.outputs)} outputs, expected {len(c.node.outputs)}")
     fresh = _fresh(c)
     outputs = tuple(c.node.outputs[n] if n < len(c.node.outputs) else "" for n in range(len(chosen.outputs)))
     return Rewrite(*_body(c, chosen, {}, tuple(name or fresh("unused") for name in outputs)))
+
+
+def _branches(c: Call) -> list[SSAValue] | None:
+    sides = c.graph("then_branch"), c.graph("else_branch")
+    if not all(len(each.outputs) == len(c.node.outputs) for each in sides):
+        return None
+    try:
+        return compiled_branches(c, scalar_flag(c, c.b, c.x(0)), *sides)
+    except NoRegion:
+        return None
 
 
 @onnx_op("Loop")
@@ -113,8 +122,6 @@ def _compiled(c: Call, body: Graph, carried: int, scanned: int) -> list[SSAValue
         if trips <= FEW_TURNS:
             return None
         if trips > MOST_COMPILED_TURNS:  # exporters of `while` state the largest number that there is
-            if scanned:
-                return None
             trips = UNBOUNDED
     if isinstance(first, Known) and not first.array.all():
         return None
@@ -126,9 +133,17 @@ def _compiled(c: Call, body: Graph, carried: int, scanned: int) -> list[SSAValue
                 starts_if = scalar_flag(c, c.b, c.x(1))
         except NoRegion:
             return None
-    elif not isinstance(count, Known) or (first is not None and not isinstance(first, Known)):
-        return None  # how long results are is to be looked at first
     names = [each.name for each in body.inputs]
+    is_counted = False
+    if scanned:
+        if (count is not None and not isinstance(count, Known)) or (first is not None and not isinstance(first, Known)):
+            return None  # how long results are is to be looked at first
+        counted = counted_turns(c, body, dict(zip(names[2:], c.inputs[2:], strict=True)))
+        if counted is not None:
+            trips = counted if trips == UNBOUNDED else min(trips, counted)
+            is_counted = True
+        if trips == UNBOUNDED or trips <= FEW_TURNS:
+            return None
     turns = Turns(
         body,
         list(zip(names[2:], c.inputs[2:], strict=True)),
@@ -138,6 +153,7 @@ def _compiled(c: Call, body: Graph, carried: int, scanned: int) -> list[SSAValue
         most=most,
         condition=names[1],
         first=starts_if,
+        is_counted=is_counted,
     )
     found = compiled_loop(c, turns)
     return None if found is None else [*found[0], *found[1]]
