@@ -82,13 +82,18 @@ def test_what_a_gradient_reads_turned_is_copied_once(passes: Any) -> None:
     assert str(passes.apply(AlignOperands(), module, rtol=0.01)).count('"graph.pad"') == 1
 
 
-def test_what_a_kernel_computes_is_written_to_longer_rows_with_the_sums_of_its_columns(passes: Any) -> None:
-    """The gradient of logits: multiplied by the weights, turned by the hidden states, and summed up for the bias."""
+@pytest.mark.parametrize("wide", [False, True])
+def test_what_a_kernel_computes_is_written_to_longer_rows_with_the_sums_of_its_columns(passes: Any, wide: bool) -> None:
+    """The gradient of logits: multiplied by the weights, turned by the hidden states, and summed up for the bias.
+
+    Under autocast, a GPU's sums are those of f32.
+    """
 
     def body(b: GraphBuilder, x: SSAValue, w: SSAValue, h: SSAValue) -> list[SSAValue]:
         dy = b.cast(b.exp(b.cast(x, dtype=f32)), dtype=bf16)
         rows, other = b.reshape(dy, shape=(M, N)), b.reshape(dy, shape=(M, N))
-        bias = b.cast(b.reshape(b.sum(rows, dims=(0,), keep=True), shape=(N,)), dtype=f32)
+        summed = b.cast(rows, dtype=f32) if wide else rows
+        bias = b.cast(b.cast(b.reshape(b.sum(summed, dims=(0,), keep=True), shape=(N,)), dtype=bf16), dtype=f32)
         return [b.dot(rows, w), b.dot(b.permute(other, dims=(1, 0)), h), bias]
 
     shapes = {"x": (4, M // 4, N), "w": (N, 1280), "h": (M, 1280)}

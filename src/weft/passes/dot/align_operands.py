@@ -17,7 +17,7 @@ from xdsl.ir import Operation, OpResult, SSAValue
 from xdsl.passes import ModulePass
 
 from weft.ir.expr import Size, product
-from weft.ir.types import bf16, f16, tensor_of
+from weft.ir.types import bf16, f16, f32, tensor_of
 from weft.ops.base import View
 from weft.ops.elementwise.cast import Cast
 from weft.ops.graph import FuncOp, GraphBuilder
@@ -116,7 +116,9 @@ class _Aligning:
     def _sum_copy(self, total: Sum, padded: SSAValue, columns: int) -> None:
         """Let the sums of a matrix' columns be those of its copy, so that the kernel that writes it makes them."""
         b = GraphBuilder(total.parent_block(), total.location, before=total)  # type: ignore[arg-type]
-        made = b.sum(padded, dims=total.params["dims"], keep=False)
+        summed = tensor_of(total.operands[0].type).dtype
+        wide = padded if b.tensor(padded).dtype == summed else b.cast(padded, dtype=summed)
+        made = b.sum(wide, dims=total.params["dims"], keep=False)
         old = total.results[0]
         while isinstance(user := _only_user(old), Cast | Reshape):
             made = b.cast(made, dtype=tensor_of(user.results[0].type).dtype) if isinstance(user, Cast) else made
@@ -130,15 +132,20 @@ def _is_as_large(value: SSAValue, shape: Sequence[Size]) -> bool:
 
 
 def _sums_of_columns(root: SSAValue, shape: Sequence[Size]) -> list[Sum]:
-    """What sums up the columns of a matrix, which may be another form of a value."""
+    """What sums up the columns of a matrix, which may be another form of a value, or its elements wider ones."""
     found: list[Sum] = []
     for use in root.uses:
         user = use.operation
-        if isinstance(user, Reshape):
+        if isinstance(user, Reshape) or (isinstance(user, Cast) and _widens(user)):
             found += _sums_of_columns(user.results[0], shape)
         elif isinstance(user, Sum) and user.params["dims"] == tuple(range(len(shape) - 1)):
             found += [user] if tensor_of(root.type).shape == tuple(shape) else []
     return found
+
+
+def _widens(cast: Cast) -> bool:
+    """Whether all values of a type that is multiplied stay as they are, and nothing but f32 is to be had of them."""
+    return tensor_of(cast.operands[0].type).dtype in (bf16, f16) and tensor_of(cast.results[0].type).dtype == f32
 
 
 def _only_user(value: SSAValue) -> Operation | None:
