@@ -53,6 +53,18 @@ def test_sums_of_lines_with_one_element_need_no_line(passes: Any, shape: tuple[i
     assert "graph.sum" not in str(passes.apply(CompareIndices(), passes.built(arguments, body)))
 
 
+def test_sums_of_rounded_lines_with_one_element_need_no_line(passes: Any) -> None:
+    """Cross-entropy of 16-bit logits under autocast: the loss is one of f32, the softmax one of logits."""
+
+    def body(b: GraphBuilder, i: SSAValue, u: SSAValue, w: SSAValue) -> list[SSAValue]:
+        line = b.scatter(b.full(value=0.0, shape=(6, 4), dtype=f32), i, u, dim=1, kind="assign")
+        rounded = b.cast(b.cast(b.mul(line, w), dtype=bf16), dtype=f32)
+        return [rounded, b.sum(b.mul(rounded, w), dims=(1,), keep=True)]
+
+    arguments = {"i": Tensor(i64, (6, 1)), "u": Tensor(f32, (6, 1)), "w": Tensor(f32, (6, 1))}
+    assert "graph.sum" not in str(passes.apply(CompareIndices(), passes.built(arguments, body)))
+
+
 @pytest.mark.parametrize(("value", "shape", "dim"), [(0.5, (6, 1), 1), (0.0, (1, 4), 1), (0.0, (6, 1), 0)])
 def test_other_sums_stay(passes: Any, value: float, shape: tuple[int, ...], dim: int) -> None:
     def body(b: GraphBuilder, i: SSAValue, u: SSAValue, w: SSAValue) -> SSAValue:
