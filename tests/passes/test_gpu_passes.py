@@ -11,8 +11,8 @@ from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import SSAValue
 
 from weft.ir.expr import Size, symbol
-from weft.ir.types import Tensor, bf16, f32, i64
-from weft.ops.graph import FuncOp, GraphBuilder, OpaqueOp, ReturnOp
+from weft.ir.types import Tensor, bf16, f32, i64, tensor_of
+from weft.ops.graph import FuncOp, GraphBuilder, GroupOp, OpaqueOp, ReturnOp
 from weft.passes.choose_layouts import wanted_strides
 from weft.passes.convolution.lay_out_convolutions import LayOutConvolutions
 from weft.passes.grouping.build_groups import strides_of
@@ -50,6 +50,18 @@ def test_sums_of_lines_with_one_element_need_no_line(passes: Any, shape: tuple[i
         return [scaled, b.sum(scaled, dims=(1,), keep=keep), b.sum(line, dims=(1,), keep=keep)]
 
     arguments = {"i": Tensor(i64, (6, 1)), "u": Tensor(f32, (6, 1)), "w": Tensor(f32, shape)}
+    assert "graph.sum" not in str(passes.apply(CompareIndices(), passes.built(arguments, body)))
+
+
+def test_sums_of_rounded_lines_with_one_element_need_no_line(passes: Any) -> None:
+    """Cross-entropy of 16-bit logits under autocast: the loss is one of f32, the softmax one of logits."""
+
+    def body(b: GraphBuilder, i: SSAValue, u: SSAValue, w: SSAValue) -> list[SSAValue]:
+        line = b.scatter(b.full(value=0.0, shape=(6, 4), dtype=f32), i, u, dim=1, kind="assign")
+        rounded = b.cast(b.cast(b.mul(line, w), dtype=bf16), dtype=f32)
+        return [rounded, b.sum(b.mul(rounded, w), dims=(1,), keep=True)]
+
+    arguments = {"i": Tensor(i64, (6, 1)), "u": Tensor(f32, (6, 1)), "w": Tensor(f32, (6, 1))}
     assert "graph.sum" not in str(passes.apply(CompareIndices(), passes.built(arguments, body)))
 
 
@@ -174,3 +186,22 @@ def test_long_chains_are_walked_without_recursion(passes: Any) -> None:
         return x
 
     InlineSmall().apply(Context(), passes.built({"x": Tensor(f32, (4,))}, body))
+
+
+def test_a_product_that_stays_is_widened_where_it_is_read(passes: Any) -> None:
+    """The norm of a batch behind a convolution of one pixel: its gradient needs the product as it is."""
+
+    def body(b: GraphBuilder, x: SSAValue, w: SSAValue) -> list[SSAValue]:
+        product = b.dot(x, w)
+        wide = b.cast(product, dtype=f32)
+        channels = b.permute(b.reshape(wide, shape=(8, 16, 24)), dims=(0, 2, 1))
+        mean = b.mul(b.sum(channels, dims=(0, 2), keep=False), b.full(value=1 / 128, shape=(), dtype=f32))
+        centred = b.sub(wide, mean)
+        return [b.cast(centred, dtype=bf16), product]
+
+    arguments = {"x": Tensor(bf16, (128, 32)), "w": Tensor(bf16, (32, 24))}
+    module = passes.apply([InlineSmall(), GroupIntoKernels()], passes.built(arguments, body), rtol=0.02)
+    groups = [op for op in passes.function(module).block.ops if isinstance(op, GroupOp)]
+    stored = [tensor_of(result.type) for group in groups for result in group.results]
+    assert not any(tensor.dtype == f32 and tensor.shape == (128, 24) for tensor in stored)
+    assert sum("graph.cast" in {op.name for op in group.block.ops} for group in groups) == 2

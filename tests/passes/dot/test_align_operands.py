@@ -7,9 +7,11 @@ from typing import Any
 import pytest
 from xdsl.ir import SSAValue
 
-from weft.ir.types import Tensor, bf16
-from weft.ops.graph import GraphBuilder
+from weft.ir.types import Tensor, bf16, f32
+from weft.ops.graph import GraphBuilder, GroupOp
 from weft.passes.dot.align_operands import AlignOperands, worth_aligning
+from weft.passes.grouping.group_into_kernels import GroupIntoKernels
+from weft.passes.simplify.eliminate_dead import EliminateDead
 
 M, N, K = 1280, 1290, 129
 
@@ -78,3 +80,26 @@ def test_what_a_gradient_reads_turned_is_copied_once(passes: Any) -> None:
     shapes = {"dy": (4, M // 4, N), "w": (N, 128), "x": (M, 128)}
     module = passes.built({name: Tensor(bf16, shape) for name, shape in shapes.items()}, body)
     assert str(passes.apply(AlignOperands(), module, rtol=0.01)).count('"graph.pad"') == 1
+
+
+@pytest.mark.parametrize("wide", [False, True])
+def test_what_a_kernel_computes_is_written_to_longer_rows_with_the_sums_of_its_columns(passes: Any, wide: bool) -> None:
+    """The gradient of logits: multiplied by the weights, turned by the hidden states, and summed up for the bias.
+
+    Under autocast, a GPU's sums are those of f32.
+    """
+
+    def body(b: GraphBuilder, x: SSAValue, w: SSAValue, h: SSAValue) -> list[SSAValue]:
+        dy = b.cast(b.exp(b.cast(x, dtype=f32)), dtype=bf16)
+        rows, other = b.reshape(dy, shape=(M, N)), b.reshape(dy, shape=(M, N))
+        summed = b.cast(rows, dtype=f32) if wide else rows
+        bias = b.cast(b.cast(b.reshape(b.sum(summed, dims=(0,), keep=True), shape=(N,)), dtype=bf16), dtype=f32)
+        return [b.dot(rows, w), b.dot(b.permute(other, dims=(1, 0)), h), bias]
+
+    shapes = {"x": (4, M // 4, N), "w": (N, 1280), "h": (M, 1280)}
+    module = passes.built({name: Tensor(bf16, shape) for name, shape in shapes.items()}, body)
+    passes.apply([AlignOperands(), EliminateDead(), GroupIntoKernels(column_sums=True)], module, rtol=0.01)
+    groups = [op for op in passes.function(module).block.ops if isinstance(op, GroupOp)]
+    writing = [group for group in groups if "graph.pad" in {op.name for op in group.block.ops}]
+    assert [len(group.results) for group in writing] == [2], "longer rows and sums, and no shorter rows beside them"
+    assert {"graph.exp", "graph.sum"} <= {op.name for op in writing[0].block.ops}

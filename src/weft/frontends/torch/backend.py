@@ -23,6 +23,7 @@ from weft.forks import COMPILING
 from weft.frontends.torch import caching
 from weft.frontends.torch.capture.causal_masks import state_causal_masks
 from weft.frontends.torch.capture.chunked_loss import with_chunked_losses
+from weft.frontends.torch.capture.constant_masks import without_constant_masks
 from weft.frontends.torch.capture.decompositions import decompositions
 from weft.frontends.torch.capture.grouped_matmuls import with_traced_gradients
 from weft.frontends.torch.capture.recurrent_layers import with_recurrent_layers
@@ -60,6 +61,7 @@ from weft.frontends.torch.transforms.dynamo_levels import trace_under_transforms
 from weft.frontends.torch.transforms.program import CompiledProgram, Program
 from weft.frontends.torch.transforms.traced_graph import TracedGraph
 from weft.frontends.torch.transforms.transformed_call import Captured
+from weft.frontends.torch.transforms.undefined_gradients import compile_backward, take_undefined
 from weft.runtime.collection import without_collection
 from weft.runtime.record import CompilationRecord, compilation, is_recording
 from weft.runtime.single_flight import Flight
@@ -82,7 +84,7 @@ def weft_backend(
 ) -> Callable[..., Any]:
     """Compile a graph that Dynamo captured; `options` are fields of `weft.config.Config`, `mode` stands for some."""
     config = settings(options, mode)
-    module = with_recurrent_layers(with_traced_gradients(module))
+    module = without_constant_masks(with_recurrent_layers(with_traced_gradients(module)))
     captured = Captured(module, config, compile_program)
     if traced_under_transforms():
         return disable(captured)
@@ -115,6 +117,10 @@ def _by_aot_autograd(
         for name in ("forward", "backward", "inference")
     }
 
+    def compile_gradients(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[[list[Any]], Sequence[Any]]:
+        graph.meta[DONATED] = take_donated()
+        return compile_backward(graph, inputs, compilers["backward"])
+
     def compile_inference(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[[list[Any]], Sequence[Any]]:
         traced.note(graph.graph)
         state_causal_masks(graph)
@@ -128,7 +134,7 @@ def _by_aot_autograd(
 
     backend: Any = aot_autograd(
         fw_compiler=compilers["forward"],
-        bw_compiler=compilers["backward"],
+        bw_compiler=compile_gradients,
         inference_compiler=compile_inference,
         decompositions=decompositions(kind_of(example_inputs)),
         partition_fn=partition,
@@ -138,6 +144,7 @@ def _by_aot_autograd(
         compiled = shortcut.shortened(backend(module, example_inputs))
     leading = len([*module.parameters(), *module.buffers()])
     for function in functions:
+        take_undefined(function)
         make_differentiable(
             function, program, leading=leading, is_random=traced.is_random, keeps_arguments=keeps_arguments
         )
@@ -166,9 +173,7 @@ def compile_graph(
             raise
         log.info("a graph is not split: %r", error)
         split = None
-    donated = take_donated() if name == "backward" else ()
     if split is None:
-        module.meta[DONATED] = donated
         return naming_dead_ranks_of(_compiled(module, name, config, frozen, guards), module)
     placeholders = {node: position for position, node in enumerate(module.graph.find_nodes(op="placeholder"))}
     fallbacks = [Fallback(str(node.target), first_line([node]), _UNKNOWN_SIZE) for node in split.sources]

@@ -7,21 +7,24 @@ longer rows takes as long as reading and writing it; those of constants are made
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import gcd, prod
 from typing import ClassVar
 
 from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp
-from xdsl.ir import OpResult, SSAValue
+from xdsl.ir import Operation, OpResult, SSAValue
 from xdsl.passes import ModulePass
 
-from weft.ir.expr import Size
-from weft.ir.types import bf16, f16, tensor_of
+from weft.ir.expr import Size, product
+from weft.ir.types import bf16, f16, f32, tensor_of
 from weft.ops.base import View
+from weft.ops.elementwise.cast import Cast
 from weft.ops.graph import FuncOp, GraphBuilder
 from weft.ops.layouts import StridedLayout, contiguous, view_layout
 from weft.ops.matmul.dot import Dot
+from weft.ops.reduce import Sum
+from weft.ops.shape import Reshape
 from weft.passes.claim_libraries import FEW_ROWS, is_for_tensor_cores
 from weft.passes.grouping.build_groups import strides_of
 
@@ -38,6 +41,9 @@ _BY_LIBRARY = {2: 1.4e14, 4: 2.5e14, 8: 2.5e14}
 class AlignOperands(ModulePass):
     """%y = graph.dot %x, %w : 4095 deep     →     %p = graph.pad %x : 4096 columns
     %y = graph.dot (graph.slice %p : 4095 columns), %w
+
+    What a kernel computes it writes to the longer rows, if nobody else reads it. A bias' gradient would: it is the sum
+    of what is multiplied, and so it is made of the copy, whose further columns are zeros.
     """
 
     name: ClassVar[str] = "align_operands"
@@ -85,15 +91,66 @@ class _Aligning:
         order = [*range(tensor.rank - 2), tensor.rank - 1, tensor.rank - 2]
         turned = strides[-1] != 1 and strides[-2] == 1
         shape, along = ([each[d] for d in order] if turned else list(each) for each in (tensor.shape, strides))
-        key = _root(value)[0], tuple(shape), StridedLayout(tuple(along), layout.offset)
+        root, lies = _root(value)[0], StridedLayout(tuple(along), layout.offset)
+        key = root, tuple(shape), lies
         if key not in self.copies:
-            rows = b.permute(value, dims=tuple(order)) if turned else value
-            assert isinstance(shape[-1], int)
-            beyond = -shape[-1] % (_ENGINE // tensor.dtype.bytes)
-            none = (0,) * tensor.rank
-            padded = b.pad(rows, low=none, high=(*none[1:], beyond), value=0.0)
-            self.copies[key] = b.slice(padded, starts=none, shape=tuple(shape), steps=(1,) * tensor.rank)
+            whole = lies == contiguous(replace(tensor, shape=tuple(shape))) and _is_as_large(root, shape)
+            if whole and isinstance(root, OpResult):  # beside the kernel that makes it
+                after = GraphBuilder(block, dot.location, before=root.op.next_op)  # type: ignore[arg-type]
+                self.copies[key] = self._rows_of(after, after.reshape(root, shape=tuple(shape)), root)
+            else:
+                self.copies[key] = self._rows_of(b, b.permute(value, dims=tuple(order)) if turned else value)
         return b.permute(self.copies[key], dims=tuple(order)) if turned else self.copies[key]
+
+    def _rows_of(self, b: GraphBuilder, rows: SSAValue, root: OpResult | None = None) -> SSAValue:
+        """A copy of a matrix with longer rows, as if it were none; what sums up columns of its `root` reads it, too."""
+        tensor = b.tensor(rows)
+        columns, none = tensor.shape[-1], (0,) * tensor.rank
+        assert isinstance(columns, int)
+        beyond = -columns % (_ENGINE // tensor.dtype.bytes)
+        padded = b.pad(rows, low=none, high=(*none[1:], beyond), value=0.0)
+        for total in [] if root is None else _sums_of_columns(root, tensor.shape):
+            self._sum_copy(total, padded, columns)
+        return b.slice(padded, starts=none, shape=tensor.shape, steps=(1,) * tensor.rank)
+
+    def _sum_copy(self, total: Sum, padded: SSAValue, columns: int) -> None:
+        """Let the sums of a matrix' columns be those of its copy, so that the kernel that writes it makes them."""
+        b = GraphBuilder(total.parent_block(), total.location, before=total)  # type: ignore[arg-type]
+        summed = tensor_of(total.operands[0].type).dtype
+        wide = padded if b.tensor(padded).dtype == summed else b.cast(padded, dtype=summed)
+        made = b.sum(wide, dims=total.params["dims"], keep=False)
+        old = total.results[0]
+        while isinstance(user := _only_user(old), Cast | Reshape):
+            made = b.cast(made, dtype=tensor_of(user.results[0].type).dtype) if isinstance(user, Cast) else made
+            old = user.results[0]
+        cut = b.slice(made, starts=(0,), shape=(columns,), steps=(1,))
+        old.replace_all_uses_with(b.reshape(cut, shape=tensor_of(old.type).shape))
+
+
+def _is_as_large(value: SSAValue, shape: Sequence[Size]) -> bool:
+    return product(tensor_of(value.type).shape) == product(tuple(shape))
+
+
+def _sums_of_columns(root: SSAValue, shape: Sequence[Size]) -> list[Sum]:
+    """What sums up the columns of a matrix, which may be another form of a value, or its elements wider ones."""
+    found: list[Sum] = []
+    for use in root.uses:
+        user = use.operation
+        if isinstance(user, Reshape) or (isinstance(user, Cast) and _widens(user)):
+            found += _sums_of_columns(user.results[0], shape)
+        elif isinstance(user, Sum) and user.params["dims"] == tuple(range(len(shape) - 1)):
+            found += [user] if tensor_of(root.type).shape == tuple(shape) else []
+    return found
+
+
+def _widens(cast: Cast) -> bool:
+    """Whether all values of a type that is multiplied stay as they are, and nothing but f32 is to be had of them."""
+    return tensor_of(cast.operands[0].type).dtype in (bf16, f16) and tensor_of(cast.results[0].type).dtype == f32
+
+
+def _only_user(value: SSAValue) -> Operation | None:
+    users = [use.operation for use in value.uses]
+    return users[0] if len(users) == 1 else None
 
 
 def _root(value: SSAValue) -> tuple[SSAValue, list[View]]:

@@ -11,10 +11,11 @@ from typing import ClassVar
 
 from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp
-from xdsl.ir import OpResult, SSAValue
+from xdsl.ir import Operation, OpResult, SSAValue
 from xdsl.passes import ModulePass
 
 from weft.ir.types import i32, i64, tensor_of
+from weft.ops.elementwise.cast import Cast
 from weft.ops.graph import FuncOp, GraphBuilder
 from weft.ops.indexing.scatter import ScatterElements
 from weft.ops.reduce import Sum
@@ -51,23 +52,34 @@ def _is_one_a_line(scatter: ScatterElements) -> bool:
 
 
 def _add_at_once(function: FuncOp, scatter: ScatterElements) -> None:
-    """The sum of a line that is zero but for one element is that element."""
-    line, number = scatter.results[0], number_of(scatter.operands[0])
-    products = [use.operation.results[0] for use in line.uses if use.operation.name == "graph.mul"]
-    for value in (line, *(made for made in products if made.type == line.type)):
-        for total in [use.operation for use in value.uses]:
-            if number != 0 or not isinstance(total, Sum) or total.params["dims"] != (scatter.params["dim"],):
-                continue
-            b = GraphBuilder(function.block, before=total, location=total.location)
-            found = scatter.operands[2]
-            if value is not line:
-                factor = next((f for f in value.owner.operands if f is not line), None)
-                if factor is None or not _is_same_along(factor, scatter):
-                    continue
-                found = b.mul(found, factor)
-            total.results[0].replace_all_uses_with(b.reshape(found, shape=tensor_of(total.results[0].type).shape))
-            total.detach()
-            total.erase()
+    """The sum of a line that is zero but for one element is that element, also of multiples and of another type."""
+    if number_of(scatter.operands[0]) != 0:
+        return
+    pending = [(scatter.results[0], scatter.operands[2])]
+    while pending:
+        line, element = pending.pop()
+        for user in [use.operation for use in line.uses]:
+            if isinstance(user, Sum) and user.params["dims"] == (scatter.params["dim"],):
+                b = GraphBuilder(function.block, before=user, location=user.location)
+                user.results[0].replace_all_uses_with(b.reshape(element, shape=tensor_of(user.results[0].type).shape))
+                user.detach()
+                user.erase()
+            elif (made := _element_of(function, user, line, element, scatter)) is not None:
+                pending.append((user.results[0], made))
+
+
+def _element_of(
+    function: FuncOp, user: Operation, line: SSAValue, element: SSAValue, scatter: ScatterElements
+) -> SSAValue | None:
+    """The one element of what is made of a line, where its zeros stay zeros."""
+    b = GraphBuilder(function.block, before=user, location=user.location)
+    if isinstance(user, Cast):
+        dtype = tensor_of(user.results[0].type).dtype
+        return b.cast(element, dtype=dtype) if dtype.is_float else None
+    if user.name != "graph.mul" or tensor_of(user.results[0].type).shape != tensor_of(line.type).shape:
+        return None
+    factor = next((f for f in user.operands if f is not line), None)
+    return None if factor is None or not _is_same_along(factor, scatter) else b.mul(element, factor)
 
 
 def _is_same_along(factor: SSAValue, scatter: ScatterElements) -> bool:

@@ -93,3 +93,21 @@ def test_programs_that_carry_sums_spill_nothing_and_all_stay_at_once(columns: in
     assert used.spilled == 0
     launch, (programs,) = code.launches[name], plan.kernels[name].grid.data
     assert programs <= target.multiprocessors * target.blocks(launch.threads, used.registers, launch.shared)
+
+
+@pytest.mark.parametrize("columns", [90, 1001])
+def test_longer_rows_and_their_column_sums_are_right_as_ptx(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The gradient of logits with a bias, in rows that TMA reads."""
+    monkeypatch.setattr(kernel_groups, "_LEAST_ROWS", 8)
+
+    def gradient(logits: Tensor, largest: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+        rows = F.pad(((logits.float() - largest).exp() * scale).to(logits.dtype), (0, -columns % 8))
+        return rows, rows.sum(0)
+
+    torch.manual_seed(0)
+    logits, scale = torch.randn(13, columns).bfloat16(), torch.randn(13, 1)
+    given = [logits, logits.float().amax(1, keepdim=True), scale]
+    found, wanted = emulated(gradient)(*given), gradient(*(each.double() for each in given))
+    assert torch.count_nonzero(found[0][:, columns:]) == 0 and found[0].shape[1] % 8 == 0
+    for one, exact in zip(found, wanted, strict=True):
+        assert (one.double() - exact).norm() <= 5e-3 * exact.norm()

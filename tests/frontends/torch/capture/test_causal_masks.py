@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import fx
 
 from weft.frontends.torch import backend
-from weft.frontends.torch.capture import causal_masks
+from weft.frontends.torch.capture import causal_masks, constant_masks
 from weft.frontends.torch.capture.causal_masks import state_causal_masks
 from weft.runtime.record import recording
 
@@ -147,7 +147,8 @@ def test_a_mask_that_cannot_be_computed_here_is_read(monkeypatch: pytest.MonkeyP
     def fail(needed: list[fx.Node]) -> torch.Tensor:
         raise NotImplementedError("no kernel")
 
-    monkeypatch.setattr(causal_masks, "_computed", fail)
+    for each in (causal_masks, constant_masks):
+        monkeypatch.setattr(each, "computed", fail)
     assert stated(monkeypatch, attention(compared), operands()) == [False]
 
 

@@ -42,7 +42,7 @@ def state_causal_masks(graph: fx.GraphModule) -> None:
     stated = False
     for node, arguments in _masked_attention(graph):
         name = next(name for name in _MASKS if name in arguments)
-        needed = _constant_nodes(arguments[name]) if _is_square(arguments, arguments[name]) else None
+        needed = constant_nodes(arguments[name]) if _is_square(arguments, arguments[name]) else None
         if needed is None:
             continue
         text = _text(needed)  # every layer makes a mask of its own
@@ -84,19 +84,27 @@ def _is_causal(needed: list[fx.Node]) -> bool:
     # Tracing is still under way, which would make a fake tensor of whatever is computed here.
     with unset_fake_temporarily(), torch.no_grad(), torch.autocast("cpu", enabled=False):
         try:
-            mask = _computed(needed)
+            mask = computed(needed)
         except Exception as error:  # then it is read, as it was meant to be
             log.info("a mask of attention is not computed: %r", error)
             return False
-        repeated = tuple(0 if step == 0 else slice(None) for step in mask.stride()[:-2])
-        mask = mask[repeated]
-        seen = torch.ones(mask.shape[-2:], dtype=torch.bool).tril()
-        if mask.dtype == torch.bool:
-            return bool((mask == seen).all())
-        return bool(torch.where(seen, mask == 0, mask <= _HIDDEN).all())
+        return hides_later_keys(without_repeats(mask))
 
 
-def _constant_nodes(mask: fx.Node) -> list[fx.Node] | None:
+def without_repeats(mask: torch.Tensor) -> torch.Tensor:
+    """A mask once for all that share it."""
+    return mask[tuple(0 if step == 0 else slice(None) for step in mask.stride()[:-2])]
+
+
+def hides_later_keys(mask: torch.Tensor) -> bool:
+    """Whether a mask lets each row see the keys up to its own and no others."""
+    seen = torch.ones(mask.shape[-2:], dtype=torch.bool).tril()
+    if mask.dtype == torch.bool:
+        return bool((mask == seen).all())
+    return bool(torch.where(seen, mask == 0, mask <= _HIDDEN).all())
+
+
+def constant_nodes(mask: fx.Node) -> list[fx.Node] | None:
     """The calls that make a mask, in order, if no argument has a part in it, nor chance, and it is not too large.
 
     Operators of others may read what nobody sees, so only torch's own are looked at.
@@ -131,7 +139,7 @@ def _text(needed: list[fx.Node]) -> str:
     )
 
 
-def _computed(needed: list[fx.Node]) -> torch.Tensor:
+def computed(needed: list[fx.Node]) -> torch.Tensor:
     """What the last of these calls makes, on this processor."""
     values: dict[fx.Node, Any] = {}
     for node in needed:

@@ -20,6 +20,8 @@ _IN_PLACE = frozenset(
         *(operator.ilshift, operator.irshift, operator.iconcat, operator.setitem),
     )
 )
+_KEYWORDS = (operator.and_, operator.or_, operator.not_, operator.is_)
+"""Named so since Python has the words for itself; they write to nothing."""
 _NORMS = ("batch_norm", "instance_norm", "native_batch_norm")
 _RUNNING = ("max_norm", "running_mean", "running_var")
 """Arguments of functions that write to another one than their first: what rows are made of, or statistics."""
@@ -44,6 +46,14 @@ def changes_what_follows(node: fx.Node) -> bool:
     return not _are_whole(node.args[0] if written is None and node.args else written)
 
 
+def writes(node: fx.Node) -> bool:
+    """Whether a node may write to a tensor that it is given, of whatever type."""
+    if node.op == "call_module" or isinstance(node.target, HigherOrderOperator):
+        return True
+    name = node.target if isinstance(node.target, str) else str(getattr(node.target, "__name__", ""))
+    return node.kwargs.get("out") is not None or _writes(node, name)
+
+
 def _writes(node: fx.Node, name: str) -> bool:
     if node.target in _IN_PLACE or node.kwargs.get("inplace"):
         return True
@@ -53,7 +63,7 @@ def _writes(node: fx.Node, name: str) -> bool:
         return any(getattr(node.target, each)._schema.is_mutable for each in node.target.overloads())
     if name.startswith("__"):
         return name.startswith("__i") or name == "__setitem__"
-    return name.endswith("_") or _given(node).get("inplace") is True
+    return (name.endswith("_") and node.target not in _KEYWORDS) or _given(node).get("inplace") is True
 
 
 def _writes_to_buffers(node: fx.Node, name: str) -> bool:

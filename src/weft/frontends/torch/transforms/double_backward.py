@@ -23,6 +23,7 @@ import torch._dynamo  # before AOTAutograd, which it imports  # pyright: ignore[
 from torch import Tensor
 from torch._functorch._aot_autograd import runtime_wrappers
 from torch._functorch._aot_autograd.schemas import OutputType
+from torch.autograd.function import FunctionMeta
 from torch.utils.weak import TensorWeakRef
 
 from weft.errors import UnsupportedError
@@ -31,13 +32,15 @@ from weft.frontends.torch.transforms.program import Program, floats
 from weft.frontends.torch.transforms.random_state import RandomState
 
 _made: ContextVar[list[Any] | None] = ContextVar("_made", default=None)
+_COMPILED = "CompiledFunction"
+"""What AOTAutograd calls its functions."""
 _OWN = (OutputType.non_alias, OutputType.unsafe_view_alias, OutputType.custom_function_view)
 
 
 @contextmanager
 def functions_made() -> Generator[list[Any]]:
     """The `autograd.Function`s that AOTAutograd makes meanwhile."""
-    _watch_factory()
+    _watch_classes()
     found: list[Any] = []
     token = _made.set(found)
     try:
@@ -47,25 +50,23 @@ def functions_made() -> Generator[list[Any]]:
 
 
 def has_second_derivatives() -> bool:
-    """Whether this release of torch lets functions of AOTAutograd's be found: 2.13 does."""
+    """Whether this release of torch makes functions whose parts can be exchanged: 2.13 does."""
     return hasattr(runtime_wrappers, "_AOTDispatchAutogradFunctionFactory")
 
 
 @cache
-def _watch_factory() -> None:
-    if not has_second_derivatives():
-        return  # torch refuses them itself then, with a message
-    factory: Any = runtime_wrappers._AOTDispatchAutogradFunctionFactory
-    build = factory.build
+def _watch_classes() -> None:
+    """See every class of functions that is made: where AOTAutograd makes its own differs from release to release."""
+    kind: Any = FunctionMeta
+    initialize = kind.__init__
 
-    def watched(self: Any) -> Any:
-        made = build(self)
+    def watched(made: Any, name: str, *rest: Any) -> None:
+        initialize(made, name, *rest)
         found = _made.get()
-        if found is not None:
+        if found is not None and name == _COMPILED:
             found.append(made)
-        return made
 
-    factory.build = watched
+    kind.__init__ = watched
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,0 +1,49 @@
+"""Lets backward graphs repeat keys and values for the heads that share them, in place of keeping them repeated.
+
+    %r = expand %k (4, 8, 4, 2048, 64)   of (4, 8, 1, 2048, 64)
+    %c = clone %r                        ← is not kept: what it repeats is, four times smaller
+    %y = attention %q, %c, …
+
+Torch's partitioner keeps whatever an operator of the backward reads that it does not fuse. Attention that knows groups
+of heads reads what is repeated once (`passes/attention/pack_gqa.py`), and any other gets a copy that is made again.
+"""
+
+# torch leaves some of its functions without types.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.utils.checkpoint import CheckpointPolicy
+
+_aten: Any = torch.ops.aten
+_RECOMPUTE, _REGION = "recompute", "ac_graph_id"
+"""Where the metadata of a node says whether it is computed again, and in which region the user said so."""
+
+
+def recompute_repeats(joint: fx.GraphModule) -> None:
+    """Mark copies of repeated tensors as such that the backward makes again.
+
+    Where the user has said what is to be computed again, that stays as it is.
+    """
+    if any(_RECOMPUTE in node.meta for node in joint.graph.nodes):
+        return
+    for node in joint.graph.find_nodes(op="call_function", target=_aten.clone.default):
+        if isinstance(node.args[0], fx.Node) and _is_repeated(node.args[0]):
+            node.meta |= {_RECOMPUTE: CheckpointPolicy.PREFER_RECOMPUTE, _REGION: 0}
+
+
+def _is_repeated(node: fx.Node) -> bool:
+    """Whether a node shows elements again and again, which a copy of it would have as often."""
+    value: Any = node.meta.get("val")
+    if node.target is not _aten.expand.default or not isinstance(value, Tensor):
+        return False
+    source: Any = node.args[0]
+    known: Any = source.meta.get("val") if isinstance(source, fx.Node) else None
+    sizes: list[Any] = [*value.shape, *(known.shape if isinstance(known, Tensor) else (None,))]
+    if not all(isinstance(size, int) for size in sizes):
+        return False
+    return known.numel() > 1 and value.numel() > known.numel()

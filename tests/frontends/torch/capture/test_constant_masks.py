@@ -1,0 +1,104 @@
+"""Masks of attention that hide nothing are not handed to it, whoever makes them and whatever their sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx
+
+from weft.frontends.torch import backend
+from weft.frontends.torch.capture.constant_masks import without_constant_masks
+
+SIDE = 19
+Mask = Callable[[Tensor], Tensor]
+
+
+def full(_: Tensor) -> Tensor:
+    return torch.ones(2, 1, SIDE, SIDE, dtype=torch.bool)
+
+
+def compared(_: Tensor) -> Tensor:
+    """As encoders of transformers make it where they cannot look at a mask of the user's."""
+    at = torch.arange(SIDE)
+    return (at[:, None] >= 0).expand(2, 1, SIDE, SIDE) & (at >= 0)
+
+
+def added(_: Tensor) -> Tensor:
+    return torch.zeros(SIDE, SIDE)
+
+
+def causal(_: Tensor) -> Tensor:
+    at = torch.arange(SIDE)
+    return at[:, None] >= at[None, :]
+
+
+def written(_: Tensor) -> Tensor:
+    mask = torch.ones(SIDE, SIDE, dtype=torch.bool)
+    mask[:, 3] = False
+    return mask
+
+
+def written_through_a_view(_: Tensor) -> Tensor:
+    mask = torch.ones(SIDE, SIDE, dtype=torch.bool)
+    mask[:, 3].fill_(False)
+    return mask
+
+
+def drawn(_: Tensor) -> Tensor:
+    return torch.rand(SIDE, SIDE) < 2
+
+
+def windowed(_: Tensor) -> Tensor:
+    at = torch.arange(SIDE)
+    return (at[:, None] - at[None, :]).abs() < 5
+
+
+def of_an_argument(q: Tensor) -> Tensor:
+    return torch.ones(SIDE, SIDE, dtype=torch.bool) & (q[0, 0, :, 0] < 9e9)
+
+
+def masks_left(mask: Mask, monkeypatch: pytest.MonkeyPatch, *, keys: int = SIDE) -> list[tuple[bool, bool]]:
+    """Whether attention still has a mask, and whether it is said to be causal; results and gradients are eager's."""
+    found: list[tuple[bool, bool]] = []
+
+    def noted(module: fx.GraphModule) -> fx.GraphModule:
+        made = without_constant_masks(module)
+        for node in made.graph.find_nodes(op="call_function", target=F.scaled_dot_product_attention):
+            found.append((node.kwargs.get("attn_mask") is not None, bool(node.kwargs.get("is_causal"))))
+        return made
+
+    def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        seen = mask(q)[..., :keys]
+        return sum(F.scaled_dot_product_attention(q * n, k, v, attn_mask=seen) for n in (1, 2))  # type: ignore[return-value]
+
+    monkeypatch.setattr(backend, "without_constant_masks", noted)
+    torch._dynamo.reset()
+    given = [torch.randn(2, 3, size, 8, requires_grad=True) for size in (SIDE, keys, keys)]
+    results: list[Any] = []
+    for each in (torch.compile(call, backend="weft", options={"cache": False}), call):
+        out = each(*given)
+        results.append((out, *torch.autograd.grad(out.square().sum(), given)))
+    torch.testing.assert_close(*results, rtol=1e-4, atol=1e-4)
+    return found
+
+
+@pytest.mark.parametrize("mask", [full, compared, added])
+def test_masks_that_hide_nothing_are_left_out(mask: Mask, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert masks_left(mask, monkeypatch) == [(False, False)] * 2
+
+
+def test_masks_that_hide_nothing_of_fewer_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert masks_left(full, monkeypatch, keys=SIDE - 2) == [(False, False)] * 2
+
+
+def test_causal_masks_are_stated(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert masks_left(causal, monkeypatch) == [(False, True)] * 2
+
+
+@pytest.mark.parametrize("mask", [written, written_through_a_view, drawn, windowed, of_an_argument])
+def test_other_masks_stay(mask: Mask, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert masks_left(mask, monkeypatch) == [(True, False)] * 2
