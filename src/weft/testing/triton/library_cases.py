@@ -52,6 +52,10 @@ class Draw:
         """Normal numbers without a gradient."""
         return torch.randn(sizes, generator=self._random).to(self.device, dtype)
 
+    def like(self, tensor: Tensor) -> Tensor:
+        """What a result's gradient could be. One that is the same everywhere hides much: of a softmax it gives zeros."""
+        return self.fixed(*tensor.shape, dtype=tensor.dtype)
+
     def classes(self, rows: int, count: int) -> Tensor:
         return torch.randint(0, count, (rows,), generator=self._random).to(self.device)
 

@@ -71,7 +71,7 @@ class _Runner:
         self.out = self.forward()
         self._wait()
         middle = time.perf_counter()
-        self.upstream = torch.ones_like(self.out)
+        self.upstream = draw.like(self.out)
         gradients = self._backward()
         self._wait()
         seconds = [middle - start, time.perf_counter() - middle]
