@@ -5,7 +5,7 @@ Random numbers are made from a seed, a constant that every call draws: they are 
 """
 
 # Torch's values have no types that can be followed; tracing with fake tensors has no public name.
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false, reportPrivateUsage=false, reportMissingTypeStubs=false, reportIncompatibleMethodOverride=false
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false, reportPrivateUsage=false, reportMissingTypeStubs=false, reportIncompatibleMethodOverride=false, reportPrivateImportUsage=false, reportAttributeAccessIssue=false
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from torch._subclasses.fake_tensor import (
     DynamicOutputShapeException,
     FakeTensorMode,
 )
-from torch._subclasses.functional_tensor import dispatch_functionalize
+from torch._subclasses.functional_tensor import FunctionalTensor, dispatch_functionalize
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, ShapeEnv
 from torch.overrides import TorchFunctionMode
@@ -35,6 +35,7 @@ from weft.frontends.torch.func.capturing import capturing
 from weft.frontends.torch.func.normalized import SHIFTED
 from weft.frontends.torch.func.program import SLOT, Program
 from weft.frontends.torch.func.random_numbers import Seed, drawing_from
+from weft.frontends.torch.func.smooth_forms import KINKED, SMOOTH
 from weft.frontends.torch.importer.import_graph import import_graph
 from weft.frontends.torch.importer.imported_graph import ImportedGraph, Passed, Returned
 from weft.ops.graph import ReturnOp
@@ -90,17 +91,18 @@ def capture(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[s
         whole = [next(rest) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
         taken, named = pytree.tree_unflatten(whole, spec)
         state = {name: next(rest) for name in own}
-        with _UsersCalls():
+        with _UsersCalls() as calls:
             if isinstance(function, nn.Module):
                 returned = torch.func.functional_call(function, state, taken, named)
             else:
                 returned = function(*taken, **named)
+        calls.refuse_writes()
         found, shape["spec"] = pytree.tree_flatten(returned)
         shape["leaves"] = tuple(SLOT if isinstance(leaf, torch.Tensor) else leaf for leaf in found)
         return [leaf.clone(memory_format=_ROWS) for leaf in found if isinstance(leaf, torch.Tensor)]
 
-    table = decompositions(device.type if device.type == "cuda" else "cpu") | drawing_from(seed) | SHIFTED
-    table = {target: rule for target, rule in table.items() if target not in _PRODUCTS}
+    table = decompositions(device.type if device.type == "cuda" else "cpu") | drawing_from(seed) | SHIFTED | SMOOTH
+    table = {target: rule for target, rule in table.items() if target not in _PRODUCTS and target not in KINKED}
     functional: Any = dispatch_functionalize(flat)
 
     def seeded(*tensors: torch.Tensor) -> Any:
@@ -131,22 +133,63 @@ def capture(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[s
     )
 
 
-_DETACHING: tuple[Any, ...] = (torch.detach, torch.Tensor.detach, torch.Tensor.data.__get__)  # pyright: ignore[reportAttributeAccessIssue]
+_ASKING: frozenset[Any] = frozenset(
+    each.__get__ for each in vars(torch._C.TensorBase).values() if type(each).__name__ == "getset_descriptor"
+)
+"""What reads attributes of tensors."""
+
+
+def _is_outside(leaf: Any) -> bool:
+    """Whether something is a tensor that tracing has not made: one that a function closes over."""
+    return type(leaf) in (torch.Tensor, nn.Parameter) and not (
+        torch._C._functorch.is_functorch_wrapped_tensor(leaf) or torch._is_functional_tensor(leaf)
+    )
+
+
+_DETACHING: tuple[Any, ...] = (torch.detach, torch.Tensor.detach, torch.Tensor.data.__get__)
 
 
 class _UsersCalls(TorchFunctionMode):
-    """Notes the user's line of every call; what is computed without gradients, under `no_grad()`, has none later."""
+    """Notes the user's line of every call; what is computed without gradients, under `no_grad()`, has none later.
+
+    What comes from outside of the function is traced as what it computes itself: copies of it can be written to.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._outside: dict[int, tuple[torch.Tensor, FunctionalTensor]] = {}
+        self._lines: dict[int, str | None] = {}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if torch.compiler.is_dynamo_compiling():  # control flow, whose regions Dynamo traces
             return func(*args, **(kwargs or {}))
-        file, _, line = (calling_line() or "").rpartition(":")
+        place = calling_line()
+        file, _, line = (place or "").rpartition(":")
         if file:
             fx_traceback.current_meta["stack_trace"] = f'File "{file}", line {line}'
+        if func not in _ASKING:
+            args, kwargs = pytree.tree_map_only(_is_outside, self._traced, (args, kwargs or {}))
         found = func(*args, **(kwargs or {}))
+        for number, (_, made) in self._outside.items():
+            if number not in self._lines and torch._functionalize_has_data_mutation(made.elem):
+                self._lines[number] = place
         if torch.is_grad_enabled() and func not in _DETACHING:
             return found
         return pytree.tree_map_only(torch.Tensor, stopped, found)
+
+    def _traced(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A tensor from outside as one of the function's own; the same one each time."""
+        known = self._outside.get(id(tensor))
+        if known is None:
+            known = self._outside[id(tensor)] = tensor, FunctionalTensor.to_functional(tensor)
+        return known[1]
+
+    def refuse_writes(self) -> None:
+        """Raise where a tensor from outside was written to: a compiled function changes none."""
+        for line in self._lines.values():
+            raise UnsupportedError(
+                "the function writes to a tensor from outside of it", location=line, hint="write to a clone of it"
+            )
 
 
 def traced(flat: Callable[..., Any], inputs: Sequence[torch.Tensor], table: Mapping[Any, Any]) -> fx.GraphModule:

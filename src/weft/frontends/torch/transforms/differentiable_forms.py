@@ -131,6 +131,31 @@ def as_strided_scatter(
     return written.view(in_memory.shape).permute([order.index(dim) for dim in range(x.dim())])
 
 
+def _unpool(name: str) -> Callable[..., Tensor]:
+    """Unpooling where, for tangents, each place moves with the element that it has: of those that are written to one
+    place that is the last. Gradients are as in eager, where all of these have that of the place."""
+    unpool, rank = getattr(functional, name), int(name[-2])
+
+    def unpooled(x: Tensor, indices: Tensor, *args: Any, **named: Any) -> Tensor:
+        if not takes_tangents() or not x.numel():
+            return unpool(x, indices, *args, **named)
+        places = indices.reshape(*indices.shape[:-rank], -1)
+        numbers = torch.arange(places.shape[-1], dtype=x.dtype, device=x.device).view(indices.shape[-rank:])
+        last = unpool(numbers.expand(x.shape).contiguous(), indices, *args, **named)
+        written = last.reshape(*places.shape[:-1], -1).gather(-1, places).view(x.shape) == numbers
+        return _summed(torch.where(written, x, 0), places, last)
+
+    return unpooled
+
+
+def _summed(x: Tensor, places: Tensor, like: Tensor) -> Tensor:
+    """What is brought to places, added up."""
+    flat = torch.zeros(
+        *places.shape[:-1], like.numel() // max(1, places[..., 0].numel()), dtype=x.dtype, device=x.device
+    )
+    return flat.scatter_add(-1, places, x.reshape(places.shape)).view(like.shape)
+
+
 _FUNCTIONS: dict[Any, Callable[..., Any]] = {
     torch.trace: trace,
     torch.as_strided_scatter: as_strided_scatter,
@@ -141,6 +166,7 @@ _FUNCTIONS: dict[Any, Callable[..., Any]] = {
     torch.scatter_reduce: scatter_reduce,
     torch.index_reduce: index_reduce,
     functional.soft_margin_loss: soft_margin_loss,
+    **{getattr(functional, name): _unpool(name) for name in ("max_unpool1d", "max_unpool2d", "max_unpool3d")},
 }
 _METHODS: dict[str, Callable[..., Any]] = {
     "trace": trace,
