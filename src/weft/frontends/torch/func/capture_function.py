@@ -16,6 +16,7 @@ import torch
 import torch.fx.traceback as fx_traceback
 import torch.utils._pytree as pytree
 from torch import fx, nn
+from torch._dynamo.exc import Unsupported
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -27,7 +28,7 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, S
 from torch.overrides import TorchFunctionMode
 
 from weft.config import Config
-from weft.diagnostics import calling_line
+from weft.diagnostics import calling_line, raising_line
 from weft.errors import DTypeError, UnsupportedError
 from weft.frontends.torch.capture.decompositions import decompositions
 from weft.frontends.torch.capture.stop_gradients import stop_gradients, stopped
@@ -197,11 +198,25 @@ def traced(flat: Callable[..., Any], inputs: Sequence[torch.Tensor], table: Mapp
         with torch.enable_grad(), fx_traceback.preserve_node_meta():
             return make_fx(flat, table, _allow_non_fake_inputs=True)(*inputs)
     except (DataDependentOutputException, DynamicOutputShapeException, GuardOnDataDependentSymNode) as error:
+        raise _decides(error) from error
+    except Unsupported as error:
         raise UnsupportedError(
-            f"the function decides by its data: {str(error).partition(chr(10))[0]}",
-            location=calling_line(),
-            hint="`torch.where` or `torch.cond` decides inside of the graph",
+            f"torch does not trace control flow here: {str(error).partition(chr(10))[0]}",
+            location=raising_line(error) or calling_line(),
+            hint="transform the function from outside: `vmap(jvp(f, ...))`, not `jvp` in a function that has a batch",
         ) from error
+    except RuntimeError as error:
+        if "get value out of a tracing tensor" not in str(error):
+            raise
+        raise _decides(error) from error
+
+
+def _decides(error: Exception) -> UnsupportedError:
+    return UnsupportedError(
+        f"the function decides by its data: {str(error).partition(chr(10))[0]}",
+        location=raising_line(error) or calling_line(),
+        hint="`torch.where` or `torch.cond` decides inside of the graph",
+    )
 
 
 def _imported(module: fx.GraphModule) -> ImportedGraph:
