@@ -19,6 +19,8 @@ from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
+from weft.frontends.torch.transforms import segmented_forms
+
 _MOST_FACTORS = 1 << 22
 """Elements of a table of places and factors, which a product over places is taken from."""
 
@@ -166,6 +168,8 @@ _FUNCTIONS: dict[Any, Callable[..., Any]] = {
     torch.scatter_reduce: scatter_reduce,
     torch.index_reduce: index_reduce,
     functional.soft_margin_loss: soft_margin_loss,
+    functional.embedding_bag: segmented_forms.embedding_bag,
+    torch.segment_reduce: segmented_forms.segment_reduce,
     **{getattr(functional, name): _unpool(name) for name in ("max_unpool1d", "max_unpool2d", "max_unpool3d")},
 }
 _METHODS: dict[str, Callable[..., Any]] = {
@@ -176,8 +180,17 @@ _METHODS: dict[str, Callable[..., Any]] = {
 }
 
 
+_OPERATORS: dict[str, Callable[..., Any]] = {
+    "torch_nn._linear_cross_entropy_batch_chunked": segmented_forms.linear_cross_entropy,
+    "torch_nn._linear_cross_entropy_batch_chunked_no_reduction": segmented_forms.linear_cross_entropies,
+}
+"""By their names, as torch registers them when they are first called."""
+
+
 def form_of(target: Any) -> Callable[..., Any] | None:
-    """The form of a function of torch, or of a method by its name."""
+    """The form of a function of torch, of an operator, or of a method by its name."""
+    if isinstance(target, torch._ops.OpOverload | torch._ops.OpOverloadPacket):
+        return _OPERATORS.get(str(target).removesuffix(".default"))
     return _METHODS.get(target) if isinstance(target, str) else _FUNCTIONS.get(target)
 
 
