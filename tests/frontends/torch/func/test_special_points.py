@@ -101,3 +101,45 @@ def test_writes_to_what_a_function_closes_over_are_refused_with_their_line() -> 
         weft.grad(writing)(X)
     assert f"{__file__}:{writing.__code__.co_firstlineno + 1}" in str(caught.value)
     assert torch.equal(outside, Y)
+
+
+def _written(x: Tensor, i: Tensor) -> Tensor:
+    copy = x.clone()
+    copy[i] = 7 * x[0]
+    copy[..., i % 2] = x[..., 0].sin()
+    return copy
+
+
+READS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "first": lambda x, i: x[i],
+    "after a slice": lambda x, i: x[1:, i],
+    "after an ellipsis": lambda x, i: x[..., i % 2],
+    "between": lambda x, i: x[None, 1, ..., i % 2, None],
+    "twice": lambda x, i: x[i, i],
+    "written": _written,
+}
+
+
+@pytest.mark.parametrize("name", READS)
+def test_indices_of_a_batch_are_numbers(name: str) -> None:
+    x, places = torch.randn(3, 3, 4, 2, dtype=torch.float64), torch.tensor([0, -1, 2])
+    function: Any = READS[name]
+    wanted = torch.stack([function(each, place.item()) for each, place in zip(x, places, strict=True)])
+    torch.testing.assert_close(weft.vmap(function)(x, places), wanted)
+
+
+def test_gradients_through_parameters_that_a_function_closes_over() -> None:
+    layer = torch.nn.Linear(9, 9, dtype=torch.float64)
+
+    def loss(x: Tensor) -> Tensor:
+        return layer(x).tanh().sum()
+
+    torch.testing.assert_close(grad(loss)(X), torch.func.grad(loss)(X))
+    with torch.no_grad():
+        layer.weight.mul_(2)
+    torch.testing.assert_close(grad(loss)(X), torch.func.grad(loss)(X))
+
+    def writing(x: Tensor) -> Tensor:
+        return (layer.bias * 2).add_(x.sin()).prod()
+
+    torch.testing.assert_close(grad(writing)(X), torch.func.grad(writing)(X))

@@ -10,6 +10,7 @@ Random numbers are made from a seed, a constant that every call draws: they are 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -32,6 +33,7 @@ from weft.diagnostics import calling_line, raising_line
 from weft.errors import DTypeError, UnsupportedError
 from weft.frontends.torch.capture.decompositions import decompositions
 from weft.frontends.torch.capture.stop_gradients import stop_gradients, stopped
+from weft.frontends.torch.func import tensor_indices
 from weft.frontends.torch.func.capturing import capturing
 from weft.frontends.torch.func.normalized import SHIFTED
 from weft.frontends.torch.func.program import SLOT, Program
@@ -142,7 +144,7 @@ _ASKING: frozenset[Any] = frozenset(
 
 def _is_outside(leaf: Any) -> bool:
     """Whether something is a tensor that tracing has not made: one that a function closes over."""
-    return type(leaf) in (torch.Tensor, nn.Parameter) and not (
+    return type(leaf) is torch.Tensor and not (
         torch._C._functorch.is_functorch_wrapped_tensor(leaf) or torch._is_functional_tensor(leaf)
     )
 
@@ -170,10 +172,17 @@ class _UsersCalls(TorchFunctionMode):
             fx_traceback.current_meta["stack_trace"] = f'File "{file}", line {line}'
         if func not in _ASKING:
             args, kwargs = pytree.tree_map_only(_is_outside, self._traced, (args, kwargs or {}))
-        found = func(*args, **(kwargs or {}))
+        if tensor_indices.is_read(func, args):
+            found = tensor_indices.read(*args)
+        elif tensor_indices.is_written(func, args):
+            found = tensor_indices.write(*args)
+        else:
+            found = func(*args, **(kwargs or {}))
         for number, (_, made) in self._outside.items():
             if number not in self._lines and torch._functionalize_has_data_mutation(made.elem):
                 self._lines[number] = place
+        if func not in _ASKING:
+            found = pytree.tree_map_only(_is_outside, partial(self._own, args=args), found)
         if torch.is_grad_enabled() and func not in _DETACHING:
             return found
         return pytree.tree_map_only(torch.Tensor, stopped, found)
@@ -184,6 +193,13 @@ class _UsersCalls(TorchFunctionMode):
         if known is None:
             known = self._outside[id(tensor)] = tensor, FunctionalTensor.to_functional(tensor)
         return known[1]
+
+    def _own(self, result: torch.Tensor, args: Any) -> torch.Tensor:
+        """What a call makes of parameters alone is the function's own, unless it is a view of one."""
+        given = [leaf for leaf in pytree.tree_leaves(args) if isinstance(leaf, nn.Parameter)]
+        if any(result is each or result._base is each for each in given):
+            return result
+        return FunctionalTensor.to_functional(result)
 
     def refuse_writes(self) -> None:
         """Raise where a tensor from outside was written to: a compiled function changes none."""
@@ -204,6 +220,14 @@ def traced(flat: Callable[..., Any], inputs: Sequence[torch.Tensor], table: Mapp
             f"torch does not trace control flow here: {str(error).partition(chr(10))[0]}",
             location=raising_line(error) or calling_line(),
             hint="transform the function from outside: `vmap(jvp(f, ...))`, not `jvp` in a function that has a batch",
+        ) from error
+    except AssertionError as error:
+        if "token for effect" not in str(error):
+            raise
+        raise UnsupportedError(
+            "a call of linear algebra that checks its arguments, which torch carries out, has no rules",
+            location=raising_line(error) or calling_line(),
+            hint="give the function around it rules, by `weft.func.custom`, or use `torch.func`",
         ) from error
     except RuntimeError as error:
         if "get value out of a tracing tensor" not in str(error):
