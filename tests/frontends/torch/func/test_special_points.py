@@ -143,3 +143,21 @@ def test_gradients_through_parameters_that_a_function_closes_over() -> None:
         return (layer.bias * 2).add_(x.sin()).prod()
 
     torch.testing.assert_close(grad(writing)(X), torch.func.grad(writing)(X))
+
+
+@pytest.mark.parametrize("offset", [None, 2])
+def test_what_is_written_in_strides_has_all_derivatives(offset: int | None) -> None:
+    x, y = torch.randn(3, 4, dtype=torch.float64), torch.randn(2, 2, dtype=torch.float64)
+
+    def function(x: Tensor, y: Tensor) -> Tensor:
+        return torch.as_strided_scatter(x, y, (2, 2), (1, 5), offset).sin()
+
+    def by_places(x: Tensor, y: Tensor) -> Tensor:
+        places = torch.arange(12).as_strided((2, 2), (1, 5), offset or 0)
+        return x.reshape(-1).index_put((places,), y).view(3, 4).sin()
+
+    along = (x.cos(), y.sin())
+    wanted = torch.func.jvp(by_places, (x, y), along)[1]
+    torch.testing.assert_close(jvp(function, (x, y), along)[1], wanted)
+    sums: Any = [lambda x, y, f=f: f(x, y).pow(2).sum() for f in (function, by_places)]
+    torch.testing.assert_close(grad(sums[0], (0, 1))(x, y), torch.func.grad(sums[1], (0, 1))(x, y))

@@ -9,13 +9,14 @@ they are, and where torch chooses a side at a kink, so does the form: the deriva
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from weft.frontends.torch.capture.stop_gradients import stopped
+from weft.frontends.torch.transforms.differentiable_forms import written_in_strides
 
 _ops: Any = torch.ops.aten
 _MEAN = 1
@@ -93,6 +94,13 @@ def _clamp_max(x: Tensor, high: Any) -> Any:
     return _clamp(x, None, high)
 
 
+def _as_strided_scatter(
+    x: Tensor, src: Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
+) -> Any:
+    found = written_in_strides(x, src, size, stride, storage_offset) if x.numel() else None
+    return NotImplemented if found is None else found
+
+
 KINKED: frozenset[Any] = frozenset((_ops.hardswish.default,))
 """Left whole: the op's own rule has torch's slopes at its kinks, its parts have others."""
 SMOOTH: dict[Any, Callable[..., Any]] = {
@@ -102,6 +110,7 @@ SMOOTH: dict[Any, Callable[..., Any]] = {
     _ops.log_sigmoid_forward.default: _log_sigmoid_forward,
     _ops.xlogy.Tensor: _xlogy,
     _ops.hardtanh.default: _hardtanh,
+    _ops.as_strided_scatter.default: _as_strided_scatter,
     **{each: _clamp for each in (_ops.clamp.default, _ops.clamp.Tensor)},
     **{each: _clamp for each in (_ops.clamp_min.default, _ops.clamp_min.Tensor)},
     **{each: _clamp_max for each in (_ops.clamp_max.default, _ops.clamp_max.Tensor)},

@@ -122,12 +122,22 @@ def as_strided_scatter(
     should flow through all others. Gradients are as in eager."""
     if not takes_tangents() or not x.numel():
         return torch.as_strided_scatter(x, src, size, stride, storage_offset)
+    written = written_in_strides(x, src, size, stride, storage_offset)
+    if written is None:
+        raise NotImplementedError("tangents of as_strided_scatter are not implemented beside a tensor's own memory")
+    return written
+
+
+def written_in_strides(
+    x: Tensor, src: Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None
+) -> Tensor | None:
+    """A tensor with some places of its memory written; None where it is not dense, or places lie beside it."""
     order = sorted(range(x.dim()), key=x.stride, reverse=True)
     in_memory = x.permute(order)
     first = 0 if storage_offset is None else storage_offset - x.storage_offset()
     last = first + sum((count - 1) * step for count, step in zip(size, stride, strict=True))
     if not in_memory.is_contiguous() or not 0 <= first <= last < x.numel():
-        raise NotImplementedError("tangents of as_strided_scatter are not implemented beside a tensor's own memory")
+        return None
     places = torch.arange(x.numel(), device=x.device).as_strided(size, stride, first)
     written = in_memory.reshape(-1).index_put((places,), src.expand(places.shape))
     return written.view(in_memory.shape).permute([order.index(dim) for dim in range(x.dim())])
