@@ -204,3 +204,15 @@ def test_tangents_lie_as_their_results_do() -> None:
 
     quiet = torch.compile(torch.linalg.eig, backend="weft", options={"fallback": "quiet"})
     torch.testing.assert_close(tangent(quiet), tangent(torch.linalg.eig))
+
+
+def test_tangents_of_gradients_are_those_of_reverse_mode_where_torch_has_two() -> None:
+    """Of the gradient of `triangular_solve`, torch's forward mode gives another tangent than differences do."""
+    y, along, step = Y.T.contiguous(), X.cos(), 1e-6
+
+    def solved(x: Tensor) -> Tensor:
+        return torch.triangular_solve(y, x + 4 * torch.eye(4, dtype=x.dtype)).solution.pow(2).sum()
+
+    found = torch.func.jvp(torch.func.grad(compiled(solved)), (X,), (along,))[1]
+    moved = [torch.func.grad(solved)(X + sign * step * along) for sign in (1, -1)]
+    torch.testing.assert_close(found, (moved[0] - moved[1]) / (2 * step), rtol=1e-5, atol=1e-7)

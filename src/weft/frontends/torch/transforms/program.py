@@ -114,7 +114,9 @@ class Program:
             arguments, tangents = values[: len(values) - len(wanted)], values[len(values) - len(wanted) :]
             return _jvp_by_vjp(self._of(arguments, wanted, given), tuple(arguments[n] for n in wanted), tangents)
 
-        return self._derive(("jvp", wanted, given), function, 2, by_gradients)
+        # Of derivatives, torch's two modes do not always agree, and differences take the side of reverse mode.
+        ways = (by_gradients, function) if self.order else (function, by_gradients)
+        return self._derive(("jvp", wanted, given), ways[0], 2, ways[1])
 
     def vmap(self, dims: tuple[int | None, ...], randomness: str) -> Program:
         """Maps arguments with a batch along `dims` to results with a batch along their first dimension."""
