@@ -16,6 +16,7 @@ import logging
 import os
 import sys
 import sysconfig
+import traceback
 from collections.abc import Iterable
 from types import FrameType
 
@@ -66,11 +67,22 @@ def calling_line() -> str | None:
     """The innermost line of the user's own program on the stack, as `file:line`; None where there is none."""
     frame: FrameType | None = inspect.currentframe()
     while frame is not None:
-        file = frame.f_code.co_filename
-        if not file.startswith((_WEFT, _PYTHON, *_torch(), "<")):
-            return f"{file}:{frame.f_lineno}"
+        if _is_users(frame):
+            return f"{frame.f_code.co_filename}:{frame.f_lineno}"
         frame = frame.f_back
     return None
+
+
+def raising_line(error: BaseException) -> str | None:
+    """The innermost line of the user's own program that an error came through; None where there is none."""
+    found = None
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        found = f"{frame.f_code.co_filename}:{line}" if _is_users(frame) else found
+    return found
+
+
+def _is_users(frame: FrameType) -> bool:
+    return not frame.f_code.co_filename.startswith((_WEFT, _PYTHON, *_torch(), "<"))
 
 
 def _torch() -> tuple[str, ...]:

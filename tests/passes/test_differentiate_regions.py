@@ -7,8 +7,8 @@ from weft.backends.reference.graph import run
 from weft.config import Config
 from weft.errors import UnsupportedError
 from weft.frontends.text import compile_text
-from weft.ir.types import Tensor, boolean, f32, f64
-from weft.ops.control import if_else, loop
+from weft.ir.types import Tensor, boolean, f32, f64, i64
+from weft.ops.control import UNBOUNDED, if_else, loop
 from weft.ops.graph import FuncOp, GraphBuilder, ReturnOp
 from weft.ops.recurrent import Form, Weights, gru
 from weft.passes.differentiate import vjp_function
@@ -80,18 +80,51 @@ def test_gradients_are_compiled_like_any_function():
         np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
 
 
-def test_a_loop_with_a_condition_has_none():
+def powers(bound: float, trip_count: int = UNBOUNDED) -> FuncOp:
+    """x times sums of 1, 2, 3, … until a bound, and how many turns there were."""
     function = FuncOp.make("f", {"x": Tensor(f64, ())})
     b = GraphBuilder(function.block)
     x = function.block.args[0]
 
     def turn(b, index, states, slices):
-        return [b.mul(states[0], x)], [], b.lt(states[0], b.full_like(x, 9))
+        weighed = b.mul(x, b.add(b.cast(index, dtype=f64), b.full_like(x, 1)))
+        new = b.add(states[0], b.mul(weighed, b.full_like(x, 0.001)))
+        return [new, b.add(states[1], b.full_like(states[1], 1))], [], b.lt(new, b.full_like(x, bound))
 
-    finals, _ = loop(b, turn, [x], condition=b.lt(x, b.full_like(x, 9)))
+    count = b.full(value=0, shape=(), dtype=i64)
+    finals, _ = loop(b, turn, [x, count], trip_count=trip_count, condition=b.lt(x, b.full_like(x, bound)))
     b.insert(ReturnOp.make(finals))
+    return function
+
+
+@pytest.mark.parametrize(("bound", "turns"), [(0.5, 0), (1.9, 42), (400.0, 893)], ids=["none", "kept", "made again"])
+def test_loops_that_a_condition_ends_have_gradients_however_many_turns_there_are(bound, turns):
+    function, x = powers(bound), np.array(1.0)
+    assert run(function, [x])[1] == turns
+    (gradient,) = run(vjp_function(function), [x, np.array(1.0)])
+    np.testing.assert_allclose(gradient, 1 + 0.001 * sum(range(1, turns + 1)), rtol=1e-12)
+
+
+@pytest.mark.slow
+def test_second_derivatives_of_loops_that_a_condition_ends():
+    function = FuncOp.make("f", {"x": Tensor(f64, ())})
+    b = GraphBuilder(function.block)
+    x = function.block.args[0]
+
+    def turn(b, index, states, slices):
+        new = b.mul(states[0], x)
+        return [new], [], b.lt(new, b.full_like(x, 9))
+
+    finals, _ = loop(b, turn, [x], condition=b.lt(x, b.full_like(x, 9)))  # x⁴ at 2
+    b.insert(ReturnOp.make(finals))
+    twice = vjp_function(vjp_function(function))
+    gradients = run(twice, [np.array(2.0), np.array(1.0), np.array(1.0)])
+    np.testing.assert_allclose(gradients, [12 * 4, 4 * 8])
+
+
+def test_a_loop_with_a_condition_and_a_number_of_turns_has_none():
     with pytest.raises(UnsupportedError, match="condition"):
-        vjp_function(function)
+        vjp_function(powers(9.0, trip_count=4))
 
 
 @pytest.mark.parametrize("turns", [0, 2], ids=["branch", "loop"])

@@ -18,12 +18,13 @@ from weft.errors import UnsupportedError
 from weft.ir.locations import line_of, sourced
 from weft.ir.types import tensor_of
 from weft.ops.base import GraphOp
-from weft.ops.control import ControlOp
+from weft.ops.control import ControlOp, LoopOp
 from weft.ops.custom import CustomOp
 from weft.ops.graph import FuncOp, GraphBuilder, LaunchOp, OpaqueOp, ReturnOp
 from weft.ops.rules import zeros
 from weft.passes.custom_derivatives import propagate_custom
-from weft.passes.differentiate_regions import keep_histories, propagate_control
+from weft.passes.differentiate_regions import keep_histories, propagate_control, result_gradients
+from weft.passes.differentiate_while import propagate_while
 from weft.passes.recompute import REGION, Recomputed, inherit_marks, ops_after, region_of
 
 
@@ -166,7 +167,9 @@ class GradientTape:
 
     def propagate_plain(self, op: Operation) -> None:
         """The same, whether it is checkpointed or not."""
-        if isinstance(op, ControlOp):
+        if isinstance(op, LoopOp) and op.conditional:
+            propagate_while(self, op, result_gradients(self, op), GradientTape)
+        elif isinstance(op, ControlOp):
             propagate_control(self, op, GradientTape)
         elif isinstance(op, CustomOp):
             propagate_custom(self, op, GradientTape)

@@ -14,12 +14,12 @@ from typing import Protocol
 
 from xdsl.ir import Block, Operation, Region, SSAValue
 
-from weft.errors import UnsupportedError
 from weft.ir.attributes import to_attribute
 from weft.ir.types import Tensor, i64, tensor_of, tensor_type
 from weft.ops.control import ControlOp, IfOp, LoopOp, if_else, loop
 from weft.ops.graph import GraphBuilder, YieldOp
 from weft.ops.rules import size_value, zeros
+from weft.passes.recompute import ops_after
 
 
 class Gradients(Protocol):
@@ -86,34 +86,38 @@ def _sums(op: LoopOp) -> set[int]:
     return found
 
 
-def propagate_control(tape: Gradients, op: ControlOp, make: Callable[[GraphBuilder], Gradients]) -> None:
-    """Take the gradients of the results of control flow to its operands."""
+def result_gradients(tape: Gradients, op: ControlOp) -> dict[SSAValue, SSAValue]:
+    """The gradients of the results of control flow; zeros where no result depends on one."""
     grads: dict[SSAValue, SSAValue] = {}
     for result in filter(_is_float, op.results):
         known = tape.gradients.get(result)
         grads[result] = zeros(tape.b, result) if known is None else known
+    return grads
+
+
+def propagate_control(tape: Gradients, op: ControlOp, make: Callable[[GraphBuilder], Gradients]) -> None:
+    """Take the gradients of the results of branches, or of a number of turns, to its operands."""
+    grads = result_gradients(tape, op)
     if isinstance(op, IfOp):
         _branches(tape, op, grads, make)
     else:
-        assert isinstance(op, LoopOp)
-        if op.conditional:
-            raise UnsupportedError("a loop with a condition has no gradient", hint="give it a number of turns")
+        assert isinstance(op, LoopOp) and not op.conditional, "`differentiate_while` has those with a condition"
         _turns(tape, op, grads, make)
 
 
 def _branches(
     tape: Gradients, op: IfOp, grads: Mapping[SSAValue, SSAValue], make: Callable[[GraphBuilder], Gradients]
 ) -> None:
-    wanted = _captured_floats(op)
+    wanted = captured_floats(op)
 
     def branch(region: Region) -> Callable[[GraphBuilder], list[SSAValue]]:
         def build(b: GraphBuilder) -> list[SSAValue]:
             values: dict[SSAValue, SSAValue] = dict(zip(region.block.args, op.captures, strict=True))
-            yielded, inner = _again(b, region.block, values, make)
+            yielded, inner = again(b, region.block, values, make)
             for result, value in zip(op.results, yielded, strict=True):
                 if result in grads:
                     inner.add(value, grads[result])
-            return _taken_back(b, inner, [op.captures[n] for n in wanted])
+            return taken_back(b, inner, [op.captures[n] for n in wanted])
 
         return build
 
@@ -136,7 +140,7 @@ def _turns(
     states = [n for n, value in enumerate(op.starts) if _is_float(value)]
     seeds = [n for n, value in enumerate(stacks) if _is_float(value)]
     wholes = [n for n, value in enumerate(op.wholes) if _is_float(value)]
-    captures = _captured_floats(op)
+    captures = captured_floats(op)
 
     def turn(
         b: GraphBuilder, index: SSAValue, grads: Sequence[SSAValue], slices: Sequence[SSAValue]
@@ -146,13 +150,13 @@ def _turns(
         given, out = slices[len(kept) : len(kept) + len(op.wholes)], slices[-len(seeds) :]
         number = b.sub(size_value(b, op.trip_count - 1, i64), index)
         arguments = [number, *before, *given, *op.captures]
-        yielded, inner = _again(b, block, dict(zip(block.args, arguments, strict=True)), make)
+        yielded, inner = again(b, block, dict(zip(block.args, arguments, strict=True)), make)
         for place, seed in zip(states, grads[: len(states)], strict=True):
             inner.add(yielded[place], seed)
         for place, seed in zip(seeds, out if seeds else [], strict=True):
             inner.add(yielded[carried + place], seed)
         sources = [*(before[n] for n in states), *(given[n] for n in wholes), *(op.captures[n] for n in captures)]
-        found = _taken_back(b, inner, sources)
+        found = taken_back(b, inner, sources)
         to_states, rest = found[: len(states)], found[len(states) :]
         to_slices, to_captures = rest[: len(wholes)], rest[len(wholes) :]
         totals = [b.add(total, new) for total, new in zip(grads[len(states) :], to_captures, strict=True)]
@@ -179,7 +183,7 @@ def _turns(
         tape.add(op.wholes[place], gradient)
 
 
-def _again(
+def again(
     b: GraphBuilder, block: Block, values: dict[SSAValue, SSAValue], make: Callable[[GraphBuilder], Gradients]
 ) -> tuple[list[SSAValue], Gradients]:
     """Compute a region's ops again at the builder's place: what they yield, and gradients to be filled."""
@@ -195,14 +199,16 @@ def _again(
     return yielded, make(b)
 
 
-def _taken_back(b: GraphBuilder, inner: Gradients, sources: Sequence[SSAValue]) -> list[SSAValue]:
-    """The gradients of these values, by all ops of the block so far."""
-    for op in reversed(list(b.block.ops)):
+def taken_back(
+    b: GraphBuilder, inner: Gradients, sources: Sequence[SSAValue], after: Operation | None = None
+) -> list[SSAValue]:
+    """The gradients of these values, by all ops of the block so far, or by those after one of them."""
+    for op in list(ops_after(after, b)):
         inner.propagate(op)
     return inner.of(sources)
 
 
-def _captured_floats(op: ControlOp) -> list[int]:
+def captured_floats(op: ControlOp) -> list[int]:
     """The places of captures that have gradients: of a value that is captured twice, the first has all of it."""
     captures = list(op.captures)
     return [n for n, value in enumerate(captures) if _is_float(value) and captures.index(value) == n]

@@ -173,10 +173,10 @@ class Pow(Primitive):
     def vjp(b: GraphBuilder, grads: Values, operands: Values, results: Values) -> Gradients:
         (g,), (x, y), (p,) = grads, operands, results
         zero, one = b.full_like(x, 0), b.full_like(x, 1)
-        base = b.mul(g, b.mul(y, b.pow(x, b.sub(y, one))))
-        exponent = b.mul(g, b.mul(p, b.log(x)))
+        base = b.mul(y, b.pow(x, b.sub(y, one)))
         flat = b.logical_and(b.eq(x, zero), b.ge(y, zero))  # 0**y does not move with y, and log(0) is infinite
-        return b.where(b.eq(y, zero), zero, base), b.where(flat, zero, exponent)
+        # Factors are chosen, not products: of these, the derivative by the gradient would be 0 times infinity.
+        return b.mul(g, b.where(b.eq(y, zero), zero, base)), b.mul(g, b.where(flat, zero, b.mul(p, b.log(x))))
 
 
 @op("neg", aten="neg.default", onnx="Neg", stablehlo="negate", samples=unary(dtypes=NUMBERS))

@@ -77,8 +77,9 @@ class CopySign(FloatFunction):
     @staticmethod
     def vjp(b: GraphBuilder, grads: Values, operands: Values, results: Values) -> Gradients:
         (g,), (x, _), (y,) = grads, operands, results
-        zero = b.full_like(x, 0)
-        return b.where(b.eq(x, zero), zero, b.mul(g, b.div(y, x))), None
+        zero, one = b.full_like(y, 0), b.full_like(y, 1)
+        at_zero = b.eq(x, zero)
+        return b.mul(g, b.where(at_zero, zero, b.div(y, b.where(at_zero, one, x)))), None
 
 
 @op("nextafter", samples=binary(dtypes=FLOATS))

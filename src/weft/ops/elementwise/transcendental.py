@@ -261,7 +261,9 @@ class Atan2(FloatFunction):
     @staticmethod
     def vjp(b: GraphBuilder, grads: Values, operands: Values, results: Values) -> Gradients:
         (g,), (y, x) = grads, operands
-        share = b.div(g, b.add(b.mul(x, x), b.mul(y, y)))
+        square, zero = b.add(b.mul(x, x), b.mul(y, y)), b.full_like(results[0], 0)
+        at_origin = b.eq(square, zero)  # where no angle is: torch's gradient there is 0
+        share = b.div(b.where(at_origin, zero, g), b.where(at_origin, b.full_like(results[0], 1), square))
         return b.mul(share, x), b.neg(b.mul(share, y))
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import itertools
 import math
 import time
@@ -220,6 +221,13 @@ def _judge_transformed(case: _Case, settings: CaseSettings) -> CaseResult:
         """The operator where it has derivatives: of a matrix with symmetry, that is taken from all of its elements."""
         return case.op.gradcheck_wrapper(case.op.op, *args, **kwargs)
 
+    def compiled() -> Callable[..., Any]:
+        options: Any = {"backend": _backend(settings), "dynamic": False}
+        if call is differentiated and case.op.gradcheck_wrapper.__name__ == "gradcheck_wrapper_masked_operation":
+            # It makes a mask by the operator's name, which Dynamo takes for an operand.
+            return functools.partial(case.op.gradcheck_wrapper, torch.compile(case.op.op, **options))
+        return torch.compile(call, **options)
+
     if settings.transform != "vmap":
         call = differentiated
     try:
@@ -229,7 +237,7 @@ def _judge_transformed(case: _Case, settings: CaseSettings) -> CaseResult:
     torch.compiler.reset()
     with _recorder(settings)() as record:
         try:
-            actual = run(run_transformed, torch.compile(call, backend=_backend(settings), dynamic=False))
+            actual = run(run_transformed, compiled())
         except Exception as error:
             mine = replace(_PASSED, status="error", reason=_first_line(error))
         else:

@@ -143,3 +143,76 @@ def test_tangents_of_what_is_written_beside_a_tensor_are_those_of_eager() -> Non
     given = X, Y[:2, :2].clone()
     found = torch.func.jvp(torch.compile(function, backend="weft"), given, given)[1]
     torch.testing.assert_close(found, torch.func.jvp(function, given, given)[1])
+
+
+LENGTHS, BAGS = torch.tensor([0, 1, 2, 1]), torch.tensor([0, 1, 1])
+CHUNKED = getattr(torch.nn, "LinearCrossEntropyOptions", None)
+SEGMENTED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "means of segments": lambda x, y: torch.segment_reduce(x, "mean", lengths=LENGTHS, initial=1) * y[0],
+    "products of segments": lambda x, y: torch.segment_reduce(x, "prod", offsets=torch.tensor([0, 1, 4])) * y[0],
+    "greatest of segments": lambda x, y: torch.segment_reduce(x, "max", lengths=LENGTHS, initial=-9) * y[0],
+    "bags": lambda x, y: F.embedding_bag(
+        torch.tensor([0, 2, 3]), x, BAGS, mode="sum", per_sample_weights=y[0, :3], padding_idx=2
+    ),
+    "means of bags": lambda x, y: F.embedding_bag(torch.tensor([[0, 2], [3, 3]]), x * y[0], padding_idx=2),
+}
+
+
+@pytest.mark.parametrize("name", SEGMENTED)
+@pytest.mark.filterwarnings("ignore:.*prototype")
+def test_tangents_of_segments_and_bags_are_those_of_differences(name: str) -> None:
+    function, along, step = SEGMENTED[name], (X.cos(), Y.sin()), 1e-6
+    found = torch.func.jvp(compiled(function), (X, Y), along)[1]
+    moved = [function(*(each + sign * step * t for each, t in zip((X, Y), along, strict=True))) for sign in (1, -1)]
+    torch.testing.assert_close(found, (moved[0] - moved[1]) / (2 * step), rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.skipif(CHUNKED is None, reason="this release of torch has no chunked cross-entropy")
+def test_second_derivatives_of_chunked_cross_entropy() -> None:
+    labels = torch.tensor([0, 2, 1, 1])
+
+    def loss(options: Any) -> Callable[..., Tensor]:
+        return lambda x, y: F.linear_cross_entropy(x, y, labels, options=options, label_smoothing=0.1)
+
+    def second(call: Any) -> Any:
+        x, y = (each.clone().requires_grad_() for each in (X, Y))
+        first = torch.autograd.grad(call(x, y), (x, y), create_graph=True)
+        return torch.autograd.grad(sum(each.pow(2).sum() for each in first), (x, y))
+
+    assert CHUNKED is not None
+    chunked = CHUNKED(allow_retain_graph=True, batch_chunk_size=2)
+    torch.testing.assert_close(second(compiled(loss(chunked))), second(loss(None)))
+
+
+def test_tangents_are_taken_in_forward_mode_where_torch_has_them() -> None:
+    """By gradients of gradients they would be NaN, or refused."""
+
+    def function(x: Tensor, y: Tensor) -> Tensor:
+        return torch.logcumsumexp(x, 1).sum(0) + F.hardsigmoid(y).sum(0)
+
+    mine, eager = (torch.func.jvp(each, (X, Y), (X.cos(), Y.sin()))[1] for each in (compiled(function), function))
+    torch.testing.assert_close(mine, eager)
+
+
+def test_tangents_lie_as_their_results_do() -> None:
+    """Torch fails at views of a pair that lies in two ways, such as eigenvectors, whose columns come first."""
+
+    def tangent(call: Any) -> Tensor:
+        with forward_ad.dual_level():
+            _, vectors = call(forward_ad.make_dual(X.clone(), X.cos()))
+            return forward_ad.unpack_dual(vectors.mT.abs()).tangent
+
+    quiet = torch.compile(torch.linalg.eig, backend="weft", options={"fallback": "quiet"})
+    torch.testing.assert_close(tangent(quiet), tangent(torch.linalg.eig))
+
+
+def test_tangents_of_gradients_are_those_of_reverse_mode_where_torch_has_two() -> None:
+    """Of the gradient of `triangular_solve`, torch's forward mode gives another tangent than differences do."""
+    y, along, step = Y.T.contiguous(), X.cos(), 1e-6
+
+    def solved(x: Tensor) -> Tensor:
+        return torch.triangular_solve(y, x + 4 * torch.eye(4, dtype=x.dtype)).solution.pow(2).sum()
+
+    found = torch.func.jvp(torch.func.grad(compiled(solved)), (X,), (along,))[1]
+    moved = [torch.func.grad(solved)(X + sign * step * along) for sign in (1, -1)]
+    torch.testing.assert_close(found, (moved[0] - moved[1]) / (2 * step), rtol=1e-5, atol=1e-7)

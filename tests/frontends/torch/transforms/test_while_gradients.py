@@ -9,6 +9,8 @@ from torch import Tensor
 from torch._higher_order_ops import while_loop
 from torch.autograd import forward_ad
 
+from weft.func import grad, jvp, vmap
+
 W, Y = torch.randn(3, 3, dtype=torch.float64), torch.randn(2, 3, dtype=torch.float64)
 
 
@@ -44,3 +46,28 @@ def test_duals_of_what_was_compiled_without_them() -> None:
         dual = forward_ad.make_dual(W.clone().requires_grad_(), W.cos())
         mine, eager = (forward_ad.unpack_dual(each(dual, Y)).tangent for each in (compiled, written_out))
     torch.testing.assert_close(mine, eager)
+
+
+def square_root(a: Tensor) -> Tensor:
+    """By Newton's method, as many turns as it takes."""
+
+    def turn(x: Tensor, error: Tensor) -> tuple[Tensor, Tensor]:
+        return (x + a / x) / 2, (x * x - a).abs()
+
+    return while_loop(lambda x, error: error > 1e-10, turn, (a.clone(), torch.ones((), dtype=a.dtype)))[0]
+
+
+def test_all_derivatives_of_a_batch_whose_loops_end_at_different_turns() -> None:
+    numbers = torch.tensor([2.0, 9.0, 100.0], dtype=torch.float64)
+    slopes = 0.5 / numbers.sqrt()
+    torch.testing.assert_close(vmap(grad(square_root))(numbers), slopes)
+    torch.testing.assert_close(jvp(vmap(square_root), (numbers,), (torch.ones_like(numbers),))[1], slopes)
+    torch.testing.assert_close(vmap(grad(grad(square_root)))(numbers), -0.25 * numbers**-1.5)
+
+
+def test_gradients_of_a_loop_and_products_with_its_hessian() -> None:
+    losses = [lambda w, y, f=f: f(w, y).pow(2).sum() for f in (looped, written_out)]
+    mine, wanted = grad(losses[0], (0, 1)), torch.func.grad(losses[1], (0, 1))
+    torch.testing.assert_close(mine(W, Y), wanted(W, Y))
+    along = (W.cos(), Y.sin())
+    torch.testing.assert_close(jvp(mine, (W, Y), along)[1], torch.func.jvp(wanted, (W, Y), along)[1])

@@ -145,16 +145,17 @@ def vector_norm(
     b: ImportBuilder, x: SSAValue, order: float = 2, dims: Dims = None, keep: bool = False, **options: Any
 ) -> SSAValue:
     over = normal_dims(dims, b.rank(x))
-    size = b.emit("abs", b.wide(b.to(x, b.result.dtype)))
-    dtype = b.dtype(size)
+    wide = b.wide(b.to(x, b.result.dtype))
+    dtype = b.dtype(wide)
+    if order == 2:  # not by magnitudes, whose derivative at 0 is none: that of their squares is one of the function
+        return b.emit("sqrt", b.emit("sum", b.emit("mul", wide, wide), dims=over, keep=keep))
+    size = b.emit("abs", wide)
     if order in (math.inf, -math.inf):
         return b.emit("max" if order > 0 else "min", size, dims=over, keep=keep)
     if order == 0:
         return b.emit("sum", b.to(b.emit("ne", size, b.number(0, dtype)), dtype), dims=over, keep=keep)
     if order == 1:
         return b.emit("sum", size, dims=over, keep=keep)
-    if order == 2:
-        return b.emit("sqrt", b.emit("sum", b.emit("mul", size, size), dims=over, keep=keep))
     power = b.emit("sum", b.emit("pow", size, b.number(float(order), dtype)), dims=over, keep=keep)
     return b.emit("pow", power, b.number(1.0 / order, dtype))
 

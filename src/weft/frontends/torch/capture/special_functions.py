@@ -225,35 +225,39 @@ _ORDERS = 30
 def i0(x: Tensor) -> Tensor:
     """The modified Bessel function of the first kind, of order 0."""
     wide = _wide(x)
-    return (torch.exp(wide.abs()) * _i0e(wide)).to(_result(x))
+    return (torch.exp(_size(wide)) * _i0e(_size(wide))).to(_result(x))
 
 
 def i0e(x: Tensor) -> Tensor:
     """The same, times exp(-|x|)."""
-    return _i0e(_wide(x)).to(_result(x))
+    return _i0e(_wide(x).abs()).to(_result(x))
 
 
 def i1(x: Tensor) -> Tensor:
     """The modified Bessel function of the first kind, of order 1."""
     wide = _wide(x)
-    return (torch.exp(wide.abs()) * _i1e(wide)).to(_result(x))
+    return (torch.exp(_size(wide)) * _i1e(wide, _size(wide))).to(_result(x))
 
 
 def i1e(x: Tensor) -> Tensor:
     """The same, times exp(-|x|)."""
-    return _i1e(_wide(x)).to(_result(x))
+    wide = _wide(x)
+    return _i1e(wide, wide.abs()).to(_result(x))
 
 
-def _i0e(x: Tensor) -> Tensor:
-    size = x.abs()
+def _size(x: Tensor) -> Tensor:
+    """The magnitude, with a slope at 0 too: what is even, or odd, has its second derivative there by it."""
+    return torch.where(x < 0, -x, x)
+
+
+def _i0e(size: Tensor) -> Tensor:
     far = torch.clamp_min(size, 8.0)  # so that the side that is not taken stays finite, also in derivatives
     near = torch.clamp_max(size, 8.0)
     beyond = _chebyshev(32 / far - 2, _I0_FAR) * torch.rsqrt(far)
     return torch.where(size <= 8, _chebyshev(near / 2 - 2, _I0_NEAR), beyond)
 
 
-def _i1e(x: Tensor) -> Tensor:
-    size = x.abs()
+def _i1e(x: Tensor, size: Tensor) -> Tensor:
     far, near = torch.clamp_min(size, 8.0), torch.clamp_max(size, 8.0)
     beyond = torch.sign(x) * _chebyshev(32 / far - 2, _I1_FAR) * torch.rsqrt(far)
     return torch.where(size <= 8, x * _chebyshev(near / 2 - 2, _I1_NEAR), beyond)

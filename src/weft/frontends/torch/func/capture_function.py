@@ -5,36 +5,40 @@ Random numbers are made from a seed, a constant that every call draws: they are 
 """
 
 # Torch's values have no types that can be followed; tracing with fake tensors has no public name.
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false, reportPrivateUsage=false, reportMissingTypeStubs=false, reportIncompatibleMethodOverride=false
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false, reportPrivateUsage=false, reportMissingTypeStubs=false, reportIncompatibleMethodOverride=false, reportPrivateImportUsage=false, reportAttributeAccessIssue=false
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 import torch.fx.traceback as fx_traceback
 import torch.utils._pytree as pytree
 from torch import fx, nn
+from torch._dynamo.exc import Unsupported
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
     FakeTensorMode,
 )
-from torch._subclasses.functional_tensor import dispatch_functionalize
+from torch._subclasses.functional_tensor import FunctionalTensor, dispatch_functionalize
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, ShapeEnv
 from torch.overrides import TorchFunctionMode
 
 from weft.config import Config
-from weft.diagnostics import calling_line
+from weft.diagnostics import calling_line, raising_line
 from weft.errors import DTypeError, UnsupportedError
 from weft.frontends.torch.capture.decompositions import decompositions
 from weft.frontends.torch.capture.stop_gradients import stop_gradients, stopped
+from weft.frontends.torch.func import tensor_indices
 from weft.frontends.torch.func.capturing import capturing
 from weft.frontends.torch.func.normalized import SHIFTED
 from weft.frontends.torch.func.program import SLOT, Program
 from weft.frontends.torch.func.random_numbers import Seed, drawing_from
+from weft.frontends.torch.func.smooth_forms import KINKED, SMOOTH
 from weft.frontends.torch.importer.import_graph import import_graph
 from weft.frontends.torch.importer.imported_graph import ImportedGraph, Passed, Returned
 from weft.ops.graph import ReturnOp
@@ -90,17 +94,18 @@ def capture(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[s
         whole = [next(rest) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
         taken, named = pytree.tree_unflatten(whole, spec)
         state = {name: next(rest) for name in own}
-        with _UsersCalls():
+        with _UsersCalls() as calls:
             if isinstance(function, nn.Module):
                 returned = torch.func.functional_call(function, state, taken, named)
             else:
                 returned = function(*taken, **named)
+        calls.refuse_writes()
         found, shape["spec"] = pytree.tree_flatten(returned)
         shape["leaves"] = tuple(SLOT if isinstance(leaf, torch.Tensor) else leaf for leaf in found)
         return [leaf.clone(memory_format=_ROWS) for leaf in found if isinstance(leaf, torch.Tensor)]
 
-    table = decompositions(device.type if device.type == "cuda" else "cpu") | drawing_from(seed) | SHIFTED
-    table = {target: rule for target, rule in table.items() if target not in _PRODUCTS}
+    table = decompositions(device.type if device.type == "cuda" else "cpu") | drawing_from(seed) | SHIFTED | SMOOTH
+    table = {target: rule for target, rule in table.items() if target not in _PRODUCTS and target not in KINKED}
     functional: Any = dispatch_functionalize(flat)
 
     def seeded(*tensors: torch.Tensor) -> Any:
@@ -131,22 +136,77 @@ def capture(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[s
     )
 
 
-_DETACHING: tuple[Any, ...] = (torch.detach, torch.Tensor.detach, torch.Tensor.data.__get__)  # pyright: ignore[reportAttributeAccessIssue]
+_ASKING: frozenset[Any] = frozenset(
+    each.__get__ for each in vars(torch._C.TensorBase).values() if type(each).__name__ == "getset_descriptor"
+)
+"""What reads attributes of tensors."""
+
+
+def _is_outside(leaf: Any) -> bool:
+    """Whether something is a tensor that tracing has not made: one that a function closes over."""
+    return type(leaf) is torch.Tensor and not (
+        torch._C._functorch.is_functorch_wrapped_tensor(leaf) or torch._is_functional_tensor(leaf)
+    )
+
+
+_DETACHING: tuple[Any, ...] = (torch.detach, torch.Tensor.detach, torch.Tensor.data.__get__)
 
 
 class _UsersCalls(TorchFunctionMode):
-    """Notes the user's line of every call; what is computed without gradients, under `no_grad()`, has none later."""
+    """Notes the user's line of every call; what is computed without gradients, under `no_grad()`, has none later.
+
+    What comes from outside of the function is traced as what it computes itself: copies of it can be written to.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._outside: dict[int, tuple[torch.Tensor, FunctionalTensor]] = {}
+        self._lines: dict[int, str | None] = {}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if torch.compiler.is_dynamo_compiling():  # control flow, whose regions Dynamo traces
             return func(*args, **(kwargs or {}))
-        file, _, line = (calling_line() or "").rpartition(":")
+        place = calling_line()
+        file, _, line = (place or "").rpartition(":")
         if file:
             fx_traceback.current_meta["stack_trace"] = f'File "{file}", line {line}'
-        found = func(*args, **(kwargs or {}))
+        if func not in _ASKING:
+            args, kwargs = pytree.tree_map_only(_is_outside, self._traced, (args, kwargs or {}))
+        if tensor_indices.is_read(func, args):
+            found = tensor_indices.read(*args)
+        elif tensor_indices.is_written(func, args):
+            found = tensor_indices.write(*args)
+        else:
+            found = func(*args, **(kwargs or {}))
+        for number, (_, made) in self._outside.items():
+            if number not in self._lines and torch._functionalize_has_data_mutation(made.elem):
+                self._lines[number] = place
+        if func not in _ASKING:
+            found = pytree.tree_map_only(_is_outside, partial(self._own, args=args), found)
         if torch.is_grad_enabled() and func not in _DETACHING:
             return found
         return pytree.tree_map_only(torch.Tensor, stopped, found)
+
+    def _traced(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A tensor from outside as one of the function's own; the same one each time."""
+        known = self._outside.get(id(tensor))
+        if known is None:
+            known = self._outside[id(tensor)] = tensor, FunctionalTensor.to_functional(tensor)
+        return known[1]
+
+    def _own(self, result: torch.Tensor, args: Any) -> torch.Tensor:
+        """What a call makes of parameters alone is the function's own, unless it is a view of one."""
+        given = [leaf for leaf in pytree.tree_leaves(args) if isinstance(leaf, nn.Parameter)]
+        if any(result is each or result._base is each for each in given):
+            return result
+        return FunctionalTensor.to_functional(result)
+
+    def refuse_writes(self) -> None:
+        """Raise where a tensor from outside was written to: a compiled function changes none."""
+        for line in self._lines.values():
+            raise UnsupportedError(
+                "the function writes to a tensor from outside of it", location=line, hint="write to a clone of it"
+            )
 
 
 def traced(flat: Callable[..., Any], inputs: Sequence[torch.Tensor], table: Mapping[Any, Any]) -> fx.GraphModule:
@@ -154,11 +214,33 @@ def traced(flat: Callable[..., Any], inputs: Sequence[torch.Tensor], table: Mapp
         with torch.enable_grad(), fx_traceback.preserve_node_meta():
             return make_fx(flat, table, _allow_non_fake_inputs=True)(*inputs)
     except (DataDependentOutputException, DynamicOutputShapeException, GuardOnDataDependentSymNode) as error:
+        raise _decides(error) from error
+    except Unsupported as error:
         raise UnsupportedError(
-            f"the function decides by its data: {str(error).partition(chr(10))[0]}",
-            location=calling_line(),
-            hint="`torch.where` or `torch.cond` decides inside of the graph",
+            f"torch does not trace control flow here: {str(error).partition(chr(10))[0]}",
+            location=raising_line(error) or calling_line(),
+            hint="transform the function from outside: `vmap(jvp(f, ...))`, not `jvp` in a function that has a batch",
         ) from error
+    except AssertionError as error:
+        if "token for effect" not in str(error):
+            raise
+        raise UnsupportedError(
+            "a call of linear algebra that checks its arguments, which torch carries out, has no rules",
+            location=raising_line(error) or calling_line(),
+            hint="give the function around it rules, by `weft.func.custom`, or use `torch.func`",
+        ) from error
+    except RuntimeError as error:
+        if "get value out of a tracing tensor" not in str(error):
+            raise
+        raise _decides(error) from error
+
+
+def _decides(error: Exception) -> UnsupportedError:
+    return UnsupportedError(
+        f"the function decides by its data: {str(error).partition(chr(10))[0]}",
+        location=raising_line(error) or calling_line(),
+        hint="`torch.where` or `torch.cond` decides inside of the graph",
+    )
 
 
 def _imported(module: fx.GraphModule) -> ImportedGraph:

@@ -191,8 +191,12 @@ class Jvp(Transformed):
         found, total = list(made.returned.operands), len(inner.function.returned.operands)
         moving = [n for n, value in enumerate(inner.function.returned.operands) if is_float(value)]
         by_result = dict(zip(moving, found[total:], strict=True))
-        if integer := next((n for n in range(len(values)) if n not in by_result), None):
-            raise DTypeError(f"result {integer} is of integers, which have no tangent", hint="return it as aux")
+        if (integer := next((n for n in range(len(values)) if n not in by_result), None)) is not None:
+            raise DTypeError(
+                f"result {integer} is of integers, which have no tangent",
+                location=calling_line(),
+                hint="return it as aux",
+            )
         results = [
             *found[: len(values)],
             *(by_result[n] for n in range(len(values))),

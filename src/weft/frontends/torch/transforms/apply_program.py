@@ -50,6 +50,7 @@ class _Applied(torch.autograd.Function):
         ctx.save_for_backward(*tensors)
         ctx.save_for_forward(*tensors)
         ctx.seeded = floats(output)
+        ctx.strides = [output[n].stride() for n in ctx.seeded]
         rest = [value for n, value in enumerate(output) if n not in ctx.seeded and isinstance(value, Tensor)]
         ctx.count = len(output)
         ctx.mark_non_differentiable(*rest)
@@ -76,8 +77,8 @@ class _Applied(torch.autograd.Function):
         derived = ctx.program.jvp(wanted, ctx.seeded)
         results = apply(derived, [*arguments, *(tangents[2 + n] for n in wanted)], ctx.state)
         found: list[Any] = [None] * ctx.count
-        for place, tangent in zip(ctx.seeded, results, strict=True):
-            found[place] = tangent
+        for place, tangent, strides in zip(ctx.seeded, results, ctx.strides, strict=True):
+            found[place] = _laid_out(tangent, strides)
         return tuple(found)
 
     @staticmethod
@@ -86,6 +87,13 @@ class _Applied(torch.autograd.Function):
     ) -> tuple[Any, Any]:
         results = apply(program.vmap(tuple(in_dims[2:]), info.randomness), arguments, state)
         return results, (0,) * len(results)
+
+
+def _laid_out(tangent: Tensor, strides: tuple[int, ...]) -> Tensor:
+    """A tangent that lies as its result does: torch fails at views of the pair elsewhere."""
+    if tangent.dim() != len(strides) or tangent.stride() == strides or 0 in strides:
+        return tangent
+    return tangent.new_empty_strided(tangent.shape, strides).copy_(tangent)
 
 
 def _arguments(ctx: Any) -> list[Any]:

@@ -19,6 +19,8 @@ from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
+from weft.frontends.torch.transforms import segmented_forms
+
 _MOST_FACTORS = 1 << 22
 """Elements of a table of places and factors, which a product over places is taken from."""
 
@@ -120,15 +122,50 @@ def as_strided_scatter(
     should flow through all others. Gradients are as in eager."""
     if not takes_tangents() or not x.numel():
         return torch.as_strided_scatter(x, src, size, stride, storage_offset)
+    written = written_in_strides(x, src, size, stride, storage_offset)
+    if written is None:
+        raise NotImplementedError("tangents of as_strided_scatter are not implemented beside a tensor's own memory")
+    return written
+
+
+def written_in_strides(
+    x: Tensor, src: Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None
+) -> Tensor | None:
+    """A tensor with some places of its memory written; None where it is not dense, or places lie beside it."""
     order = sorted(range(x.dim()), key=x.stride, reverse=True)
     in_memory = x.permute(order)
     first = 0 if storage_offset is None else storage_offset - x.storage_offset()
     last = first + sum((count - 1) * step for count, step in zip(size, stride, strict=True))
     if not in_memory.is_contiguous() or not 0 <= first <= last < x.numel():
-        raise NotImplementedError("tangents of as_strided_scatter are not implemented beside a tensor's own memory")
+        return None
     places = torch.arange(x.numel(), device=x.device).as_strided(size, stride, first)
     written = in_memory.reshape(-1).index_put((places,), src.expand(places.shape))
     return written.view(in_memory.shape).permute([order.index(dim) for dim in range(x.dim())])
+
+
+def _unpool(name: str) -> Callable[..., Tensor]:
+    """Unpooling where, for tangents, each place moves with the element that it has: of those that are written to one
+    place that is the last. Gradients are as in eager, where all of these have that of the place."""
+    unpool, rank = getattr(functional, name), int(name[-2])
+
+    def unpooled(x: Tensor, indices: Tensor, *args: Any, **named: Any) -> Tensor:
+        if not takes_tangents() or not x.numel():
+            return unpool(x, indices, *args, **named)
+        places = indices.reshape(*indices.shape[:-rank], -1)
+        numbers = torch.arange(places.shape[-1], dtype=x.dtype, device=x.device).view(indices.shape[-rank:])
+        last = unpool(numbers.expand(x.shape).contiguous(), indices, *args, **named)
+        written = last.reshape(*places.shape[:-1], -1).gather(-1, places).view(x.shape) == numbers
+        return _summed(torch.where(written, x, 0), places, last)
+
+    return unpooled
+
+
+def _summed(x: Tensor, places: Tensor, like: Tensor) -> Tensor:
+    """What is brought to places, added up."""
+    flat = torch.zeros(
+        *places.shape[:-1], like.numel() // max(1, places[..., 0].numel()), dtype=x.dtype, device=x.device
+    )
+    return flat.scatter_add(-1, places, x.reshape(places.shape)).view(like.shape)
 
 
 _FUNCTIONS: dict[Any, Callable[..., Any]] = {
@@ -141,6 +178,9 @@ _FUNCTIONS: dict[Any, Callable[..., Any]] = {
     torch.scatter_reduce: scatter_reduce,
     torch.index_reduce: index_reduce,
     functional.soft_margin_loss: soft_margin_loss,
+    functional.embedding_bag: segmented_forms.embedding_bag,
+    torch.segment_reduce: segmented_forms.segment_reduce,
+    **{getattr(functional, name): _unpool(name) for name in ("max_unpool1d", "max_unpool2d", "max_unpool3d")},
 }
 _METHODS: dict[str, Callable[..., Any]] = {
     "trace": trace,
@@ -150,8 +190,17 @@ _METHODS: dict[str, Callable[..., Any]] = {
 }
 
 
+_OPERATORS: dict[str, Callable[..., Any]] = {
+    "torch_nn._linear_cross_entropy_batch_chunked": segmented_forms.linear_cross_entropy,
+    "torch_nn._linear_cross_entropy_batch_chunked_no_reduction": segmented_forms.linear_cross_entropies,
+}
+"""By their names, as torch registers them when they are first called."""
+
+
 def form_of(target: Any) -> Callable[..., Any] | None:
-    """The form of a function of torch, or of a method by its name."""
+    """The form of a function of torch, of an operator, or of a method by its name."""
+    if isinstance(target, torch._ops.OpOverload | torch._ops.OpOverloadPacket):
+        return _OPERATORS.get(str(target).removesuffix(".default"))
     return _METHODS.get(target) if isinstance(target, str) else _FUNCTIONS.get(target)
 
 

@@ -21,6 +21,7 @@ import torch
 from torch._dynamo import symbolic_convert
 from torch._dynamo.guards import GuardBuilder
 from torch._dynamo.source import GlobalStateSource
+from torch._functorch import eager_transforms
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch._guards import Guard
 from torch._subclasses import meta_utils
@@ -39,6 +40,17 @@ def without_forward_mode() -> Generator[None]:
     """As outside of levels of forward mode: some functions of shapes fail inside, where torch prints tensors."""
     level = forward_ad._current_level
     forward_ad._current_level = -1
+    try:
+        yield
+    finally:
+        forward_ad._current_level = level
+
+
+@contextmanager
+def as_entered() -> Generator[None]:
+    """Inside of `without_forward_mode`, as in the level that was entered around it, if any: tangents need one."""
+    level = forward_ad._current_level
+    forward_ad._current_level = 0 if eager_transforms.JVP_NESTING else level  # levels of forward mode do not nest
     try:
         yield
     finally:

@@ -24,15 +24,15 @@ from torch.autograd import forward_ad
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from weft.frontends.torch.transforms.differentiable_forms import taking_tangents
-from weft.frontends.torch.transforms.dynamo_levels import without_forward_mode
+from weft.frontends.torch.transforms.dynamo_levels import as_entered, without_forward_mode
 from weft.frontends.torch.transforms.random_state import RandomState
 
 Function: TypeAlias = Callable[..., tuple[Any, ...]]
 """Takes tensors, and numbers; gives tensors."""
 
 
-_NO_TANGENTS = "forward AD", "forward mode AD", "has_fw_view"
-"""What torch's errors say where it has no rule for tangents, or fails at those of views that lie otherwise."""
+_NO_TANGENTS = "forward AD", "forward mode AD", "INTERNAL ASSERT"
+"""What errors of torch say where it has no rule for tangents, or fails itself, at some views and where it prints."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,8 @@ class Program:
     """Whether it draws random numbers: then it is run again from the state that it drew them from."""
     order: int = 0
     """How often it is differentiated."""
+    otherwise: Function | None = None
+    """The same function in another way, for a trace of its own where the first cannot be traced."""
     _compiled: dict[Hashable, CompiledProgram] = field(default_factory=dict[Hashable, CompiledProgram])
     _derived: dict[Hashable, Program] = field(default_factory=dict[Hashable, "Program"])
 
@@ -101,13 +103,20 @@ class Program:
             primals = tuple(arguments[place] for place in wanted)
             of = self._of(arguments, wanted, given)
             try:
-                return torch.func.jvp(of, primals, tangents)[1]
+                with as_entered():
+                    return torch.func.jvp(of, primals, tangents)[1]
             except (NotImplementedError, RuntimeError) as error:
                 if not any(words in str(error) for words in _NO_TANGENTS):
                     raise
             return _jvp_by_vjp(of, primals, tangents)
 
-        return self._derive(("jvp", wanted, given), function, 2)
+        def by_gradients(*values: Any) -> tuple[Any, ...]:
+            arguments, tangents = values[: len(values) - len(wanted)], values[len(values) - len(wanted) :]
+            return _jvp_by_vjp(self._of(arguments, wanted, given), tuple(arguments[n] for n in wanted), tangents)
+
+        # Of derivatives, torch's two modes do not always agree, and differences take the side of reverse mode.
+        ways = (by_gradients, function) if self.order else (function, by_gradients)
+        return self._derive(("jvp", wanted, given), ways[0], 2, ways[1])
 
     def vmap(self, dims: tuple[int | None, ...], randomness: str) -> Program:
         """Maps arguments with a batch along `dims` to results with a batch along their first dimension."""
@@ -129,10 +138,10 @@ class Program:
 
         return function
 
-    def _derive(self, key: Hashable, function: Function, order: int = 0) -> Program:
+    def _derive(self, key: Hashable, function: Function, order: int = 0, otherwise: Function | None = None) -> Program:
         found = self._derived.get(key)
         if found is None:
-            made = Program(function, self.compile, self.location, self.is_random, self.order + order)
+            made = Program(function, self.compile, self.location, self.is_random, self.order + order, otherwise)
             found = self._derived[key] = made
         return found
 

@@ -90,6 +90,9 @@ class Captured:
             with sizes_for_loops() if has_while(self.module) else nullcontext():
                 return self.compile_function(Body(program.function), arguments, self.config, program)
         except Exception as error:  # whatever cannot be traced, torch may run
+            if program.otherwise is not None:
+                program.function, program.otherwise = program.otherwise, None
+                return self._compile(program, arguments)
             self._leave_to_eager(program.location, error)
             return CompiledProgram(program.function, frozenset(range(len(arguments))))
 

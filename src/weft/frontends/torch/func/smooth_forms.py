@@ -1,0 +1,117 @@
+"""Losses and activations for functions that are going to be differentiated: right at zeros, at ties and at kinks.
+
+By magnitudes, as torch takes them apart, `|x|²` has no curve at 0, where the sign is 0. Here differences are squared as
+they are, and where torch chooses a side at a kink, so does the form: the derivatives of a graph are those of eager.
+"""
+
+# Torch's operators have no types that can be followed.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from weft.frontends.torch.capture.stop_gradients import stopped
+from weft.frontends.torch.transforms.differentiable_forms import written_in_strides
+
+_ops: Any = torch.ops.aten
+_MEAN = 1
+
+
+def _reduced(losses: Tensor, reduction: int, dtype: torch.dtype) -> Tensor:
+    return (losses, losses.mean(), losses.sum())[reduction].to(dtype)
+
+
+def _wide(x: Tensor) -> Tensor:
+    return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
+
+
+def _smooth_l1_loss(x: Tensor, target: Tensor, reduction: int = _MEAN, beta: float = 1.0) -> Any:
+    off = _wide(x) - _wide(target)
+    size = off.abs()
+    losses = size if beta == 0 else torch.where(size < beta, off * off * (0.5 / beta), size - 0.5 * beta)
+    return _reduced(losses, reduction, torch.result_type(x, target))
+
+
+def _huber_loss(x: Tensor, target: Tensor, reduction: int = _MEAN, delta: float = 1.0) -> Any:
+    off = _wide(x) - _wide(target)
+    size = off.abs()
+    losses = torch.where(size < delta, 0.5 * off * off, delta * (size - 0.5 * delta))
+    return _reduced(losses, reduction, torch.result_type(x, target))
+
+
+def _huber_loss_backward(grad: Tensor, x: Tensor, target: Tensor, reduction: int, delta: float) -> Any:
+    off = _wide(x) - _wide(target)
+    slope = torch.where(off.abs() < delta, off, delta * torch.sign(off))
+    share = 1 / x.numel() if reduction == _MEAN else 1.0
+    return (slope * grad * share).to(x.dtype)
+
+
+def _log_sigmoid_forward(x: Tensor) -> Any:
+    wide = _wide(x)
+    buffer = torch.exp(-wide.abs()) if x.device.type == "cpu" else wide.new_zeros((0,))
+    return (-torch.nn.functional.softplus(-wide, threshold=50)).to(x.dtype), buffer.to(x.dtype)
+
+
+def _xlogy(x: Tensor, y: Tensor) -> Any:
+    kind = torch.result_type(x, y)
+    if not kind.is_floating_point:
+        return NotImplemented
+    a, b = _wide(x.to(kind)), _wide(y.to(kind))
+    none = a == 0
+    found = torch.where(none, 0, a * torch.log(torch.where(none, 1, b)))
+    return torch.where(torch.isnan(b), b, found).to(kind)
+
+
+def _hardtanh(x: Tensor, low: float = -1.0, high: float = 1.0) -> Any:
+    if not x.is_floating_point():
+        return NotImplemented
+    clamped = torch.clamp(x, low, high)  # taken apart below
+    return torch.where((x > low) & (x < high), clamped, stopped(clamped))
+
+
+def _clamp(x: Tensor, low: Any = None, high: Any = None, **named: Any) -> Any:
+    """Between bounds, which are inside: there the gradient is that of the tensor, all of it."""
+    low, high, kind = named.get("min", low), named.get("max", high), x.dtype
+    for bound in (low, high):
+        kind = torch.promote_types(kind, bound.dtype) if isinstance(bound, Tensor) else kind
+    if not kind.is_floating_point:
+        return NotImplemented
+    found, inside = x.to(kind), None
+    for bound, combine, within in ((low, torch.maximum, torch.ge), (high, torch.minimum, torch.le)):
+        if bound is not None:
+            wide = bound if isinstance(bound, Tensor) else torch.scalar_tensor(bound, dtype=kind, device=x.device)
+            found = combine(found, wide.to(kind))
+            inside = within(x, wide) if inside is None else inside & within(x, wide)
+    return found if inside is None else torch.where(inside, x.to(kind), found)
+
+
+def _clamp_max(x: Tensor, high: Any) -> Any:
+    return _clamp(x, None, high)
+
+
+def _as_strided_scatter(
+    x: Tensor, src: Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
+) -> Any:
+    found = written_in_strides(x, src, size, stride, storage_offset) if x.numel() else None
+    return NotImplemented if found is None else found
+
+
+KINKED: frozenset[Any] = frozenset((_ops.hardswish.default,))
+"""Left whole: the op's own rule has torch's slopes at its kinks, its parts have others."""
+SMOOTH: dict[Any, Callable[..., Any]] = {
+    _ops.smooth_l1_loss.default: _smooth_l1_loss,
+    _ops.huber_loss.default: _huber_loss,
+    _ops.huber_loss_backward.default: _huber_loss_backward,
+    _ops.log_sigmoid_forward.default: _log_sigmoid_forward,
+    _ops.xlogy.Tensor: _xlogy,
+    _ops.hardtanh.default: _hardtanh,
+    _ops.as_strided_scatter.default: _as_strided_scatter,
+    **{each: _clamp for each in (_ops.clamp.default, _ops.clamp.Tensor)},
+    **{each: _clamp for each in (_ops.clamp_min.default, _ops.clamp_min.Tensor)},
+    **{each: _clamp_max for each in (_ops.clamp_max.default, _ops.clamp_max.Tensor)},
+}

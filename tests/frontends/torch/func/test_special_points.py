@@ -1,0 +1,163 @@
+"""Derivatives where rules that hold almost everywhere fail: at zeros, at ties, at kinks; against torch's in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd import forward_ad
+
+import weft
+from weft.errors import UnsupportedError
+from weft.func import grad, jvp
+
+X = torch.tensor([0.0, 1.0, -1.0, 0.5, -0.5, 2.0, 3.0, -3.0, 6.0], dtype=torch.float64)
+Y = torch.tensor([0.0, 1.0, -1.0, 0.5, 0.5, 2.0, 1.0, 0.0, 6.0], dtype=torch.float64)
+W, V = torch.rand(9, dtype=torch.float64) + 0.5, torch.randn(9, dtype=torch.float64)
+
+CURVED: dict[str, Callable[[Tensor], Tensor]] = {
+    "huber": lambda x: F.huber_loss(x, Y, reduction="none"),
+    "narrow huber": lambda x: F.huber_loss(x, Y, reduction="none", delta=0.5),
+    "smooth l1": lambda x: F.smooth_l1_loss(x, Y, reduction="none", beta=0.5),
+    "logsigmoid": F.logsigmoid,
+    "bce": lambda x: F.binary_cross_entropy_with_logits(x, Y.clamp(0, 1), reduction="none"),
+    "norm": lambda x: (x - Y).norm() * W,
+    "normalize": lambda x: F.normalize(x, dim=0),
+    "i0": torch.special.i0,
+    "i1": torch.special.i1,
+}
+KINKED: dict[str, Callable[[Tensor], Tensor]] = {
+    "clamp": lambda x: x.clamp(-1, 3),
+    "clamp by tensors": lambda x: x.clamp(Y - 1, Y + 1),
+    "clamp_min": lambda x: x.clamp_min(0.5),
+    "relu6": F.relu6,
+    "hardtanh": F.hardtanh,
+    "hardswish": F.hardswish,
+    "xlogy": lambda x: torch.xlogy(x, Y.abs()),
+}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name in ("i0", "i1") else name for name in CURVED]
+)
+def test_second_derivatives_at_zeros(name: str) -> None:
+    def loss(x: Tensor) -> Tensor:
+        return (CURVED[name](x) * W).sum()
+
+    found = jvp(grad(loss), (X,), (V,))[1]
+    torch.testing.assert_close(found, torch.func.vjp(torch.func.grad(loss), X)[1](V)[0])
+
+
+@pytest.mark.parametrize("name", KINKED)
+def test_first_derivatives_at_kinks(name: str) -> None:
+    torch.testing.assert_close(
+        grad(lambda x: (KINKED[name](x) * W).sum())(X), torch.func.grad(lambda x: (KINKED[name](x) * W).sum())(X)
+    )
+
+
+@pytest.mark.parametrize("function", [torch.atan2, torch.copysign, torch.pow])
+def test_tangents_at_zero_are_no_product_of_zero_and_infinity(function: Any) -> None:
+    zero = torch.zeros(2, dtype=torch.float64)
+    assert jvp(lambda x: function(x, zero), (zero,), (zero + 1,))[1].tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("rank", [1, *(pytest.param(rank, marks=pytest.mark.slow) for rank in (2, 3))])
+def test_tangents_of_places_that_are_written_twice(rank: int) -> None:
+    unpool: Any = getattr(F, f"max_unpool{rank}d")
+    x = torch.randn(2, 3, *(2,) * rank, dtype=torch.float64)
+    indices = torch.randint(0, 4**rank, x.shape)
+    indices[..., 1] = indices[..., 0]
+    torch.compiler.reset()
+    compiled = torch.compile(lambda x: unpool(x, indices, 2), backend="weft", options={"fallback": "error"})
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(x, x.cos())
+        mine, eager = (forward_ad.unpack_dual(each).tangent for each in (compiled(dual), unpool(dual, indices, 2)))
+    torch.testing.assert_close(mine, eager)
+    torch.testing.assert_close(jvp(lambda x: unpool(x, indices, 2), (x,), (x.cos(),))[1], eager)
+
+
+def test_copies_of_what_a_function_closes_over_can_be_written_to() -> None:
+    def writing(x: Tensor) -> Tensor:
+        copy = Y.clone()
+        copy[1:3] = x[1:3].sin()
+        return F.cosine_similarity(copy.add_(x), Y, 0)
+
+    before = Y.clone()
+    torch.testing.assert_close(grad(writing)(X), torch.func.grad(writing)(X))
+    assert torch.equal(Y, before)
+
+
+def test_writes_to_what_a_function_closes_over_are_refused_with_their_line() -> None:
+    outside = Y.clone()
+
+    def writing(x: Tensor) -> Tensor:
+        return outside.add_(x).sum()
+
+    with pytest.raises(UnsupportedError, match="writes to a tensor from outside") as caught:
+        weft.grad(writing)(X)
+    assert f"{__file__}:{writing.__code__.co_firstlineno + 1}" in str(caught.value)
+    assert torch.equal(outside, Y)
+
+
+def _written(x: Tensor, i: Tensor) -> Tensor:
+    copy = x.clone()
+    copy[i] = 7 * x[0]
+    copy[..., i % 2] = x[..., 0].sin()
+    return copy
+
+
+READS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "first": lambda x, i: x[i],
+    "after a slice": lambda x, i: x[1:, i],
+    "after an ellipsis": lambda x, i: x[..., i % 2],
+    "between": lambda x, i: x[None, 1, ..., i % 2, None],
+    "twice": lambda x, i: x[i, i],
+    "written": _written,
+}
+
+
+@pytest.mark.parametrize("name", READS)
+def test_indices_of_a_batch_are_numbers(name: str) -> None:
+    x, places = torch.randn(3, 3, 4, 2, dtype=torch.float64), torch.tensor([0, -1, 2])
+    function: Any = READS[name]
+    wanted = torch.stack([function(each, place.item()) for each, place in zip(x, places, strict=True)])
+    torch.testing.assert_close(weft.vmap(function)(x, places), wanted)
+
+
+def test_gradients_through_parameters_that_a_function_closes_over() -> None:
+    layer = torch.nn.Linear(9, 9, dtype=torch.float64)
+
+    def loss(x: Tensor) -> Tensor:
+        return layer(x).tanh().sum()
+
+    torch.testing.assert_close(grad(loss)(X), torch.func.grad(loss)(X))
+    with torch.no_grad():
+        layer.weight.mul_(2)
+    torch.testing.assert_close(grad(loss)(X), torch.func.grad(loss)(X))
+
+    def writing(x: Tensor) -> Tensor:
+        return (layer.bias * 2).add_(x.sin()).prod()
+
+    torch.testing.assert_close(grad(writing)(X), torch.func.grad(writing)(X))
+
+
+@pytest.mark.parametrize("offset", [None, 2])
+def test_what_is_written_in_strides_has_all_derivatives(offset: int | None) -> None:
+    x, y = torch.randn(3, 4, dtype=torch.float64), torch.randn(2, 2, dtype=torch.float64)
+
+    def function(x: Tensor, y: Tensor) -> Tensor:
+        return torch.as_strided_scatter(x, y, (2, 2), (1, 5), offset).sin()
+
+    def by_places(x: Tensor, y: Tensor) -> Tensor:
+        places = torch.arange(12).as_strided((2, 2), (1, 5), offset or 0)
+        return x.reshape(-1).index_put((places,), y).view(3, 4).sin()
+
+    along = (x.cos(), y.sin())
+    wanted = torch.func.jvp(by_places, (x, y), along)[1]
+    torch.testing.assert_close(jvp(function, (x, y), along)[1], wanted)
+    sums: Any = [lambda x, y, f=f: f(x, y).pow(2).sum() for f in (function, by_places)]
+    torch.testing.assert_close(grad(sums[0], (0, 1))(x, y), torch.func.grad(sums[1], (0, 1))(x, y))
