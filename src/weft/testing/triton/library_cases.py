@@ -53,7 +53,7 @@ class Draw:
         return torch.randn(sizes, generator=self._random).to(self.device, dtype)
 
     def like(self, tensor: Tensor) -> Tensor:
-        """What a result's gradient could be. One that is the same everywhere hides much: of a softmax it gives zeros."""
+        """What a result's gradient could be; one that is the same everywhere hides much, as of a softmax."""
         return self.fixed(*tensor.shape, dtype=tensor.dtype)
 
     def classes(self, rows: int, count: int) -> Tensor:
