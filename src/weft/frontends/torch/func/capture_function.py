@@ -23,7 +23,7 @@ from torch._subclasses.fake_tensor import (
     DynamicOutputShapeException,
     FakeTensorMode,
 )
-from torch._subclasses.functional_tensor import FunctionalTensor, dispatch_functionalize
+from torch._subclasses.functional_tensor import FunctionalTensor, disable_functional_mode, dispatch_functionalize
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, ShapeEnv
 from torch.overrides import TorchFunctionMode
@@ -191,7 +191,7 @@ class _UsersCalls(TorchFunctionMode):
         """A tensor from outside as one of the function's own; the same one each time."""
         known = self._outside.get(id(tensor))
         if known is None:
-            known = self._outside[id(tensor)] = tensor, FunctionalTensor.to_functional(tensor)
+            known = self._outside[id(tensor)] = tensor, FunctionalTensor.to_functional(_recorded(tensor))
         return known[1]
 
     def _own(self, result: torch.Tensor, args: Any) -> torch.Tensor:
@@ -199,7 +199,7 @@ class _UsersCalls(TorchFunctionMode):
         given = [leaf for leaf in pytree.tree_leaves(args) if isinstance(leaf, nn.Parameter)]
         if any(result is each or result._base is each for each in given):
             return result
-        return FunctionalTensor.to_functional(result)
+        return FunctionalTensor.to_functional(_recorded(result))
 
     def refuse_writes(self) -> None:
         """Raise where a tensor from outside was written to: a compiled function changes none."""
@@ -207,6 +207,15 @@ class _UsersCalls(TorchFunctionMode):
             raise UnsupportedError(
                 "the function writes to a tensor from outside of it", location=line, hint="write to a clone of it"
             )
+
+
+def _recorded(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor from outside, as the trace knows it: torch 2.11 takes no other for one of the function's own."""
+    tracing: Any = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY)
+    if tracing is None or torch.__version__ >= (2, 12):
+        return tensor
+    with disable_functional_mode():
+        return torch.ops.aten.alias.default(tensor)
 
 
 def traced(flat: Callable[..., Any], inputs: Sequence[torch.Tensor], table: Mapping[Any, Any]) -> fx.GraphModule:
