@@ -254,11 +254,11 @@ def _all_layouts(kernel: tile.KernelOp) -> list[Layout]:
 def _parameter(argument: SSAValue) -> str:
     match argument.type:
         case tile.PointerType():
-            return "ptr addrspace(1)"
+            return "ptr addrspace(1) noundef"
         case tile.TileType() as type_:
-            return memory_type(type_.dtype)
+            return f"{memory_type(type_.dtype)} noundef"
         case _:
-            return "i64"
+            return "i64 noundef"
 
 
 def _scalar_argument(b: Function, value: V, dtype: DType) -> V:
