@@ -25,6 +25,7 @@ from weft.backends.nvidia.emit import (
     views,
 )
 from weft.backends.nvidia.emit.block import Threads, i32, short
+from weft.backends.nvidia.emit.common_bases import split_common_bases
 from weft.backends.nvidia.emit.control import program_numbers, where_programs_are
 from weft.backends.nvidia.emit.dot import fma_dot, mma_dot, wgmma_dot
 from weft.backends.nvidia.emit.emitters import EMITTERS
@@ -146,6 +147,7 @@ class KernelCodegen:
         with where_programs_are(self):
             self.block(kernel.block)
             self.threads.gather()
+        b.lines = split_common_bases(b.lines)
         b.finish()
 
     def _place_program(self) -> None:
@@ -254,11 +256,11 @@ def _all_layouts(kernel: tile.KernelOp) -> list[Layout]:
 def _parameter(argument: SSAValue) -> str:
     match argument.type:
         case tile.PointerType():
-            return "ptr addrspace(1)"
+            return "ptr addrspace(1) noundef"
         case tile.TileType() as type_:
-            return memory_type(type_.dtype)
+            return f"{memory_type(type_.dtype)} noundef"
         case _:
-            return "i64"
+            return "i64 noundef"
 
 
 def _scalar_argument(b: Function, value: V, dtype: DType) -> V:
