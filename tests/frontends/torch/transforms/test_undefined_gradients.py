@@ -12,6 +12,8 @@ from weft.frontends.torch.transforms import undefined_gradients
 from weft.runtime.record import recording
 from weft.testing.allocated_memory import allocated_peak
 
+from .second_derivatives import needs_second_derivatives
+
 ROWS, WIDTH, CLASSES = 48, 17, 131
 
 
@@ -122,6 +124,7 @@ def test_a_result_that_is_written_over_and_one_of_which_nothing_has_a_gradient()
                 torch.testing.assert_close(each, one)
 
 
+@needs_second_derivatives
 def test_gradients_of_gradients() -> None:
     def program(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return x.sin().sum(), x.cos()

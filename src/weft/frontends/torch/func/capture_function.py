@@ -17,6 +17,7 @@ import torch
 import torch.fx.traceback as fx_traceback
 import torch.utils._pytree as pytree
 from torch import fx, nn
+from torch._C._functorch import peek_interpreter_stack
 from torch._dynamo.exc import Unsupported
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
@@ -149,6 +150,7 @@ def _is_outside(leaf: Any) -> bool:
     )
 
 
+_PROXY: Any = torch._C._TorchDispatchModeKey.PROXY
 _DETACHING: tuple[Any, ...] = (torch.detach, torch.Tensor.detach, torch.Tensor.data.__get__)
 
 
@@ -190,6 +192,8 @@ class _UsersCalls(TorchFunctionMode):
     def _traced(self, tensor: torch.Tensor) -> torch.Tensor:
         """A tensor from outside as one of the function's own; the same one each time."""
         known = self._outside.get(id(tensor))
+        if known is None and _is_old_trace() and peek_interpreter_stack() is not None:
+            return tensor  # what it would be wrapped in, inside of a transformation, that trace does not know
         if known is None:
             known = self._outside[id(tensor)] = tensor, FunctionalTensor.to_functional(_recorded(tensor))
         return known[1]
@@ -209,10 +213,13 @@ class _UsersCalls(TorchFunctionMode):
             )
 
 
+def _is_old_trace() -> bool:
+    return torch.__version__ < (2, 12) and torch._C._get_dispatch_mode(_PROXY) is not None
+
+
 def _recorded(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor from outside, as the trace knows it: torch 2.11 takes no other for one of the function's own."""
-    tracing: Any = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY)
-    if tracing is None or torch.__version__ >= (2, 12):
+    """A tensor from outside, as the trace knows it: that of torch 2.11 takes no other for one of the function's own."""
+    if not _is_old_trace():
         return tensor
     with disable_functional_mode():
         return torch.ops.aten.alias.default(tensor)
