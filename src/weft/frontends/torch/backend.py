@@ -163,7 +163,12 @@ def compile_graph(
 
     `traced_inputs` are what Dynamo traced it with: the weights among them can be frozen.
     """
-    ask_sizes(module)
+    try:
+        ask_sizes(module)
+    except Exception as error:  # whatever is wrong in asking, what is not known is found out where it is needed
+        if config.forbids_fallbacks:
+            raise
+        log.info("the sizes of a graph are not asked for: %r", error)
     guards = shape_guards(example_inputs) if is_recording() else []
     frozen = frozen_arguments(module, name, config, traced_inputs)
     try:

@@ -102,3 +102,30 @@ def test_causal_masks_are_stated(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("mask", [written, written_through_a_view, drawn, windowed, of_an_argument])
 def test_other_masks_stay(mask: Mask, monkeypatch: pytest.MonkeyPatch) -> None:
     assert masks_left(mask, monkeypatch) == [(True, False)] * 2
+
+
+class Keeping(torch.nn.Module):
+    """Keys are kept, calls counted and norms updated by calls whose results nobody reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = torch.nn.BatchNorm1d(8)
+        self.register_buffer("keys", torch.zeros(1, 2, 6, 8))
+        self.register_buffer("count", torch.zeros(()))
+        self.register_buffer("total", torch.zeros(8))
+
+    def forward(self, q: Tensor, at: Tensor) -> Tensor:
+        self.keys.index_copy_(2, at, q)
+        self.count.add_(1)
+        torch.add(self.total, self.norm(q[0, 0]).detach().sum(0), out=self.total)
+        return F.scaled_dot_product_attention(q, self.keys, self.keys, torch.ones(3, 6, dtype=torch.bool))
+
+
+def test_what_is_written_beside_a_mask_stays() -> None:
+    eager, other = Keeping(), Keeping()
+    call = torch.compile(other, backend="weft", options={"fallback": "error", "cache": False})
+    for at in ([0, 1, 2], [3, 5, 4]):
+        q = torch.randn(1, 2, 3, 8)
+        torch.testing.assert_close(call(q, torch.tensor(at)), eager(q, torch.tensor(at)))
+    for name, value in eager.state_dict().items():
+        torch.testing.assert_close(other.state_dict()[name], value)

@@ -41,13 +41,18 @@ def without_constant_masks(module: fx.GraphModule) -> fx.GraphModule:
     graph = fx.Graph()
     copied: dict[fx.Node, fx.Node] = {}
     graph.output(cast("Any", graph.graph_copy(module.graph, copied)))
+    stated = set[fx.Node]()
     for node, mask in masks.items():
         meaning = known[mask]
         if meaning == "full" or (
             meaning == "causal" and _is_square(node) and not _given(node, "is_causal", _IS_CAUSAL)
         ):
             _state(copied[node], is_causal=meaning == "causal" or bool(_given(node, "is_causal", _IS_CAUSAL)))
-    graph.eliminate_dead_code()
+            stated |= _made_of(mask) or set()
+    for node in reversed(module.graph.nodes):
+        # Nothing else is taken out: a graph of Dynamo's writes to tensors by calls whose results nobody reads.
+        if node in stated and not copied[node].users:
+            graph.erase_node(copied[node])
     made = fx.GraphModule(module, graph)
     made.meta = dict(module.meta)
     return made

@@ -40,8 +40,9 @@ def ask_sizes(module: fx.GraphModule) -> None:
 def _ask_attention(node: fx.Node) -> None:
     """Keys and values are as many, and all have the same heads."""
     target: Any = node.target
-    places = {argument.name: place for place, argument in enumerate(target._schema.arguments)}
-    q, k, v = (_traced(node.args[places[name]]) for name in _OPERANDS)
+    places = [argument.name for argument in target._schema.arguments]
+    given = {**dict(zip(places, node.args, strict=False)), **node.kwargs}
+    q, k, v = (_traced(given.get(name)) for name in _OPERANDS)
     if any(not isinstance(each, torch.Tensor) or each.dim() != 4 for each in (q, k, v)):
         return
     for dim in (0, 1):

@@ -12,6 +12,7 @@ compiled for the set of gradients that there are: the others are zeros that pass
 from __future__ import annotations
 
 import copy
+import threading
 from collections.abc import Callable, Collection, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -103,6 +104,7 @@ class _Programs:
     places: tuple[int, ...]
     made: dict[tuple[int, ...], Boxed] = field(default_factory=dict[tuple[int, ...], Boxed])
     _boxed_call: bool = True
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __call__(self, arguments: list[Any]) -> Sequence[Any]:
         missing = tuple([n for n in self.places if arguments[n] is None])
@@ -118,9 +120,13 @@ class _Programs:
 
     def program(self, missing: tuple[int, ...]) -> Boxed | None:
         """The program for a set; None where there are too many already."""
+        with self._lock:
+            return self.made.get(missing) or self._compiled(missing)
+
+    def _compiled(self, missing: tuple[int, ...]) -> Boxed | None:
         if missing and len(self.made) >= _MOST_PROGRAMS:
             if () not in self.made:
-                self.program(())
+                self._compiled(())
             return None
         graph = with_zeros(self.module, missing)
         self.made[missing] = self.compile_graph(graph, [v for n, v in enumerate(self.inputs) if n not in missing])
