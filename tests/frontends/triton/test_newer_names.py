@@ -167,3 +167,34 @@ def test_a_handle_tells_of_its_kernel(way: str) -> None:
     out.zero_()
     handle[(2,)](x, out, 100, 64)
     assert torch.equal(out, 2 * x)
+
+
+@triton.jit
+def _width(is_wide: tl.constexpr):
+    if is_wide:
+        return 16
+    return 8
+
+
+@triton.jit
+def _of_two(x):
+    if x > 3:
+        return 2
+    return 1
+
+
+@triton.jit
+def counted(out, IS_WIDE: tl.constexpr) -> None:
+    size: tl.constexpr = _width(IS_WIDE)
+    at = tl.arange(0, size)
+    tl.store(out + at, at + _of_two(at.shape[0] + tl.program_id(0)))
+
+
+@pytest.mark.parametrize("is_wide", [False, True])
+def test_what_a_function_knows_when_it_is_compiled_stays_known(run: Any, is_wide: bool) -> None:
+    """Since 3.7 a number that a function returns is a constexpr; where two ways give two numbers it cannot be."""
+    out = np.zeros(16, np.int32)
+    run(counted, out, IS_WIDE=is_wide)
+    size = 16 if is_wide else 8
+    np.testing.assert_array_equal(out[:size], np.arange(size) + 2)
+    assert not out[size:].any()
