@@ -132,3 +132,13 @@ def test_gradients_of_gradients() -> None:
     x = torch.randn(9, requires_grad=True)
     (first,) = torch.autograd.grad(compiled(program)(x)[0], x, create_graph=True)
     torch.testing.assert_close(torch.autograd.grad(first.sum(), x)[0], -x.sin())
+
+
+@needs_second_derivatives  # of releases before, compiled autograd takes graphs in another way
+def test_compiled_autograd_that_begins_after_the_call() -> None:
+    given = values()
+    results = compiled(both)(*given)
+    with torch._dynamo.compiled_autograd._enable(torch.compile(backend="eager")):
+        results[0].backward()
+    for value, wanted in zip(given, exact(given, "loss"), strict=False):
+        torch.testing.assert_close(value.grad, wanted.float(), rtol=1e-4, atol=1e-5)

@@ -41,6 +41,8 @@ _PARTS = (
     "num_symints_saved_for_bw",
 )
 """What is asked of AOTAutograd's functions."""
+_PROLOGUE = ("_bw_prologue_fn", "_bwd_fn", "_lazy_backward_info")
+"""And what compiled autograd asks of them."""
 _MOST_PROGRAMS = 8
 """Sets of gradients that a graph is compiled for; for others zeros are made."""
 
@@ -71,6 +73,28 @@ def take_undefined(function: Any) -> None:
             _undefined.reset(token)
 
     function.forward, function._backward_impl = staticmethod(leaving), staticmethod(noting)
+    if all(hasattr(function, name) for name in _PROLOGUE):
+        _fill_for_compiled_autograd(function)
+
+
+def _fill_for_compiled_autograd(function: Any) -> None:
+    """Make zeros where compiled autograd, begun after the call, takes a function's graph instead of the function."""
+    prologue, whole = function._bw_prologue_fn, function._bwd_fn
+
+    def filling(*given: Any) -> list[Any]:
+        arguments = list(prologue(*given))
+        nodes = function._lazy_backward_info.bw_module.graph.find_nodes(op="placeholder")
+        tangents = [node.meta["val"] for node in nodes if node.name.startswith(_TANGENT)]
+        first = len(arguments) - len(tangents)
+        return arguments[:first] + [
+            _zeros(traced) if value is None else value
+            for value, traced in zip(arguments[first:], tangents, strict=True)
+        ]
+
+    def unfilled(grads: Any, ctx: Any, _: Any, *rest: Any) -> Any:
+        return whole(grads, ctx, prologue, *rest)
+
+    function._bw_prologue_fn, function._bwd_fn = staticmethod(filling), staticmethod(unfilled)
 
 
 def _torch_does_it() -> bool:
