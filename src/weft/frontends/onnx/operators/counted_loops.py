@@ -7,6 +7,7 @@ import; what a loop stacks then has a length, and the loop is compiled like one 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 from xdsl.ir import Block
@@ -28,6 +29,7 @@ def counted_turns(c: Call, body: Graph, starts: Mapping[str, Value]) -> int | No
     if found is None or any(node.attributes.keys() & {"body", "then_branch", "else_branch"} for node in found[0]):
         return None
     nodes, carried = found
+    nodes = [replace(node, opsets=c.node.opsets) if node.opsets is None else node for node in nodes]
     condition, number = body.inputs[1].name, body.inputs[0].name
     state: dict[str, Value] = {name: starts[name] for name in carried}
     constants: dict[str, Value] = {name: Known(array) for name, array in body.initializers.items()}
