@@ -55,3 +55,15 @@ def test_the_condition_of_a_loop_in_a_function_has_the_opset_of_the_function(ops
     at, last, stacked = found(np.zeros(2, np.float32))
     assert float(at) == 20 and stacked.shape == (20, 2)
     np.testing.assert_array_equal(last, [210, 210])
+
+
+@pytest.mark.parametrize(("most", "limit", "turns"), [(6, 1e9, 6), (6, 5, 5), (6, 6, 6), (6, 7, 6)])
+def test_a_trip_count_ends_a_loop_whose_condition_still_holds(most: int, limit: float, turns: int) -> None:
+    node = N("Loop", ["m", "yes", "zero", "x"], ["at", "last", "y"], body=counting_body(N("Less", ["k", "n"], ["c2"])))
+    arrays = {"m": np.array(most), "yes": np.array(True), "zero": np.float32(0), "one": np.float32(1)}
+    outputs = [info(name, None) for name in node.output]
+    found = weft.onnx.load(model([node], [info("x", (2,))], outputs, arrays | {"n": np.float32(limit)}))
+    at, last, stacked = found(np.zeros(2, np.float32))
+    assert turns_of(found) == 1
+    assert float(at) == turns and stacked.shape == (turns, 2)
+    np.testing.assert_array_equal(last, [turns * (turns + 1) / 2] * 2)
