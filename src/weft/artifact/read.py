@@ -56,7 +56,7 @@ class Model:
         if verdict := int(np.asarray(results[-1])):
             raise DataError(
                 f"{self.name} has found its data to be wrong: check number {verdict}",
-                hint="indices have to lie within what they index, and divisors must not be 0",
+                hint="indices have to lie within what they index, divisors must not be 0, and loops have to end",
             )
         return results[:-1]
 

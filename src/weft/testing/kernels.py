@@ -21,7 +21,7 @@ import numpy as np
 from xdsl.ir import Block, Region, SSAValue
 
 from weft.backends.cpu.codegen import emit_kernel
-from weft.backends.cpu.target import compile_object, host_target
+from weft.backends.cpu.target import CpuTarget, compile_object, host_target
 from weft.backends.llvm.builder import Module
 from weft.backends.reference.tile import run_kernel
 from weft.ir.expr import evaluate, product
@@ -36,6 +36,13 @@ Symbols: TypeAlias = Mapping[str, int]
 
 # Bytes on both sides of every array that a kernel may write, to see that it writes nothing else.
 _GUARD = 64
+
+
+def plainer_processors() -> list[str]:
+    """Processors whose code this one runs too, and that multiply bytes otherwise: with AVX2, and with SSE2 alone."""
+    host = host_target()
+    plainer = ["haswell", "x86-64"] if "+avx2" in host.features.split(",") else ["x86-64"]
+    return [cpu for cpu in plainer if host.is_x86 and cpu != host.cpu]
 
 
 def group_of(tensors: Sequence[Tensor], body: Callable[..., SSAValue | Sequence[SSAValue]]) -> GroupOp:
@@ -114,11 +121,14 @@ def run_interpreted(trial: Trial, arrays: Sequence[np.ndarray], symbols: Symbols
 
 
 class CpuModule:
-    """Many trials compiled to machine code at once, which is several times faster than one by one."""
+    """Many trials compiled to machine code at once, which is several times faster than one by one.
 
-    def __init__(self, trials: Sequence[Trial], level: int = 2) -> None:
-        target = host_target()
-        module = Module(target.triple)
+    The code is for this processor, or for a `target` that this one can run the code of.
+    """
+
+    def __init__(self, trials: Sequence[Trial], level: int = 2, target: CpuTarget | None = None) -> None:
+        target = target or host_target()
+        module = Module(target.triple, target.lacks)
         names = [call.kernel.op.sym_name.data for trial in trials for call in trial.lowered.calls]
         for trial in trials:
             for call in trial.lowered.calls:

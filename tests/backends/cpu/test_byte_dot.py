@@ -11,18 +11,19 @@ from xdsl.dialects.builtin import UnitAttr
 import weft.ops  # noqa: F401  (fills the registry)
 from weft.backends.cpu.codegen import emit_kernel
 from weft.backends.cpu.microkernel import panel_form
-from weft.backends.cpu.target import CpuTarget, compile_assembly, host_target
+from weft.backends.cpu.target import CpuTarget, compile_assembly, host_target, target_for
 from weft.backends.llvm.builder import Module
-from weft.ir.types import DType, Tensor, contiguous_strides, f32, i8, i16, i32, tensor_of
+from weft.ir.types import DType, Tensor, contiguous_strides, f32, i8, i16, i32, tensor_of, u8
 from weft.lower.constants import packing_of
 from weft.lower.dispatch import lower
 from weft.lower.packing import PackedLayout, PackedPanels, packable
 from weft.ops.graph import GroupOp
 from weft.ops.layouts import StridedLayout
 from weft.passes.grouping.build_groups import TWO_DIGITS, WIDENS
-from weft.testing.kernels import CpuModule, Trial, group_of, run_interpreted
+from weft.testing.kernels import CpuModule, Trial, group_of, plainer_processors, run_interpreted
 
 SIZES = [(1, 1, 2), (1, 768, 100), (3, 7, 33), (5, 66, 64), (8, 64, 17), (33, 130, 65), (130, 1601, 40), (300, 67, 20)]
+PAIRED_SIZES = [(1, 1, 2), (3, 7, 33), (33, 130, 65), (130, 201, 40)]
 LARGEST = 127 * 257
 X86 = "x86_64-unknown-linux-gnu"
 
@@ -45,14 +46,14 @@ def group(m: int, k: int, n: int, left: DType) -> GroupOp:
     return group_of([Tensor(left, (m, k)), Tensor(i8, (k, n))], body)
 
 
-def packed(product: GroupOp, together: int, columns: int = 16) -> tuple[Trial, Any]:
+def packed(product: GroupOp, together: int, columns: int = 16, name: str = "product") -> tuple[Trial, Any]:
     """The product with its weights in panels, and what packs them."""
     packing = packable(product, columns, together)
     assert packing is not None
     inputs = [tensor_of(value.type) for value in product.block.args]
     outputs = [tensor_of(value.type) for value in product.yielded]
     layouts = [StridedLayout(contiguous_strides(inputs[0].shape)), PackedLayout.of(packing.panels)]
-    lowered = lower(product, "product", layouts, [StridedLayout(contiguous_strides(t.shape)) for t in outputs])
+    lowered = lower(product, name, layouts, [StridedLayout(contiguous_strides(t.shape)) for t in outputs])
     inputs[1] = Tensor(i8, packing.panels.shape)
     return Trial(lowered, tuple(inputs), tuple(outputs)), packing
 
@@ -104,6 +105,24 @@ def test_all_of_i16_without_a_promise_about_digits() -> None:
     trial, packing = packed(product, 1)
     (y,) = CpuModule([trial]).run(trial, [x, packing.pack(w)])
     np.testing.assert_array_equal(y, x.astype(np.int32) @ w.astype(np.int32))
+
+
+@pytest.mark.parametrize("left", [i8, u8, i16], ids=str)
+@pytest.mark.parametrize("cpu", plainer_processors())
+def test_products_are_exact_without_an_instruction_for_four(cpu: str, left: DType) -> None:
+    """Bytes are multiplied as pairs of 16 bits; the largest of them, of either sign, fill whole rows and columns."""
+    target = target_for(cpu)
+    columns, together = panel_form(target, i32, i8)
+    assert target.multiplies_pairs and together == 4
+    trials = [packed(group(m, k, n, left), together, columns, f"product{m}") for m, k, n in PAIRED_SIZES]
+    module = CpuModule([trial for trial, _ in trials], target=target)
+    about = np.iinfo(left.numpy)
+    low, high = (-LARGEST, LARGEST) if left == i16 else (about.min, about.max)
+    for (trial, packing), (m, k, n) in zip(trials, PAIRED_SIZES, strict=True):
+        x, w = np.random.default_rng(m).integers(low, high + 1, (m, k)).astype(left.numpy), integers(k, n)
+        x[0], x[m // 2], w[:, n // 2], w[:, -1] = high, low, -128, 127
+        (y,) = module.run(trial, [x, packing.pack(w)])
+        np.testing.assert_array_equal(y, x.astype(np.int32) @ w.astype(np.int32))
 
 
 @pytest.mark.parametrize("together", forms())

@@ -125,6 +125,58 @@ def test_a_scale_for_each_of_k_stays_floats(passes: Any) -> None:
     assert of_codes(compared(passes, arguments, (1, 2), body)) == []
 
 
+@pytest.mark.parametrize("convolves", [False, True])
+@pytest.mark.parametrize(
+    ("weights", "zero", "largest"),
+    [(i8, 0, 255 * 128), (i8, 1, 255 * 129), (u8, 128, 255 * 128), (u8, 0, 255 * 255), (u8, None, 255 * 255)],
+)
+def test_sums_that_i32_has_no_room_for_stay_floats(
+    passes: Any, weights: DType, zero: int | None, largest: int, convolves: bool
+) -> None:
+    """The largest products of codes less their zeros, as many as just fit, and one more."""
+    fits = (2**31 - 1) // largest
+    for depth in (fits, fits + 1):
+        sizes = ((1, depth, 1, 1), (1, depth, 1, 1)) if convolves else ((1, depth), (depth, 1))
+        arguments = {"x": Tensor(u8, sizes[0]), "w": Tensor(weights, sizes[1]), "z": Tensor(i32, ())}
+
+        def body(b: GraphBuilder, x: SSAValue, w: SSAValue, z: SSAValue) -> SSAValue:
+            none, scale = b.full(value=0, shape=(), dtype=i32), b.full(value=0.5, shape=(), dtype=f32)
+            middle = z if zero is None else b.full(value=zero, shape=(), dtype=i32)
+            rows, columns = numbers(b, x, none, scale), numbers(b, w, middle, scale)
+            return b.convolution(rows, columns, **plain_params()) if convolves else b.dot(rows, columns)
+
+        module = passes.built(arguments, body)
+        function = passes.function(module)
+        function.attributes["constants"] = to_attribute((1, 2))
+        MultiplyCodes().apply(Context(), module)
+        assert len(of_codes(function)) == (depth == fits)
+        code = 255 if weights == u8 and not zero else RANGE[weights][0]
+        x, w = np.full(sizes[0], 255, np.uint8), np.full(sizes[1], code, weights.numpy)
+        (found,) = run(function, [x, w, np.array(0, np.int32)])
+        np.testing.assert_allclose(
+            found.item(), depth * 255 * (code - (zero or 0)) / 4, rtol=1e-6 if depth == fits else 1e-3
+        )
+
+
+@pytest.mark.parametrize("weights", [i8, u8])
+def test_sums_of_integers_wrap_around_at_any_depth(passes: Any, weights: DType) -> None:
+    depth = 70_000
+    arguments = {"x": Tensor(u8, (2, depth)), "w": Tensor(weights, (depth, 3))}
+
+    def body(b: GraphBuilder, x: SSAValue, w: SSAValue) -> SSAValue:
+        return b.dot(b.cast(x, dtype=i32), b.cast(w, dtype=i32))
+
+    module = passes.built(arguments, body)
+    function = passes.function(module)
+    function.attributes["constants"] = to_attribute((1,))
+    MultiplyCodes().apply(Context(), module)
+    assert of_codes(function) == [(u8, i8)]
+    x, w = np.full((2, depth), 255, np.uint8), np.full((depth, 3), RANGE[weights][1] - 1, weights.numpy)
+    (found,) = run(function, [x, w])
+    expected = (x.astype(np.int64) @ w.astype(np.int64)).astype(np.int32)
+    np.testing.assert_array_equal(found, expected)
+
+
 @pytest.mark.parametrize("rows", [i8, u8])
 @pytest.mark.parametrize("zero", [0, 7])
 @pytest.mark.parametrize("weights", [i8, u8])

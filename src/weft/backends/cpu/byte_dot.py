@@ -1,7 +1,9 @@
-"""Products of tiles with packed weights of 8 bits, on processors that multiply four of them at a time.
+"""Products of tiles with packed weights of 8 bits, on processors that add up four products at a time, or pairs of them.
 
 i8, u8 rows:      sums in i32, straight into the result
 i16, f32 rows:    each first split into digits of 8 bits; rows of f32 have a factor then, which scales their sums
+
+Pairs are those of an x86 without VNNI (`CpuTarget.multiplies_pairs`), and come with rows of integers alone.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from weft.backends.cpu.codegen import emit_kernel
+from weft.backends.cpu.native_lifetimes import native_lifetimes
 from weft.backends.cpu.target import CpuTarget
 from weft.backends.cpu.thread_pool import PARALLEL, RESET, thread_pool
 from weft.backends.llvm.builder import Function, Module
@@ -34,7 +35,6 @@ from weft.lower.steps import (
     SlicePlace,
     Step,
     all_steps,
-    buffers_of,
 )
 from weft.tile.dialect import KernelOp
 
@@ -84,11 +84,7 @@ Slot = tuple[list[int], list[Size]]
 
 def arena_slots(plan: Plan) -> list[Slot]:
     """Places for the temporaries, for all sizes alike: those that never live at the same time share one."""
-    lives: dict[int, list[int]] = {}
-    for number, step in enumerate(plan.steps):
-        for buffer in buffers_of(step):
-            if plan.buffers[buffer].role == "temporary":
-                lives.setdefault(buffer, [number, number])[1] = number
+    lives = {n: life for n, life in native_lifetimes(plan.steps).items() if plan.buffers[n].role == "temporary"}
     typical = dict.fromkeys(plan.symbols, _TYPICAL)
     slots: list[Slot] = []
     ends: list[tuple[int, int]] = []  # when a slot is free again, and how large it is for typical sizes

@@ -24,8 +24,8 @@ from weft.ops.windows.convolution import Convolution
 from weft.passes.convolution.convolve_by_matmul import Geometry, geometry_of
 from weft.passes.simplify.constant_values import fixed_values, made_by, number_of
 
-_DEEPEST = (2**31 - 1) // (255 * 128)
-"""The most products of codes that a sum of 32 bits has room for."""
+_LARGEST_SUM = 2**31 - 1
+_RANGE = {i8: (-128, 127), u8: (0, 255)}
 
 
 @dataclass(frozen=True)
@@ -64,6 +64,13 @@ class _Codes:
     @property
     def is_zero_free(self) -> bool:
         return self.zero is None or number_of(self.zero) == 0
+
+    @property
+    def widest(self) -> int:
+        """The most that a code differs from the zero, which is a code itself where it is not known."""
+        low, high = _RANGE[tensor_of(self.codes.type).dtype]
+        zero = 0 if self.zero is None else number_of(self.zero)
+        return high - low if zero is None else max(int(zero) - low, high - int(zero))
 
 
 class _Multiplying:
@@ -164,9 +171,11 @@ class _Multiplying:
     def _dot(self, op: Dot, x: _Codes, w: _Codes) -> SSAValue | None:
         b, (_, depth) = self.b, (tensor_of(x.codes.type).shape[-2:])
         rank = tensor_of(w.codes.type).rank
-        if not isinstance(depth, int) or depth > _DEEPEST or not _is_one(x.zero) or not _is_one(x.scale):
+        if not isinstance(depth, int) or not _is_one(x.zero) or not _is_one(x.scale):
             return None
         if not all(each is None or self._varies_along(each, rank, rank - 1) for each in (w.zero, w.scale)):
+            return None
+        if not _has_room(depth, x, w):
             return None
         w = self._signed(w)
         total = b.dot(x.codes, w.codes, dtype=i32)
@@ -188,7 +197,9 @@ class _Multiplying:
         if geometry.groups != 1:
             return self._depthwise(op, x, w)
         rank, depth = tensors[1].rank, geometry.channels * prod(geometry.window)
-        if depth > _DEEPEST or not all(each is None or self._varies_along(each, rank, 0) for each in (w.zero, w.scale)):
+        if not all(each is None or self._varies_along(each, rank, 0) for each in (w.zero, w.scale)):
+            return None
+        if not _has_room(depth, x, w):
             return None
         fill = 0 if x.zero is None else number_of(x.zero)
         padded = any(map(any, geometry.padding))
@@ -260,6 +271,11 @@ class _Multiplying:
         """Whether a tensor beside one of so many dimensions is the same along all but one of them."""
         shape = tensor_of(value.type).shape
         return all(size == 1 for d, size in enumerate(shape, rank - len(shape)) if d != dim)
+
+
+def _has_room(depth: int, x: _Codes, w: _Codes) -> bool:
+    """Whether i32 holds a sum of so many products; without scales sums are i32 anyway, and wrap around."""
+    return x.scale is None or depth * x.widest * w.widest <= _LARGEST_SUM
 
 
 def _is_one(value: SSAValue | None) -> bool:

@@ -138,10 +138,9 @@ def _compiled(c: Call, body: Graph, carried: int, scanned: int) -> list[SSAValue
     if scanned:
         if (count is not None and not isinstance(count, Known)) or (first is not None and not isinstance(first, Known)):
             return None  # how long results are is to be looked at first
-        counted = counted_turns(c, body, dict(zip(names[2:], c.inputs[2:], strict=True)))
+        counted = counted_turns(c, body, dict(zip(names[2:], c.inputs[2:], strict=True)), trips)
         if counted is not None:
-            trips = counted if trips == UNBOUNDED else min(trips, counted)
-            is_counted = True
+            trips, is_counted = counted, True
         if trips == UNBOUNDED or trips <= FEW_TURNS:
             return None
     turns = Turns(

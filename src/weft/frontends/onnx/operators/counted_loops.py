@@ -7,6 +7,7 @@ import; what a loop stacks then has a length, and the loop is compiled like one 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 from xdsl.ir import Block
@@ -14,6 +15,7 @@ from xdsl.ir import Block
 from weft.frontends.onnx.call import Call, NoRegion
 from weft.frontends.onnx.model import Graph, Node
 from weft.frontends.onnx.values import Known, Value
+from weft.ops.control import UNBOUNDED
 from weft.ops.graph import GraphBuilder
 
 _MOST_NODES = 16
@@ -22,16 +24,20 @@ _MOST_TURNS = 4096
 """Turns that are counted: each costs an import of the condition's nodes."""
 
 
-def counted_turns(c: Call, body: Graph, starts: Mapping[str, Value]) -> int | None:
-    """The turns of a loop that has a first one, by the values that its body's inputs have then; None if data decide."""
+def counted_turns(c: Call, body: Graph, starts: Mapping[str, Value], most: int) -> int | None:
+    """The turns of a loop that has a first one, by the values that its body's inputs have then; None if data decide.
+
+    A trip count ends it after `most`, which may be `UNBOUNDED`.
+    """
     found = _condition(body)
     if found is None or any(node.attributes.keys() & {"body", "then_branch", "else_branch"} for node in found[0]):
         return None
     nodes, carried = found
+    nodes = [replace(node, opsets=c.node.opsets) if node.opsets is None else node for node in nodes]
     condition, number = body.inputs[1].name, body.inputs[0].name
     state: dict[str, Value] = {name: starts[name] for name in carried}
     constants: dict[str, Value] = {name: Known(array) for name, array in body.initializers.items()}
-    for turn in range(_MOST_TURNS):
+    for turn in range(_MOST_TURNS if most == UNBOUNDED else min(most, _MOST_TURNS)):
         if not all(isinstance(value, Known) for value in state.values()):
             return None
         given = constants | state | {number: Known(np.array(turn)), condition: Known(np.array(True))}
@@ -45,7 +51,7 @@ def counted_turns(c: Call, body: Graph, starts: Mapping[str, Value]) -> int | No
             return None
         if not following.array.all():
             return turn + 1
-    return None
+    return most if 0 < most <= _MOST_TURNS else None
 
 
 def _condition(body: Graph) -> tuple[list[Node], dict[str, str]] | None:
