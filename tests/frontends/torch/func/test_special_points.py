@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -101,6 +102,69 @@ def test_writes_to_what_a_function_closes_over_are_refused_with_their_line() -> 
         weft.grad(writing)(X)
     assert f"{__file__}:{writing.__code__.co_firstlineno + 1}" in str(caught.value)
     assert torch.equal(outside, Y)
+
+
+WRITES: dict[str, Callable[[Tensor], Any]] = {
+    "itself": lambda p: p.add_(1),
+    "an element": lambda p: p.__setitem__(0, 4.0),
+    "as a result": lambda p: torch.add(p, 1, out=p),
+    "detached": lambda p: p.detach().add_(1),
+    "part of it detached": lambda p: p.detach()[:1].add_(1),
+    "data": lambda p: p.data.mul_(2),
+    "view": lambda p: p.view(-1).add_(1),
+}
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_writes_to_a_parameter_are_refused_with_their_line(name: str) -> None:
+    parameter = torch.nn.Parameter(torch.ones(9, dtype=torch.float64))
+
+    def writing(x: Tensor) -> Tensor:
+        with torch.no_grad():
+            WRITES[name](parameter)
+        return (x * parameter).sum()
+
+    with pytest.raises(UnsupportedError, match="writes to a tensor from outside") as caught:
+        weft.grad(writing)(X)
+    assert f"{__file__}:{WRITES[name].__code__.co_firstlineno}" in str(caught.value)
+    assert parameter.tolist() == [1] * 9
+
+
+READERS: dict[str, Callable[[Tensor], float]] = {
+    "tolist": lambda y: y.tolist()[1],
+    "numpy": lambda y: y.detach().numpy()[1],
+    "array": lambda y: np.asarray(y.detach())[1],
+    "repr": lambda y: len(repr(y)),
+    "str": lambda y: len(str(y)),
+    "format": lambda y: len(f"{y}"),
+    "data": lambda y: y.data.numpy()[1],
+}
+
+
+@pytest.mark.parametrize("name", READERS)
+@pytest.mark.parametrize("make", [torch.clone, torch.nn.Parameter])
+def test_python_reads_what_a_function_closes_over(name: str, make: Any) -> None:
+    outside = make(Y)
+    wanted = READERS[name](outside)
+    assert grad(lambda x: x.sum() * READERS[name](outside))(X).tolist() == [wanted] * 9
+
+
+def test_python_reads_numbers_that_a_function_closes_over() -> None:
+    number = torch.tensor(2.5)
+    assert grad(lambda x: x.sum() * number.item() if number else x.sum())(X).tolist() == [2.5] * 9
+    assert grad(lambda x: x.sum() * float(f"{number:.2f}"))(X).tolist() == [2.5] * 9
+
+
+def test_python_does_not_read_what_a_function_has_written_to() -> None:
+    outside = Y.clone()
+
+    def reading(x: Tensor) -> Tensor:
+        outside.add_(1)
+        return x.sum() * outside.tolist()[0]
+
+    with pytest.raises(UnsupportedError, match="writes to a tensor from outside") as caught:
+        grad(reading)(X)
+    assert f"{__file__}:{reading.__code__.co_firstlineno + 1}" in str(caught.value)
 
 
 def _written(x: Tensor, i: Tensor) -> Tensor:
