@@ -60,6 +60,46 @@ def test_first_derivatives_at_kinks(name: str) -> None:
     )
 
 
+@pytest.mark.parametrize("point", [(0.0, 2.0), (0.0, 0.0), (1.0, 3.0), (0.0, -1.0)])
+def test_slopes_of_xlogy_are_logarithms_at_zero_too(point: tuple[float, float]) -> None:
+    x, y = (torch.tensor([value], dtype=torch.float64) for value in point)
+    mine, eager = (each(lambda x, y: torch.xlogy(x, y).sum())(x, y) for each in (grad, torch.func.grad))
+    torch.testing.assert_close(mine, eager, equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    ("kind", "bound"),
+    [
+        (torch.float16, torch.float32),
+        (torch.float32, torch.float64),
+        (torch.int32, torch.float64),
+        (torch.int32, torch.bfloat16),
+    ],
+)
+def test_bounds_without_dimensions_do_not_promote(kind: torch.dtype, bound: torch.dtype) -> None:
+    x, low = X.to(kind), torch.tensor(0.25, dtype=bound)
+    for function in (lambda x: torch.clamp(x, min=low), lambda x: torch.clamp(x, low, Y.to(kind))):
+        torch.testing.assert_close(weft.vmap(function)(x[None])[0], function(x))
+
+
+CLAMPS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "from below": lambda x, y: x.clamp_min(y),
+    "from above": lambda x, y: torch.clamp(x, max=y),
+    "between": lambda x, y: torch.clamp(x, y, y + 1),
+    "between the same": lambda x, y: torch.clamp(x, y, 1 * y),
+    "the wrong way round": lambda x, y: torch.clamp(x, y, y - 1),
+    "numbers": lambda x, y: torch.clamp(x, 0.0, 2.0) + 0 * y,
+}
+
+
+@pytest.mark.parametrize("name", CLAMPS)
+def test_gradients_of_clamp_at_nan(name: str) -> None:
+    nan = float("nan")
+    x, y = torch.tensor([nan, 1, nan, 1, 4, 2]), torch.tensor([0, nan, nan, 3, 1, 2])
+    mine, eager = (each(lambda x, y: CLAMPS[name](x, y).sum(), (0, 1))(x, y) for each in (grad, torch.func.grad))
+    torch.testing.assert_close(mine, eager, equal_nan=True)
+
+
 @pytest.mark.parametrize("function", [torch.atan2, torch.copysign, torch.pow])
 def test_tangents_at_zero_are_no_product_of_zero_and_infinity(function: Any) -> None:
     zero = torch.zeros(2, dtype=torch.float64)
