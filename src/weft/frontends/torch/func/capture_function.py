@@ -75,6 +75,12 @@ def _empty(mode: FakeTensorMode, shape: Sequence[int], dtype: torch.dtype, devic
         return torch.empty(tuple(shape), dtype=dtype, device=device)
 
 
+def decompositions_of_functions(device: torch.device) -> dict[Any, Callable[..., Any]]:
+    """What operators of a function that is going to be transformed are taken apart into, while it is traced."""
+    table = decompositions(device.type if device.type == "cuda" else "cpu") | SHIFTED | SMOOTH
+    return {target: rule for target, rule in table.items() if target not in _PRODUCTS and target not in KINKED}
+
+
 def capture(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Program:
     """Trace a function for arguments, of which only the types of tensors matter."""
     leaves, spec = pytree.tree_flatten((tuple(args), dict(kwargs)))
@@ -106,8 +112,7 @@ def capture(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[s
         shape["leaves"] = tuple(SLOT if isinstance(leaf, torch.Tensor) else leaf for leaf in found)
         return [leaf.clone(memory_format=_ROWS) for leaf in found if isinstance(leaf, torch.Tensor)]
 
-    table = decompositions(device.type if device.type == "cuda" else "cpu") | drawing_from(seed) | SHIFTED | SMOOTH
-    table = {target: rule for target, rule in table.items() if target not in _PRODUCTS and target not in KINKED}
+    table = decompositions_of_functions(device) | drawing_from(seed)
     functional: Any = dispatch_functionalize(flat)
 
     def seeded(*tensors: torch.Tensor) -> Any:
