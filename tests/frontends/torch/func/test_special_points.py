@@ -60,6 +60,15 @@ def test_first_derivatives_at_kinks(name: str) -> None:
     )
 
 
+@pytest.mark.parametrize("order", [1, 2, 3])
+def test_norms_of_zeros_have_no_slope(order: int) -> None:
+    x = torch.stack([X, 0 * X])
+    for dims in (None, 0, 1):
+        for each in (x, x[1:]):
+            args: Any = (lambda x: torch.linalg.vector_norm(x, order, dims).sum(),)  # noqa: B023
+            torch.testing.assert_close(grad(*args)(each), torch.func.grad(*args)(each))
+
+
 @pytest.mark.parametrize("point", [(0.0, 2.0), (0.0, 0.0), (1.0, 3.0), (0.0, -1.0)])
 def test_slopes_of_xlogy_are_logarithms_at_zero_too(point: tuple[float, float]) -> None:
     x, y = (torch.tensor([value], dtype=torch.float64) for value in point)

@@ -9,6 +9,7 @@ they are, and where torch chooses a side at a kink, so does the form: the deriva
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import reduce
 from typing import Any
@@ -66,6 +67,18 @@ def _xlogy(x: Tensor, y: Tensor) -> Any:
     none = (a == 0) & (b <= 0)  # elsewhere the slope is log(y), at 0 too
     found = torch.where(none, 0, a * torch.log(torch.where(none, 1, b)))
     return torch.where(torch.isnan(b), b, found).to(kind)
+
+
+def _vector_norm(x: Tensor, order: float = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
+    """By squares or powers, without a slope where all are zeros; sums and extremes of magnitudes as they are."""
+    if not 1 < order < math.inf or not x.is_floating_point():
+        return NotImplemented
+    kind = dtype or x.dtype
+    wide = _wide(x.to(kind))
+    power = (wide * wide if order == 2 else wide.abs().pow(order)).sum(dim, keepdim)
+    none = power == 0
+    safe = torch.where(none, 1, power)
+    return torch.where(none, 0, torch.sqrt(safe) if order == 2 else safe.pow(1 / order)).to(kind)
 
 
 def _hardtanh(x: Tensor, low: float = -1.0, high: float = 1.0) -> Any:
@@ -127,6 +140,7 @@ SMOOTH: dict[Any, Callable[..., Any]] = {
     _ops.huber_loss_backward.default: _huber_loss_backward,
     _ops.log_sigmoid_forward.default: _log_sigmoid_forward,
     _ops.xlogy.Tensor: _xlogy,
+    _ops.linalg_vector_norm.default: _vector_norm,
     _ops.hardtanh.default: _hardtanh,
     _ops.as_strided_scatter.default: _as_strided_scatter,
     **{each: _clamp for each in (_ops.clamp.default, _ops.clamp.Tensor)},
