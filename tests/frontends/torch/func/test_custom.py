@@ -248,3 +248,9 @@ def test_a_tangent_of_the_wrong_shape_is_refused() -> None:
     custom = weft.func.custom(lambda x: x * 2, jvp=lambda args, tangents: tangents[0].sum())
     with pytest.raises(weft.ShapeError, match="the jvp rule"):
         weft.jvp(custom, (X,), (X,))
+
+
+def test_gradients_of_a_body_at_its_kinks() -> None:
+    hardswish = torch.nn.functional.hardswish
+    f = weft.func.custom(hardswish, jvp=lambda args, tangents: tangents[0])
+    check(f, hardswish, torch.tensor([-3.0, -1.0, 0.0, 3.0, 4.0]))

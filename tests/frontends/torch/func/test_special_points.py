@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -59,6 +60,55 @@ def test_first_derivatives_at_kinks(name: str) -> None:
     )
 
 
+@pytest.mark.parametrize("order", [1, 2, 3])
+def test_norms_of_zeros_have_no_slope(order: int) -> None:
+    x = torch.stack([X, 0 * X])
+    for dims in (None, 0, 1):
+        for each in (x, x[1:]):
+            args: Any = (lambda x: torch.linalg.vector_norm(x, order, dims).sum(),)  # noqa: B023
+            torch.testing.assert_close(grad(*args)(each), torch.func.grad(*args)(each))
+
+
+@pytest.mark.parametrize("point", [(0.0, 2.0), (0.0, 0.0), (1.0, 3.0), (0.0, -1.0)])
+def test_slopes_of_xlogy_are_logarithms_at_zero_too(point: tuple[float, float]) -> None:
+    x, y = (torch.tensor([value], dtype=torch.float64) for value in point)
+    mine, eager = (each(lambda x, y: torch.xlogy(x, y).sum())(x, y) for each in (grad, torch.func.grad))
+    torch.testing.assert_close(mine, eager, equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    ("kind", "bound"),
+    [
+        (torch.float16, torch.float32),
+        (torch.float32, torch.float64),
+        (torch.int32, torch.float64),
+        (torch.int32, torch.bfloat16),
+    ],
+)
+def test_bounds_without_dimensions_do_not_promote(kind: torch.dtype, bound: torch.dtype) -> None:
+    x, low = X.to(kind), torch.tensor(0.25, dtype=bound)
+    for function in (lambda x: torch.clamp(x, min=low), lambda x: torch.clamp(x, low, Y.to(kind))):
+        torch.testing.assert_close(weft.vmap(function)(x[None])[0], function(x))
+
+
+CLAMPS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "from below": lambda x, y: x.clamp_min(y),
+    "from above": lambda x, y: torch.clamp(x, max=y),
+    "between": lambda x, y: torch.clamp(x, y, y + 1),
+    "between the same": lambda x, y: torch.clamp(x, y, 1 * y),
+    "the wrong way round": lambda x, y: torch.clamp(x, y, y - 1),
+    "numbers": lambda x, y: torch.clamp(x, 0.0, 2.0) + 0 * y,
+}
+
+
+@pytest.mark.parametrize("name", CLAMPS)
+def test_gradients_of_clamp_at_nan(name: str) -> None:
+    nan = float("nan")
+    x, y = torch.tensor([nan, 1, nan, 1, 4, 2]), torch.tensor([0, nan, nan, 3, 1, 2])
+    mine, eager = (each(lambda x, y: CLAMPS[name](x, y).sum(), (0, 1))(x, y) for each in (grad, torch.func.grad))
+    torch.testing.assert_close(mine, eager, equal_nan=True)
+
+
 @pytest.mark.parametrize("function", [torch.atan2, torch.copysign, torch.pow])
 def test_tangents_at_zero_are_no_product_of_zero_and_infinity(function: Any) -> None:
     zero = torch.zeros(2, dtype=torch.float64)
@@ -101,6 +151,69 @@ def test_writes_to_what_a_function_closes_over_are_refused_with_their_line() -> 
         weft.grad(writing)(X)
     assert f"{__file__}:{writing.__code__.co_firstlineno + 1}" in str(caught.value)
     assert torch.equal(outside, Y)
+
+
+WRITES: dict[str, Callable[[Tensor], Any]] = {
+    "itself": lambda p: p.add_(1),
+    "an element": lambda p: p.__setitem__(0, 4.0),
+    "as a result": lambda p: torch.add(p, 1, out=p),
+    "detached": lambda p: p.detach().add_(1),
+    "part of it detached": lambda p: p.detach()[:1].add_(1),
+    "data": lambda p: p.data.mul_(2),
+    "view": lambda p: p.view(-1).add_(1),
+}
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_writes_to_a_parameter_are_refused_with_their_line(name: str) -> None:
+    parameter = torch.nn.Parameter(torch.ones(9, dtype=torch.float64))
+
+    def writing(x: Tensor) -> Tensor:
+        with torch.no_grad():
+            WRITES[name](parameter)
+        return (x * parameter).sum()
+
+    with pytest.raises(UnsupportedError, match="writes to a tensor from outside") as caught:
+        weft.grad(writing)(X)
+    assert f"{__file__}:{WRITES[name].__code__.co_firstlineno}" in str(caught.value)
+    assert parameter.tolist() == [1] * 9
+
+
+READERS: dict[str, Callable[[Tensor], float]] = {
+    "tolist": lambda y: y.tolist()[1],
+    "numpy": lambda y: y.detach().numpy()[1],
+    "array": lambda y: np.asarray(y.detach())[1],
+    "repr": lambda y: len(repr(y)),
+    "str": lambda y: len(str(y)),
+    "format": lambda y: len(f"{y}"),
+    "data": lambda y: y.data.numpy()[1],
+}
+
+
+@pytest.mark.parametrize("name", READERS)
+@pytest.mark.parametrize("make", [torch.clone, torch.nn.Parameter])
+def test_python_reads_what_a_function_closes_over(name: str, make: Any) -> None:
+    outside = make(Y)
+    wanted = READERS[name](outside)
+    assert grad(lambda x: x.sum() * READERS[name](outside))(X).tolist() == [wanted] * 9
+
+
+def test_python_reads_numbers_that_a_function_closes_over() -> None:
+    number = torch.tensor(2.5)
+    assert grad(lambda x: x.sum() * number.item() if number else x.sum())(X).tolist() == [2.5] * 9
+    assert grad(lambda x: x.sum() * float(f"{number:.2f}"))(X).tolist() == [2.5] * 9
+
+
+def test_python_does_not_read_what_a_function_has_written_to() -> None:
+    outside = Y.clone()
+
+    def reading(x: Tensor) -> Tensor:
+        outside.add_(1)
+        return x.sum() * outside.tolist()[0]
+
+    with pytest.raises(UnsupportedError, match="writes to a tensor from outside") as caught:
+        grad(reading)(X)
+    assert f"{__file__}:{reading.__code__.co_firstlineno + 1}" in str(caught.value)
 
 
 def _written(x: Tensor, i: Tensor) -> Tensor:

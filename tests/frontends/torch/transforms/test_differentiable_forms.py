@@ -13,6 +13,7 @@ from torch.autograd import forward_ad
 
 import weft
 from tests.frontends.torch.transforms.second_derivatives import needs_second_derivatives
+from weft.frontends.torch.transforms.differentiable_forms import form_of, taking_tangents
 
 X, Y = torch.randn(4, 4, dtype=torch.float64), torch.randn(3, 4, dtype=torch.float64)
 PLACES = torch.tensor([0, 2, 0])
@@ -216,3 +217,13 @@ def test_tangents_of_gradients_are_those_of_reverse_mode_where_torch_has_two() -
     found = torch.func.jvp(torch.func.grad(compiled(solved)), (X,), (along,))[1]
     moved = [torch.func.grad(solved)(X + sign * step * along) for sign in (1, -1)]
     torch.testing.assert_close(found, (moved[0] - moved[1]) / (2 * step), rtol=1e-5, atol=1e-7)
+
+
+def test_many_narrow_elements_are_told_apart_where_they_are_unpooled() -> None:
+    x, indices = torch.randn(1, 1, 600).bfloat16(), torch.arange(600).view(1, 1, 600)
+    indices[..., 512] = 513  # as bfloat16, 513 is 512
+    unpool: Any = F.max_unpool1d
+    form = form_of(unpool)
+    assert form is not None
+    with taking_tangents():
+        assert torch.equal(form(x, indices, 2), unpool(x, indices, 2))

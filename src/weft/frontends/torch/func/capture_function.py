@@ -9,9 +9,9 @@ Random numbers are made from a seed, a constant that every call draws: they are 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.fx.traceback as fx_traceback
@@ -28,6 +28,7 @@ from torch._subclasses.functional_tensor import FunctionalTensor, disable_functi
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, ShapeEnv
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import _disable_current_modes
 
 from weft.config import Config
 from weft.diagnostics import calling_line, raising_line
@@ -74,6 +75,12 @@ def _empty(mode: FakeTensorMode, shape: Sequence[int], dtype: torch.dtype, devic
         return torch.empty(tuple(shape), dtype=dtype, device=device)
 
 
+def decompositions_of_functions(device: torch.device) -> dict[Any, Callable[..., Any]]:
+    """What operators of a function that is going to be transformed are taken apart into, while it is traced."""
+    table = decompositions(device.type if device.type == "cuda" else "cpu") | SHIFTED | SMOOTH
+    return {target: rule for target, rule in table.items() if target not in _PRODUCTS and target not in KINKED}
+
+
 def capture(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Program:
     """Trace a function for arguments, of which only the types of tensors matter."""
     leaves, spec = pytree.tree_flatten((tuple(args), dict(kwargs)))
@@ -105,8 +112,7 @@ def capture(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[s
         shape["leaves"] = tuple(SLOT if isinstance(leaf, torch.Tensor) else leaf for leaf in found)
         return [leaf.clone(memory_format=_ROWS) for leaf in found if isinstance(leaf, torch.Tensor)]
 
-    table = decompositions(device.type if device.type == "cuda" else "cpu") | drawing_from(seed) | SHIFTED | SMOOTH
-    table = {target: rule for target, rule in table.items() if target not in _PRODUCTS and target not in KINKED}
+    table = decompositions_of_functions(device) | drawing_from(seed)
     functional: Any = dispatch_functionalize(flat)
 
     def seeded(*tensors: torch.Tensor) -> Any:
@@ -151,7 +157,25 @@ def _is_outside(leaf: Any) -> bool:
 
 
 _PROXY: Any = torch._C._TorchDispatchModeKey.PROXY
-_DETACHING: tuple[Any, ...] = (torch.detach, torch.Tensor.detach, torch.Tensor.data.__get__)
+_DATA: Any = torch.Tensor.data.__get__
+_DETACHING: tuple[Any, ...] = (torch.detach, torch.Tensor.detach)
+_READING: frozenset[Any] = frozenset(
+    getattr(torch.Tensor, name)
+    for name in ("tolist", "numpy", "item", "__array__", "__repr__", "__format__", "__bool__", "__int__", "__float__")
+)
+"""What reads the numbers of a tensor, for Python: of one from outside they are known."""
+
+
+def _writes(func: Any, kwargs: Any) -> bool:
+    """Whether a call writes to a tensor, by its name: `add_`, `__setitem__`, `__iadd__`, or anything with `out`."""
+    name = getattr(func, "__name__", "")
+    if name.startswith("__"):
+        return name == "__setitem__" or (name.startswith("__i") and hasattr(torch.Tensor, f"__{name[3:]}"))
+    return (name.endswith("_") and name != "requires_grad_") or (kwargs or {}).get("out") is not None
+
+
+def _storage(tensor: torch.Tensor) -> int | None:
+    return tensor.untyped_storage()._cdata if torch._C._has_storage(tensor) else None
 
 
 class _UsersCalls(TorchFunctionMode):
@@ -163,6 +187,8 @@ class _UsersCalls(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
         self._outside: dict[int, tuple[torch.Tensor, FunctionalTensor]] = {}
+        self._originals: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._given: set[int] = set()
         self._lines: dict[int, str | None] = {}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -172,49 +198,81 @@ class _UsersCalls(TorchFunctionMode):
         file, _, line = (place or "").rpartition(":")
         if file:
             fx_traceback.current_meta["stack_trace"] = f'File "{file}", line {line}'
+        known = self._original(args[0]) if args else None
+        if func in _READING and known is not None:
+            self.refuse_writes()
+            with _disable_current_modes():
+                return func(known, *args[1:], **(kwargs or {}))
+        func = torch.Tensor.detach if func == _DATA else func  # of a parameter, torch does not trace the other
+        writes = _writes(func, kwargs)
+        self._given.clear()
         if func not in _ASKING:
             args, kwargs = pytree.tree_map_only(_is_outside, self._traced, (args, kwargs or {}))
+        if writes:
+            (first, out), rest = (args[:1], (kwargs or {}).get("out")), args[1:]
+            first, out = pytree.tree_map_only(nn.Parameter, self._traced, (first, out))
+            args, kwargs = (*first, *rest), {**kwargs, "out": out} if out is not None else kwargs
         if tensor_indices.is_read(func, args):
             found = tensor_indices.read(*args)
         elif tensor_indices.is_written(func, args):
             found = tensor_indices.write(*args)
         else:
             found = func(*args, **(kwargs or {}))
-        for number, (_, made) in self._outside.items():
-            if number not in self._lines and torch._functionalize_has_data_mutation(made.elem):
-                self._lines[number] = place
+        self._note_writes(self._outside if writes else self._given, place)
         if func not in _ASKING:
             found = pytree.tree_map_only(_is_outside, partial(self._own, args=args), found)
         if torch.is_grad_enabled() and func not in _DETACHING:
             return found
-        return pytree.tree_map_only(torch.Tensor, stopped, found)
+        found = pytree.tree_map_only(torch.Tensor, stopped, found)
+        if func in _DETACHING and known is not None:
+            self._originals[id(found)] = found, known
+        return found
+
+    def _original(self, tensor: Any) -> torch.Tensor | None:
+        """What is outside of the function, for one that has the same elements: the traced one, or it detached."""
+        if _is_outside(tensor) or type(tensor) is nn.Parameter:
+            return tensor
+        known = self._originals.get(id(tensor))
+        return None if known is None else known[1]
 
     def _traced(self, tensor: torch.Tensor) -> torch.Tensor:
         """A tensor from outside as one of the function's own; the same one each time."""
         known = self._outside.get(id(tensor))
-        if known is None and _is_old_trace() and peek_interpreter_stack() is not None:
+        if known is None and _is_old_trace() and cast(Any, peek_interpreter_stack()) is not None:
             return tensor  # what it would be wrapped in, inside of a transformation, that trace does not know
         if known is None:
-            known = self._outside[id(tensor)] = tensor, FunctionalTensor.to_functional(_recorded(tensor))
+            plain = tensor.detach() if isinstance(tensor, nn.Parameter) else tensor
+            known = self._outside[id(tensor)] = tensor, FunctionalTensor.to_functional(_recorded(plain))
+            self._originals[id(known[1])] = known[1], tensor
+        self._given.add(id(tensor))
         return known[1]
 
     def _own(self, result: torch.Tensor, args: Any) -> torch.Tensor:
-        """What a call makes of parameters alone is the function's own, unless it is a view of one."""
+        """What a call makes of parameters alone is the function's own, unless it has the memory of one."""
         given = [leaf for leaf in pytree.tree_leaves(args) if isinstance(leaf, nn.Parameter)]
-        if any(result is each or result._base is each for each in given):
+        memory = _storage(result)
+        if memory is not None and any(memory == _storage(each) for each in given):
             return result
         return FunctionalTensor.to_functional(_recorded(result))
 
+    def _note_writes(self, numbers: Iterable[int], place: str | None) -> None:
+        """Remember the line of the first call that wrote to each of these."""
+        for number in numbers:
+            if number not in self._lines and torch._functionalize_has_data_mutation(self._outside[number][1].elem):
+                self._lines[number] = place
+
     def refuse_writes(self) -> None:
         """Raise where a tensor from outside was written to: a compiled function changes none."""
-        for line in self._lines.values():
+        self._note_writes(self._outside, None)
+        if self._lines:
+            line = next(iter(self._lines.values()))
             raise UnsupportedError(
                 "the function writes to a tensor from outside of it", location=line, hint="write to a clone of it"
             )
 
 
 def _is_old_trace() -> bool:
-    return torch.__version__ < (2, 12) and torch._C._get_dispatch_mode(_PROXY) is not None
+    return cast(Any, torch.__version__) < (2, 12) and torch._C._get_dispatch_mode(_PROXY) is not None
 
 
 def _recorded(tensor: torch.Tensor) -> torch.Tensor:

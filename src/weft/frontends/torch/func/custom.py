@@ -25,12 +25,9 @@ from torch._subclasses.fake_tensor import FakeTensor
 from weft.diagnostics import calling_line
 from weft.errors import ShapeError, WeftError
 from weft.frontends.torch.capture.custom_calls import CALLS
-from weft.frontends.torch.capture.decompositions import decompositions
-from weft.frontends.torch.func.capture_function import fake_tensors, traced
+from weft.frontends.torch.func.capture_function import decompositions_of_functions, fake_tensors, traced
 from weft.frontends.torch.func.capturing import capturing, current_capture
 from weft.frontends.torch.func.custom_eager import eager_call
-from weft.frontends.torch.func.normalized import SHIFTED
-from weft.frontends.torch.func.smooth_forms import SMOOTH
 
 Rule = Callable[..., Any]
 _is_wrapped: Callable[[torch.Tensor], bool] = is_functorch_wrapped_tensor
@@ -138,7 +135,7 @@ class Call:
     def graphs(self, tensors: Sequence[torch.Tensor]) -> dict[str, fx.GraphModule]:
         count = len(tensors)
         device = next((each.device for each in tensors), torch.device("cpu"))
-        table = decompositions(device.type if device.type == "cuda" else "cpu") | SHIFTED | SMOOTH
+        table = decompositions_of_functions(device)
         results: list[torch.Tensor] = []
 
         def trace(flat: Callable[..., list[torch.Tensor]], given: Sequence[torch.Tensor]) -> fx.GraphModule:

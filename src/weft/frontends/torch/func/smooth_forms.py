@@ -9,7 +9,9 @@ they are, and where torch chooses a side at a kink, so does the form: the deriva
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
+from functools import reduce
 from typing import Any
 
 import torch
@@ -62,9 +64,21 @@ def _xlogy(x: Tensor, y: Tensor) -> Any:
     if not kind.is_floating_point:
         return NotImplemented
     a, b = _wide(x.to(kind)), _wide(y.to(kind))
-    none = a == 0
+    none = (a == 0) & (b <= 0)  # elsewhere the slope is log(y), at 0 too
     found = torch.where(none, 0, a * torch.log(torch.where(none, 1, b)))
     return torch.where(torch.isnan(b), b, found).to(kind)
+
+
+def _vector_norm(x: Tensor, order: float = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
+    """By squares or powers, without a slope where all are zeros; sums and extremes of magnitudes as they are."""
+    if not 1 < order < math.inf or not x.is_floating_point():
+        return NotImplemented
+    kind = dtype or x.dtype
+    wide = _wide(x.to(kind))
+    power = (wide * wide if order == 2 else wide.abs().pow(order)).sum(dim, keepdim)
+    none = power == 0
+    safe = torch.where(none, 1, power)
+    return torch.where(none, 0, torch.sqrt(safe) if order == 2 else safe.pow(1 / order)).to(kind)
 
 
 def _hardtanh(x: Tensor, low: float = -1.0, high: float = 1.0) -> Any:
@@ -74,20 +88,37 @@ def _hardtanh(x: Tensor, low: float = -1.0, high: float = 1.0) -> Any:
     return torch.where((x > low) & (x < high), clamped, stopped(clamped))
 
 
+def _common_type(*tensors: Tensor) -> torch.dtype:
+    """That of an operation on all of these: one without dimensions counts only where it is of a higher kind."""
+    kept = [each for each in tensors if each.dim()] or tensors
+    kind, widest = (reduce(torch.promote_types, (each.dtype for each in group)) for group in (kept, tensors))
+    return kind if kind.is_floating_point else widest
+
+
 def _clamp(x: Tensor, low: Any = None, high: Any = None, **named: Any) -> Any:
-    """Between bounds, which are inside: there the gradient is that of the tensor, all of it."""
-    low, high, kind = named.get("min", low), named.get("max", high), x.dtype
-    for bound in (low, high):
-        kind = torch.promote_types(kind, bound.dtype) if isinstance(bound, Tensor) else kind
+    """Between bounds, which are inside: there the gradient is that of the tensor, all of it; at NaN there is none."""
+    low, high = named.get("min", low), named.get("max", high)
+    kind = _common_type(x, *(bound for bound in (low, high) if isinstance(bound, Tensor)))
     if not kind.is_floating_point:
         return NotImplemented
-    found, inside = x.to(kind), None
-    for bound, combine, within in ((low, torch.maximum, torch.ge), (high, torch.minimum, torch.le)):
-        if bound is not None:
-            wide = bound if isinstance(bound, Tensor) else torch.scalar_tensor(bound, dtype=kind, device=x.device)
-            found = combine(found, wide.to(kind))
-            inside = within(x, wide) if inside is None else inside & within(x, wide)
-    return found if inside is None else torch.where(inside, x.to(kind), found)
+    x = x.to(kind)
+    low, high = (
+        bound.to(kind)
+        if isinstance(bound, Tensor)
+        else None
+        if bound is None
+        else torch.scalar_tensor(bound, dtype=kind, device=x.device)
+        for bound in (low, high)
+    )
+    found = x if low is None else torch.maximum(x, low)
+    found = stopped(found if high is None else torch.minimum(found, high))
+    if high is not None:
+        found = torch.where(x > high if low is None else (x > high) | (high < low), high, found)
+    if low is not None:
+        found = torch.where(x < low if high is None else (x < low) & (low < high), low, found)
+    above, below = None if low is None else x >= low, None if high is None else x <= high
+    inside = above if below is None else below if above is None else above & below
+    return x.clone() if inside is None else torch.where(inside, x, found)
 
 
 def _clamp_max(x: Tensor, high: Any) -> Any:
@@ -109,6 +140,7 @@ SMOOTH: dict[Any, Callable[..., Any]] = {
     _ops.huber_loss_backward.default: _huber_loss_backward,
     _ops.log_sigmoid_forward.default: _log_sigmoid_forward,
     _ops.xlogy.Tensor: _xlogy,
+    _ops.linalg_vector_norm.default: _vector_norm,
     _ops.hardtanh.default: _hardtanh,
     _ops.as_strided_scatter.default: _as_strided_scatter,
     **{each: _clamp for each in (_ops.clamp.default, _ops.clamp.Tensor)},

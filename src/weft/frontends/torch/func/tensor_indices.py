@@ -14,8 +14,6 @@ from typing import Any, TypeGuard
 import torch
 from torch import Tensor
 
-_PARTS = (Tensor, int, slice, EllipsisType, type(None))
-
 
 def read(x: Tensor, index: Any) -> Tensor:
     """`x[index]`, all of whose tensors are of one number."""

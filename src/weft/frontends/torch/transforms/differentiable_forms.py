@@ -152,7 +152,8 @@ def _unpool(name: str) -> Callable[..., Tensor]:
         if not takes_tangents() or not x.numel():
             return unpool(x, indices, *args, **named)
         places = indices.reshape(*indices.shape[:-rank], -1)
-        numbers = torch.arange(places.shape[-1], dtype=x.dtype, device=x.device).view(indices.shape[-rank:])
+        exact = torch.float32 if places.shape[-1] <= 1 << 24 else torch.float64  # of the numbers of all elements
+        numbers = torch.arange(places.shape[-1], dtype=exact, device=x.device).view(indices.shape[-rank:])
         last = unpool(numbers.expand(x.shape).contiguous(), indices, *args, **named)
         written = last.reshape(*places.shape[:-1], -1).gather(-1, places).view(x.shape) == numbers
         return _summed(torch.where(written, x, 0), places, last)
