@@ -205,3 +205,16 @@ def test_channels_that_do_not_mix_with_zeros_of_weights_stay_floats(passes: Any)
     function = compared(passes, arguments, (1, 2), body)
     (op,) = (op for op in function.block.ops if isinstance(op, Convolution))
     assert "dtype" not in op.params
+
+
+@pytest.mark.parametrize("rows", [i8, u8])
+def test_differences_that_wrap_around_in_8_bits_are_codes_themselves(passes: Any, rows: DType) -> None:
+    """A zero that is taken off before codes are widened is no zero of theirs."""
+    arguments = {"x": Tensor(rows, (5, 33)), "w": Tensor(i8, (33, 7))}
+
+    def body(b: GraphBuilder, x: SSAValue, w: SSAValue) -> SSAValue:
+        less = b.sub(x, b.full_like(x, 100))
+        scale = b.full(value=0.5, shape=(), dtype=f32)
+        return b.dot(*(b.mul(b.cast(codes, dtype=f32), scale) for codes in (less, w)))
+
+    compared(passes, arguments, (1,), body)

@@ -144,8 +144,9 @@ class _Multiplying:
     def _shifted(self, value: SSAValue) -> _Codes | None:
         """`codes - zero` in i32, or codes that were never widened."""
         zero: SSAValue | None = None
-        shape = tensor_of(value.type).shape
-        if (op := made_by(value, "graph.sub")) is not None and tensor_of(op.operands[0].type).shape == shape:
+        whole = tensor_of(value.type)
+        op = made_by(value, "graph.sub") if whole.dtype == i32 else None  # in 8 bits it would wrap around
+        if op is not None and tensor_of(op.operands[0].type).shape == whole.shape:
             value, zero = op.operands
         if (op := made_by(value, "graph.cast")) is not None and tensor_of(value.type).dtype == i32:
             value = op.operands[0]
