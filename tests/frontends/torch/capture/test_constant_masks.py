@@ -129,3 +129,23 @@ def test_what_is_written_beside_a_mask_stays() -> None:
         torch.testing.assert_close(call(q, torch.tensor(at)), eager(q, torch.tensor(at)))
     for name, value in eager.state_dict().items():
         torch.testing.assert_close(other.state_dict()[name], value)
+
+
+@pytest.mark.parametrize("sizes", [(2, 1, 5, 5), (3, 5, 5)])
+def test_a_mask_for_more_than_there_is_stays(sizes: tuple[int, ...]) -> None:
+    def attention(q: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, q, q, torch.ones(sizes, dtype=torch.bool))
+
+    seen: list[fx.GraphModule] = []
+
+    def note(module: fx.GraphModule, _: Any) -> Any:
+        seen.append(without_constant_masks(module))
+        return module
+
+    q = torch.randn(1, 4, 5, 8)
+    for call in (attention, torch.compile(attention, backend=note)):
+        with pytest.raises(RuntimeError):
+            call(q)
+    for module in seen:  # where Dynamo itself does not say so
+        (node,) = module.graph.find_nodes(op="call_function", target=F.scaled_dot_product_attention)
+        assert len(node.args) == 4 and node.args[3] is not None

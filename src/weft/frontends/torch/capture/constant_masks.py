@@ -27,6 +27,7 @@ from weft.frontends.torch.capture.graph_effects import writes
 log = logging.getLogger("weft")
 
 _ATTENTION: Any = functional.scaled_dot_product_attention
+_QUERY, _KEY = ("query", 0), ("key", 1)
 _MASK, _IS_CAUSAL = 3, 5
 """Where attention has its mask, and whether it is causal, among its arguments."""
 
@@ -35,7 +36,8 @@ def without_constant_masks(module: fx.GraphModule) -> fx.GraphModule:
     """The module, or a copy in which attention reads no mask that says nothing of its own."""
     calls = module.graph.find_nodes(op="call_function", target=_ATTENTION)
     masks = {node: mask for node in calls if isinstance(mask := _given(node, "attn_mask", _MASK), fx.Node)}
-    known = {mask: _meaning(module, mask) for mask in dict.fromkeys(masks.values())}
+    made = {mask: _made_of(mask) for mask in dict.fromkeys(masks.values())}
+    known = {mask: _meaning(module, mask, nodes) for mask, nodes in made.items() if nodes is not None}
     if not any(known.values()):
         return module
     graph = fx.Graph()
@@ -43,19 +45,19 @@ def without_constant_masks(module: fx.GraphModule) -> fx.GraphModule:
     graph.output(cast("Any", graph.graph_copy(module.graph, copied)))
     stated = set[fx.Node]()
     for node, mask in masks.items():
-        meaning = known[mask]
-        if meaning == "full" or (
-            meaning == "causal" and _is_square(node) and not _given(node, "is_causal", _IS_CAUSAL)
-        ):
-            _state(copied[node], is_causal=meaning == "causal" or bool(_given(node, "is_causal", _IS_CAUSAL)))
-            stated |= _made_of(mask) or set()
+        meaning, is_causal = known.get(mask, ""), bool(_given(node, "is_causal", _IS_CAUSAL))
+        if not _fits(node, mask):
+            continue
+        if meaning == "full" or (meaning == "causal" and _is_square(node) and not is_causal):
+            _state(copied[node], is_causal=meaning == "causal" or is_causal)
+            stated |= made[mask] or set()
     for node in reversed(module.graph.nodes):
         # Nothing else is taken out: a graph of Dynamo's writes to tensors by calls whose results nobody reads.
         if node in stated and not copied[node].users:
             graph.erase_node(copied[node])
-    made = fx.GraphModule(module, graph)
-    made.meta = dict(module.meta)
-    return made
+    result = fx.GraphModule(module, graph)
+    result.meta = dict(module.meta)
+    return result
 
 
 def _given(node: fx.Node, name: str, place: int) -> Any:
@@ -74,19 +76,25 @@ def _state(node: fx.Node, *, is_causal: bool) -> None:
 
 def _is_square(node: fx.Node) -> bool:
     """Whether there are as many keys as rows: where there are not, libraries count from other ends."""
-    sizes: list[Any] = []
-    for name, place in (("query", 0), ("key", 1)):
-        given = _given(node, name, place)
-        value = given.meta.get("example_value") if isinstance(given, fx.Node) else None
-        sizes.append(value.shape[-2] if isinstance(value, Tensor) else None)
+    sizes = [each[-2] if each else None for each in (_shape(_given(node, *where)) for where in (_QUERY, _KEY))]
     return all(isinstance(size, int) for size in sizes) and sizes[0] == sizes[1]
 
 
-def _meaning(module: fx.GraphModule, mask: fx.Node) -> str:
+def _fits(node: fx.Node, mask: fx.Node) -> bool:
+    """Whether a mask is for no more than there are scores: of others attention says that they do not fit."""
+    query, of_mask = _shape(_given(node, *_QUERY)), _shape(mask)
+    if query is None or of_mask is None or len(of_mask) > len(query):
+        return False
+    return all(size in (1, there) for size, there in zip(of_mask[-3::-1], query[-3::-1], strict=False))
+
+
+def _shape(given: Any) -> torch.Size | None:
+    value = given.meta.get("example_value") if isinstance(given, fx.Node) else None
+    return value.shape if isinstance(value, Tensor) else None
+
+
+def _meaning(module: fx.GraphModule, mask: fx.Node, made: set[fx.Node]) -> str:
     """Whether a mask is `full`, so that every row sees every key, or `causal`; empty where neither is known."""
-    made = _made_of(mask)
-    if made is None:
-        return ""
     graph = fx.Graph()
     copied: dict[fx.Node, fx.Node] = {}
     for node in module.graph.nodes:
