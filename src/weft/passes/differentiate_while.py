@@ -1,11 +1,11 @@
-"""Gradients of loops that a condition ends: how many turns there are is known only after they ran.
+"""Reverse-mode gradients of while loops: how many turns there are is known only after they ran.
 
     %y = graph.loop while … { f }    →    %n = graph.loop while … { f, counted }
                                           %s = graph.loop slots { n / slots turns of f, with the states before stacked }
                                           %gx = graph.loop slots, backwards { the gradients of a slot's turns }
 
-Up to as many turns as there are slots, every state is kept. Beyond, a slot stands for several turns, and each of these
-begins by computing again those before it in its slot.
+Up to as many turns as there are slots, every state is kept. Beyond, states are checkpoints: a slot stands for several
+turns, and each of these begins by computing again those before it in its slot.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""When each buffer of a native program is in use, inside of loops and branches, too.
+"""Live ranges: when each buffer of a native program is in use, inside of loops and branches, too.
 
 Steps are numbered as they stand, those of a body between the start and the end of their loop. A buffer that is used in
 one body alone is made anew in every turn, and lives from its first use there to its last. One that is used elsewhere as

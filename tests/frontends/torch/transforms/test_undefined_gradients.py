@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from torch._functorch._aot_autograd import runtime_wrappers
 
 from weft.frontends.torch.transforms import undefined_gradients
 from weft.runtime.record import recording
@@ -134,7 +135,10 @@ def test_gradients_of_gradients() -> None:
     torch.testing.assert_close(torch.autograd.grad(first.sum(), x)[0], -x.sin())
 
 
-@needs_second_derivatives  # of releases before, compiled autograd takes graphs in another way
+@pytest.mark.skipif(
+    not hasattr(runtime_wrappers, "_AOTDispatchAutogradFunctionFactory"),
+    reason="before torch 2.13 compiled autograd has to begin before the call: Weft does not see it take the graph",
+)
 def test_compiled_autograd_that_begins_after_the_call() -> None:
     given = values()
     results = compiled(both)(*given)

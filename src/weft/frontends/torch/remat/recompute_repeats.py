@@ -1,4 +1,4 @@
-"""Lets backward graphs repeat keys and values for the heads that share them, in place of keeping them repeated.
+"""Lets backward graphs repeat keys and values (GQA, `repeat_kv`) again, in place of keeping them repeated.
 
     %r = expand %k (4, 8, 4, 2048, 64)   of (4, 8, 1, 2048, 64)
     %c = clone %r                        ← is not kept: what it repeats is, four times smaller

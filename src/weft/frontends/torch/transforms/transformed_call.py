@@ -9,6 +9,7 @@ The captured graph becomes a program at its first call, when the shapes of its a
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -30,6 +31,8 @@ from weft.frontends.torch.transforms.random_state import RandomState
 
 CompileFunction = Callable[[torch.nn.Module, Sequence[Any], Config, "Program"], CompiledProgram]
 """Compiles a module for arguments; the program is what its own derivatives are made of."""
+
+log = logging.getLogger("weft")
 
 
 class Body(torch.nn.Module):
@@ -90,7 +93,8 @@ class Captured:
             with sizes_for_loops() if has_while(self.module) else nullcontext():
                 return self.compile_function(Body(program.function), arguments, self.config, program)
         except Exception as error:  # whatever cannot be traced, torch may run
-            if program.otherwise is not None:
+            if program.otherwise is not None:  # for what is derived of it, too
+                log.info("%s: it is traced in another way, as %r", program.location, error)
                 program.function, program.otherwise = program.otherwise, None
                 return self._compile(program, arguments)
             self._leave_to_eager(program.location, error)
