@@ -50,6 +50,24 @@ def test_rate_and_time_per_token_are_the_simulation_s(
     assert float(told.e2e) == pytest.approx(e2e, rel=0.15)
 
 
+@pytest.mark.parametrize(
+    ("name", "isl", "osl", "clients"), [("Llama-3.1-8B", 2048, 128, 64), ("Llama-3.1-70B", 4096, 256, 32)]
+)
+def test_half_of_a_wave_of_prompts_is_in_the_time_per_token(name: str, isl: int, osl: int, clients: int) -> None:
+    costs = priced(name, Mapping(4))
+    requests = lengths(isl, osl, 1.0, 1.0, 10 * clients)
+    limits = Limits(tokens=isl, sequences=4096, mixed=False)  # a prompt a step, one after another
+    seen = simulate(StepTimer(costs), limits, requests, concurrency=clients, front=FrontEnd(0.0, 0.0))
+    told, apart = (
+        serve(costs, isl, osl, clients, 4096, batching=Batching(float(isl), False, waves)) for waves in (True, False)
+    )
+    tpot = float(seen.tpot.mean())
+    assert float(told.tpot) == pytest.approx(tpot, rel=0.1)
+    assert float(apart.tpot) > 1.15 * tpot
+    assert float(told.ttft) == pytest.approx(float(seen.ttft.mean()), rel=0.15)
+    assert float(told.e2e) == pytest.approx(float(seen.e2e.mean()), rel=0.1)
+
+
 @pytest.mark.parametrize("mixed", [True, False])
 def test_requests_of_one_token_are_as_many_as_prompts_that_can_be_read(mixed: bool) -> None:
     costs = priced("Llama-3.1-8B", Mapping())

@@ -104,6 +104,33 @@ def test_a_site_left_out_is_had_from_its_neighbours() -> None:
     np.testing.assert_allclose(filled(Grid(xs, ys, holed, np.ones_like(times))).times[1, 2], times[1, 2])
 
 
+def experts_measured(folder: Path, splits: dict[tuple[int, int], float]) -> OpCosts:
+    """A layer's experts split in some ways, each so many times what 1.5 of its roofline takes."""
+    header = "moe_dtype,num_tokens,hidden_size,inter_size,topk,num_experts,moe_tp_size,moe_ep_size,distribution,latency"
+    rows = []
+    for (tp, ep), slower in splits.items():
+        for tokens in (1, 16, 256, 4096):
+            seconds = slower * 1.5 * float(experts_roofline(H200, Experts("", 5120, 8192, 1, 16, tp, ep), tokens))
+            rows.append(f"bfloat16,{tokens},5120,8192,1,16,{tp},{ep},power_law_1.01,{seconds * 1e3}")
+    write(folder, "moe__made__1", header, rows)
+    return OpCosts(H200, KernelTables(folder, "h200_sxm", "made"), H200)
+
+
+def test_experts_that_took_many_times_their_like_are_had_from_these(tmp_path: Path) -> None:
+    costs = experts_measured(tmp_path, {(1, 4): 5.0, (2, 2): 1.0, (4, 1): 1.0})
+    chosen = np.isin(ROWS, (16, 256, 4096))
+    for tp, ep, source in ((1, 4, "transferred"), (2, 2, "interpolated")):
+        layer = Experts("", 5120, 8192, 1, 16, tp, ep)
+        found = expert_curve(costs, layer)
+        assert found.source == source
+        np.testing.assert_allclose(found.seconds[chosen], 1.5 * experts_roofline(H200, layer, ROWS)[chosen], rtol=0.05)
+
+
+def test_of_two_measured_ways_nobody_says_which_is_the_slow_one(tmp_path: Path) -> None:
+    costs = experts_measured(tmp_path, {(1, 2): 1.0, (2, 1): 9.0})
+    assert expert_curve(costs, Experts("", 5120, 8192, 1, 16, 2, 1)).source == "interpolated"
+
+
 def test_slow_runs_beside_a_site_left_out_do_not_count() -> None:
     xs = ys = np.array([2048.0, 2560.0, 3072.0, 3584.0, 4096.0, 5120.0, 6144.0])
     times = (xs[:, None] * ys[None, :])[..., None] * 1e-12
@@ -258,3 +285,9 @@ def test_a_base_that_leads_back_is_refused(tmp_path: Path) -> None:
 def test_the_catalogue_cites_its_sources() -> None:
     assert {"a100", "h100", "h200", "b200", "gb200"} <= set(catalogue())
     assert all(each.source for each in catalogue().values())
+
+
+def test_mxfp4_multiplies_in_bf16_where_there_is_no_fp4() -> None:
+    assert find_gpu("h200").flops("mxfp4") == find_gpu("h200").bf16
+    assert find_gpu("b200").flops("mxfp4") == find_gpu("b200").fp8
+    assert find_gpu("b200").flops("int4") == find_gpu("b200").bf16

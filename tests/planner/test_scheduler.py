@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from weft.planner.hardware import find_gpu
 from weft.planner.mapping import Mapping, rank_program
 from weft.planner.model import find_model
-from weft.planner.scheduler import Limits, Request, State, Step, complete, schedule
+from weft.planner.scheduler import Chunk, Limits, Request, State, Step, complete, schedule
 from weft.planner.search import open_costs
 from weft.planner.simulate import FrontEnd, StepTimer, lengths, simulate
 from weft.planner.step_costs import StepCosts, step_costs
@@ -114,3 +116,53 @@ def test_iterations_that_are_alike_are_priced_together(costs: StepCosts, monkeyp
     seen = simulate(StepTimer(costs), Limits(), lengths(1024, 1024, 0.8, 1.0, 300), concurrency=32)
     # What changes a step is a request that comes, goes or has a chunk to run: a few times each, whatever its length.
     assert priced[0] <= 6 * 300 < seen.iterations / 2
+
+
+def test_held_prompts_run_together_after_some_steps_or_when_a_step_is_full() -> None:
+    limits = Limits(held_steps=20, held_tokens=1000)
+    state = State(limits)
+    complete(state, schedule(state, [Request(0, 100, 500)]))  # nothing decodes: nothing is held
+    step = schedule(state, [Request(1, 400, 10)])
+    assert not step.chunks and step.repeat == 20
+    complete(state, step, 15)
+    step = schedule(state, [Request(2, 300, 10)])
+    assert not step.chunks and step.repeat == 5
+    complete(state, step, 5)
+    step = schedule(state)
+    assert [chunk.request.number for chunk in step.chunks] == [1, 2]
+    complete(state, step)
+    assert [chunk.new for chunk in schedule(state, [Request(3, 998, 10)]).chunks] == [998]  # with 3 that decode
+
+
+def test_held_prompts_that_do_not_fit_into_a_step_do_not_fill_it() -> None:
+    state = State(Limits(tokens=1000, held_steps=20, held_tokens=900, chunked=False))
+    complete(state, schedule(state, [Request(0, 100, 500)]))
+    assert not schedule(state, [Request(1, 600, 10), Request(2, 600, 10)]).chunks
+    state = State(Limits(tokens=1000, held_steps=20, held_tokens=900))
+    complete(state, schedule(state, [Request(0, 100, 500)]))
+    assert schedule(state, [Request(1, 600, 10), Request(2, 600, 10)]).chunks
+
+
+@pytest.mark.parametrize("chunked", [True, False])
+def test_held_prompts_are_all_run(chunked: bool) -> None:
+    requests = [Request(number, 300 + number, 20 + number) for number in range(40)]
+    limits = Limits(tokens=1000, sequences=16, held_steps=7, held_tokens=900, chunked=chunked)
+    prompts, decoding, _ = run(limits, requests)
+    assert sum(prompts) == sum(each.prompt for each in requests)
+    assert sum(decoding) == sum(each.output - 1 for each in requests)
+
+
+def test_decoding_is_padded_to_the_next_captured_batch(costs: StepCosts) -> None:
+    plain, captured = StepTimer(costs), StepTimer(costs, graphs=(8, 64, 256))
+    assert captured.padded[:10] == [0, *[8] * 8, 64] and captured.padded[256:258] == [256, 257]
+    step = Step(20, 20 * 100.0, [], 1)
+    full = Step(64, 64 * 100.0, [], 1)
+    assert plain.seconds(step) < captured.seconds(step) <= captured.seconds(full)
+    assert captured.seconds(full) == plain.seconds(full)
+    prompt = Step(20, 20 * 100.0, [Chunk(Request(0, 10, 5), 10, 0, True)], 1)
+    assert captured.seconds(prompt) == plain.seconds(prompt)  # prompts run outside of graphs
+
+
+def test_each_rank_of_attention_pads_its_own_sequences(costs: StepCosts) -> None:
+    spread = StepTimer(replace(costs, share=0.25), graphs=(8, 16))
+    assert [spread.padded[each] for each in (0, 1, 32, 33, 64, 65)] == [0, 32, 32, 64, 64, 65]

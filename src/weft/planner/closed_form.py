@@ -6,6 +6,7 @@ each, as far as a step's budget has room:
 
     TPOT = T(d) + p/n · (T(d + n) − T(d))      prompts along with decoding: weights are read once for both
     TPOT = T(d) + p/n · T(n)                    prompts in steps of their own, which hold decoding up
+    TPOT = T(d) + p/2n · T(n)                   the same, of requests that end and begin together (`waves`)
 
 Where prompts bring more than the budget, fewer than c decode, and the rest waits: TTFT = E2E − OSL·TPOT by Little's
 law. All over arrays of concurrencies at once.
@@ -58,6 +59,9 @@ class Batching:
 
     tokens: float = 8192.0
     mixed: bool = True
+    waves: bool = False
+    """Whether clients of a closed loop ask for the same lengths, so that requests end, and others begin, together.
+    Where prompts run in steps of their own, each then holds up those before it alone: half of all, on average."""
 
 
 _ROUNDS = 3
@@ -84,6 +88,7 @@ def serve(
     new = max(isl - cached, 1.0)
     ticks = max(osl / (draft.per_step if draft else 1.0), 1.0)
     most = batching.tokens / (1.0 + new / ticks) if batching.mixed else np.inf
+    held = 0.5 if batching.waves and not batching.mixed else 1.0
     decoding = np.minimum(inside, most)
     step = tick = decode_seconds(costs, decoding, context, draft)
     first = longer = together = tick
@@ -95,7 +100,7 @@ def serve(
         together = np.minimum(brought / -np.expm1(-ended), width) + (brought <= 0) * np.minimum(new, width)
         alone = costs.prompts(together, new, cached)
         longer = costs.prompts(together, new, cached, decoding) if batching.mixed else alone
-        tick = step + brought / together * longer / costs.stages
+        tick = step + held * brought / together * longer / costs.stages
         chunks = np.ceil(new / np.minimum(width, new))
         first = tick / 2 + (np.maximum(step + longer, alone) if batching.mixed else alone) * chunks
         decoding = np.minimum(inside * ticks * tick / (ticks * tick + first), most)

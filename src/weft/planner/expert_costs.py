@@ -15,6 +15,8 @@ from weft.planner.tables import Array, Columns
 Shape = tuple[int, int, int, int, int, int]
 """Hidden size, width, experts per token, experts, tensor parallel, expert parallel."""
 _NEAREST = 3
+_SLOW = 3.0
+"""How many times the middle of its like a measured layer may take before it counts as a slow run."""
 
 
 def experts_roofline(gpu: Gpu, op: Experts, tokens: Any) -> Array:
@@ -87,10 +89,32 @@ def expert_sites(costs: OpCosts, weights: str) -> Mapping[Shape, tuple[Array, Ar
     key = ("expert_sites", weights, costs.distribution)
     if key not in costs.grids:
         table = costs.table("moe")
-        costs.grids[key] = {} if table is None else _read(table, DTYPES[weights], costs.distribution)
-        if not costs.grids[key] and weights == "fp8_block":
-            costs.grids[key] = {} if table is None else _read(table, "fp8", costs.distribution)
+        found = {} if table is None else _read(table, DTYPES[weights], costs.distribution)
+        if not found and weights == "fp8_block":
+            found = {} if table is None else _read(table, "fp8", costs.distribution)
+        costs.grids[key] = _without_slow_runs(found)
     return costs.grids[key]
+
+
+def _without_slow_runs(sites: dict[Shape, tuple[Array, Array]]) -> dict[Shape, tuple[Array, Array]]:
+    """Sites less those that took many times what the same layer, split over as many ranks in other ways, took.
+
+    Each such rank reads as many weights. With a few tokens for every expert all of them are read, and how unevenly
+    tokens go to ranks does not show yet. Public tables have layers there that ran five times as long as their like, at
+    every number of tokens: a kernel that was not tuned.
+    """
+    like: dict[tuple[int, ...], list[Shape]] = {}
+    for shape in sites:
+        like.setdefault((*shape[:4], shape[4] * shape[5]), []).append(shape)
+    slow: set[Shape] = set()
+    for (_, _, per_token, experts, _), shapes in like.items():
+        tokens = 4.0 * experts / per_token
+        taken = {shape: float(np.interp(tokens, *sites[shape])) for shape in shapes}
+        for shape in shapes:
+            others = [taken[each] for each in shapes if each != shape]
+            if len(others) > 1 and taken[shape] > _SLOW * float(np.median(others)):
+                slow.add(shape)
+    return {shape: curve for shape, curve in sites.items() if shape not in slow}
 
 
 def _read(table: Columns, dtype: str, distribution: str) -> dict[Shape, tuple[Array, Array]]:

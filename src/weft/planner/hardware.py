@@ -46,8 +46,9 @@ class Gpu:
     short runs do not show. 1 where nobody measured it."""
 
     def flops(self, weights: str) -> float:
-        """The peak of matmuls with such weights: weight-only formats multiply in bf16."""
-        if weights in ("fp8", "fp8_block"):
+        """The peak of matmuls with such weights: weight-only formats multiply in bf16, but for mxfp4 where a GPU has
+        fp4: it multiplies that with activations in mxfp8."""
+        if weights in ("fp8", "fp8_block") or (weights == "mxfp4" and self.fp4):
             return self.fp8 or self.bf16
         return (self.fp4 or self.fp8 or self.bf16) if weights == "nvfp4" else self.bf16
 

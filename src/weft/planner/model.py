@@ -17,6 +17,7 @@ from typing import Any
 
 from weft.planner.errors import ModelError
 from weft.planner.families import PLAIN, Family, family_of
+from weft.planner.model_names import Named, entry_of
 
 
 @dataclass(frozen=True)
@@ -112,8 +113,8 @@ class Model:
         return any(isinstance(layer.block, ExpertBlock) for layer, _ in self.layers)
 
     def with_precision(self, precision: str) -> Model:
-        """The model as a checkpoint in another format; `weights` as planned, experts too."""
-        dense = precision if precision not in ("mxfp4", "int4") else "bf16"
+        """The model as a checkpoint in another format. Those of weights alone are the experts', where there are any."""
+        dense = "bf16" if self.has_experts and precision in ("mxfp4", "int4") else precision
         return replace(self, weights=dense, expert_weights=precision)
 
 
@@ -136,15 +137,27 @@ def find_model(name: str) -> Model:
             raise ModelError(f"the configuration cannot be read: {error}", location=str(path)) from error
         return model_of(path.parent.name if path.name == "config.json" else path.stem, given, str(path))
     known = known_models()
-    short = name.lower().rsplit("/", 1)[-1]
-    for key in (name.lower(), short):
-        if key in known:
-            entry = known[key]
-            return model_of(name, known[entry] if isinstance(entry, str) else entry, "models.json")
+    named = entry_of(name, known)
+    if named is not None:
+        return _catalogued(name, named)
     if path.suffix == ".json" or path.exists() or ("/" in name and not name.count("/") == 1):
         raise ModelError(f"there is no configuration {name}", hint="give a folder with config.json, or the file")
     names = ", ".join(sorted(key for key, entry in known.items() if not isinstance(entry, str)))
     raise ModelError(f"there is no model {name!r}", hint=f"give a folder with config.json, or one of {names}")
+
+
+def _catalogued(name: str, named: Named) -> Model:
+    """A model of the catalogue; what was read into its name is among its assumptions."""
+    known = known_models()
+    entry = known[named.entry]
+    model = model_of(name, known[entry] if isinstance(entry, str) else entry, "models.json")
+    if named.exact:
+        return model
+    told = f"{name!r}: the sizes of {named.entry}"
+    if named.precision and not model.weights.startswith(named.precision) and model.expert_weights != named.precision:
+        model = model.with_precision(named.precision)
+        told += f", weights in {named.precision}"
+    return replace(model, assumptions=(*model.assumptions, told))
 
 
 _LARGEST = 10**9

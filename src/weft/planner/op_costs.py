@@ -76,7 +76,8 @@ class OpCosts:
     """fp8 with scales of the checkpoint: no time goes into computing them."""
     distribution: str = "power_law_1.01"
     sustained: bool = False
-    """Whether the GPU never pauses, as in training: tables of short runs have clocks that it cannot keep."""
+    """Whether matmuls keep to the clocks that a GPU has under load: in training, which never pauses, and with tables of
+    short runs."""
     kept: dict[Any, Curve] = field(default_factory=dict[Any, Curve])
     grids: dict[Any, Any] = field(default_factory=dict[Any, Any])
 
@@ -103,7 +104,7 @@ class OpCosts:
         return self.kept[key]
 
     def _sustained(self, curve: Curve, op: Gemm) -> Curve:
-        """No less than a matmul in bf16 takes when the GPU has long been at work."""
+        """No less than a matmul in bf16 takes when the GPU has been at work for a while."""
         if not self.sustained or self.gpu.flops(op.weights) != self.gpu.bf16:
             return curve
         least = 2.0 * ROWS * op.n * op.k / (self.gpu.bf16 * self.gpu.sustained)

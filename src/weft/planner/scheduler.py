@@ -46,6 +46,10 @@ class Limits:
     """The next step is prepared while one runs: what arrives meanwhile is in the step after that."""
     per_tick: float = 1.0
     """Tokens that a sequence advances by in a step: more than one with speculative decoding."""
+    held_steps: int = 0
+    """Steps of decoding that prompts are held back for so that more of them run together: 0 for none."""
+    held_tokens: int = 0
+    """Tokens, prompts' and decoding's, from which on prompts are held back no longer."""
 
 
 @dataclass(slots=True)
@@ -67,6 +71,8 @@ class Step:
     chunks: list[Chunk]
     repeat: int
     """How many times the same decoding may run before anything can change; 1 with chunks."""
+    held: bool = False
+    """Whether there are prompts that wait for others."""
 
 
 @dataclass(slots=True)
@@ -84,6 +90,8 @@ class State:
     used: float = 0.0
     """Tokens of the cache that are taken, or promised with `reserve`."""
     preemptions: int = 0
+    held: int = 0
+    """Steps for which prompts have been held back."""
 
 
 def ticks(limits: Limits, tokens: int) -> int:
@@ -99,9 +107,11 @@ def schedule(state: State, arrivals: Iterable[Request] = ()) -> Step:
         _preempt(state)
     decoding = len(state.ends)
     chunks: list[Chunk] = []
-    if state.waiting or state.filling:
+    held = bool(state.waiting) and decoding > 0 and not state.filling and _held(state)
+    if (state.waiting or state.filling) and not held:
         budget = limits.tokens - (decoding if limits.mixed else 0)
         chunks = _chunks(state, budget)
+        state.held = 0
     if chunks and not limits.mixed:
         return Step(0, 0.0, chunks, 1)
     if chunks:
@@ -109,10 +119,28 @@ def schedule(state: State, arrivals: Iterable[Request] = ()) -> Step:
     if not decoding:
         return Step(0, 0.0, [], 0)
     repeat = state.ends[0][0] - state.tick
+    if held:
+        repeat = min(repeat, limits.held_steps - state.held)
     if not limits.reserve:
         room = int((limits.cache - state.used) // (decoding * limits.per_tick))
         repeat = max(1, min(repeat, room))
-    return Step(decoding, state.context, [], repeat)
+    return Step(decoding, state.context, [], repeat, held)
+
+
+def _held(state: State) -> bool:
+    """Whether prompts wait for more of them: until a step would be full enough, or they have waited long enough."""
+    limits = state.limits
+    if state.held >= limits.held_steps:
+        return False
+    tokens = len(state.ends)
+    for request in state.waiting:
+        new = max(request.prompt + request.produced - request.cached, 1)
+        if not limits.chunked and tokens + new > limits.tokens:
+            break
+        tokens += new
+        if tokens >= limits.held_tokens:
+            return False
+    return True
 
 
 def _chunks(state: State, budget: int) -> list[Chunk]:
@@ -168,6 +196,8 @@ def complete(state: State, step: Step, times: int = 1) -> tuple[list[Request], l
     limits = state.limits
     first: list[Request] = []
     finished: list[Request] = []
+    if step.held:
+        state.held += times
     if step.decoding:
         advanced = step.decoding * times * limits.per_tick
         state.tick += times

@@ -89,7 +89,9 @@ class Point:
 
 
 def open_costs(gpu: Gpu, tables: Path | None, engine: str) -> OpCosts:
-    """Costs from a folder of tables, or from those that come with Weft."""
+    """Costs from a folder of tables, or from those that come with Weft.
+
+    Weft's own are of random numbers; public ones have matmuls in bf16 that are faster than a GPU keeps up on these."""
     own = Path(__file__).parent / "data" / "kernel_tables"
     folder = tables or own
     system = gpu.tables if (folder / gpu.tables).is_dir() else next(iter(KernelTables.systems(folder)), "h200_sxm")
@@ -97,7 +99,7 @@ def open_costs(gpu: Gpu, tables: Path | None, engine: str) -> OpCosts:
     found = KernelTables(folder, system, engine)
     if "gemm" not in found.files and found.siblings:
         found = found.siblings[0]
-    return OpCosts(gpu, found if found.files else None, reference)
+    return OpCosts(gpu, found if found.files else None, reference, sustained=folder != own)
 
 
 def mappings(model: Model, gpu: Gpu, most: int) -> Iterator[Mapping]:

@@ -5,7 +5,7 @@ Runs of the same decoding step are taken at once, so that a simulated iteration 
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -24,7 +24,17 @@ _LENGTHS: list[float] = LENGTHS.tolist()
 class StepTimer:
     """Times of steps from lookups of whole numbers: what the simulator asks for hundreds of thousands of times."""
 
-    def __init__(self, costs: StepCosts, tokens: int = 16384, sequences: int = 2048, *, drafted: int = 0) -> None:
+    def __init__(
+        self,
+        costs: StepCosts,
+        tokens: int = 16384,
+        sequences: int = 2048,
+        *,
+        drafted: int = 0,
+        graphs: Sequence[int] = (),
+    ) -> None:
+        """`graphs` are the sequences of a rank that decoding was captured with: steps of fewer have rows that count for
+        nothing up to the next of these; none are padded where there are no graphs, or beyond the largest."""
         rows = np.arange(tokens + 1, dtype=float)
         per = np.maximum(rows / costs.stages, 1.0)
         local = np.maximum(per * costs.share, 1.0)
@@ -46,6 +56,7 @@ class StepTimer:
         self.width = drafted + 1
         self.limit = tokens
         self.most = sequences
+        self.padded = _padded(sequences, round(1.0 / costs.share), sorted(graphs)) if graphs else []
 
     def _along(self, values: list[float], length: float) -> float:
         j = bisect_right(_LENGTHS, length) - 1
@@ -71,6 +82,8 @@ class StepTimer:
             total = max(total * self.share, longest / self.stages)
             total += self.prompt_least + self.prefill[min(new, self.limit)]
         rows = decoding * self.width
+        if self.padded and not step.chunks and decoding <= self.most:
+            rows = self.padded[decoding] * self.width
         if self.spread and step.chunks:
             local = max(new * self.share * self.stages, most) + rows * self.share * self.stages
             total += self.alone[min(int(local), self.limit)] + self.experts[min(new + rows, self.limit)]
@@ -81,6 +94,16 @@ class StepTimer:
             context = step.context / decoding + ahead
             total += self.decode[min(rows, self.limit)] + self._along(self.attention[min(decoding, self.most)], context)
         return total
+
+
+def _padded(most: int, ranks: int, graphs: Sequence[int]) -> list[int]:
+    """By sequences of a replica: how many there are with those that fill up the graph of each rank."""
+    found: list[int] = []
+    for sequences in range(most + 1):
+        here = -(-sequences // ranks)
+        at = bisect_left(graphs, here)
+        found.append(graphs[at] * ranks if at < len(graphs) and here else sequences)
+    return found
 
 
 @dataclass

@@ -6,8 +6,7 @@ A folder holds `kernel_tables/`, and where there are measurements `serving_measu
 
 from __future__ import annotations
 
-import csv
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -22,13 +21,25 @@ from weft.planner.errors import TableError
 from weft.planner.hardware import Gpu, catalogue
 from weft.planner.mapping import Mapping as Parallel
 from weft.planner.mapping import rank_program
-from weft.planner.model import Model, find_model, known_models
+from weft.planner.model import Model
 from weft.planner.op_costs import DTYPES, OpCosts, gemm_sites
 from weft.planner.scheduler import Limits
-from weft.planner.search import ENGINES
+from weft.planner.search import open_costs
 from weft.planner.simulate import StepTimer, lengths, simulate
 from weft.planner.step_costs import StepCosts, step_costs
 from weft.planner.tables import KernelTables
+from weft.testing.planner_campaigns import conditions
+from weft.testing.planner_rows import (
+    SERVING,
+    Row,
+    Unpriced,
+    checkpoint,
+    gpu_of_system,
+    measured_rows,
+    number,
+    parallel_of,
+    whole,
+)
 
 _SHAPES = 40
 """Shapes of a table of attention that sites are left out of, evenly chosen: the tables have hundreds."""
@@ -49,17 +60,21 @@ class Errors:
         if np.isfinite(error):
             self.found.setdefault(family, []).append(float(error))
 
+    def leave_out(self, reason: str) -> None:
+        self.left_out[reason] = self.left_out.get(reason, 0) + 1
+
     def within(self, part: float) -> float:
         """The share of all errors that are no larger than a part."""
         every = [abs(each) for errors in self.found.values() for each in errors]
         return float(np.mean(np.array(every) <= part)) if every else 0.0
 
-    def rows(self) -> list[tuple[str, int, float, float, float, float]]:
-        """Family, rows, median, mean and 90th percentile of the error's size, and the mean error; all rows last."""
+    def rows(self) -> list[tuple[str, int, float, float, float, float, float]]:
+        """Family, rows, median, mean, 90th percentile and largest of the error's size, and the mean error; all rows
+        last."""
         groups = dict(self.found)
         if len(groups) > 1:
             groups["all"] = [each for errors in self.found.values() for each in errors]
-        told: list[tuple[str, int, float, float, float, float]] = []
+        told: list[tuple[str, int, float, float, float, float, float]] = []
         for name, errors in groups.items():
             size = np.abs(errors)
             told.append(
@@ -69,6 +84,7 @@ class Errors:
                     float(np.median(size)),
                     float(size.mean()),
                     float(np.quantile(size, 0.9)),
+                    float(size.max()),
                     float(np.mean(errors)),
                 )
             )
@@ -170,7 +186,7 @@ def _backends(tables: Path, system: str) -> list[str]:
 class Case:
     """One measured service, priced."""
 
-    row: Mapping[str, str]
+    row: Row
     gpu: Gpu
     parallel: Parallel
     costs: StepCosts
@@ -199,8 +215,7 @@ class Pricer:
         self.priced: Callable[[str, str, Model, Parallel, str], Any] = cache(self._priced)
 
     def _costs(self, system: str, backend: str) -> OpCosts:
-        gpu = measured_gpu(system)
-        return OpCosts(gpu, KernelTables(self.tables, system, backend), gpu)
+        return open_costs(gpu_of_system(system), self.tables, backend)
 
     def _priced(self, system: str, backend: str, model: Model, parallel: Parallel, kv: str) -> Any:
         program = rank_program(model, parallel, 1.0 if kv == "fp8" else 2.0)
@@ -208,23 +223,28 @@ class Pricer:
         room = memory(model, program, parallel, costs.gpu, 8192, FRACTION, CACHE_RULES.get(backend))
         return program, step_costs(program, costs, kv), room
 
-    def case(self, row: Mapping[str, str]) -> Case:
+    def borrowed(self, system: str, backend: str) -> str:
+        """What stands in where a GPU or an engine has no tables of its own; empty where both have."""
+        costs = self.costs(system, backend)
+        found = "" if costs.tables is None else costs.tables.backend
+        lent = [*([costs.reference.tables] if costs.moved else []), *([found or "none"] if found != backend else [])]
+        return f" (tables of {' '.join(lent)})" if lent else ""
+
+    def case(self, row: Row) -> Case:
         """A measured row; lengths of `inferencex` campaigns are 0.9 of the nominal ones on average."""
         model, kv = checkpoint(row["model"], row["precision"], row.get("gemm_quant_mode", ""))
-        experts = model.has_experts
-        parallel = Parallel(
-            _whole(row["tp_size"]), _whole(row["pp_size"]), _whole(row["attention_dp_size"]),
-            _whole(row["moe_tp_size"]) if experts else 1, _whole(row["moe_ep_size"]) if experts else 1,
-        )  # fmt: skip
+        parallel = parallel_of(row, model)
         program, costs, room = self.priced(row["system"], row["backend"], model, parallel, kv)
-        mean = 0.9 if row.get("campaign", "").startswith("inferencex") else 1.0
-        isl, osl, clients = float(row["isl"]) * mean, float(row["osl"]) * mean, _whole(row["concurrency"])
+        told = conditions(row)
+        mean = told.mean
+        isl, osl, clients = number(row, "isl") * mean, number(row, "osl") * mean, whole(row, "concurrency")
         fits = max(1, resident(room, program, parallel, isl + osl, CACHE_RULES.get(row["backend"])))
-        mixed = bool(ENGINES.get(row["backend"], ENGINES["vllm"]).get("mixed", True))
-        service = serve(costs, isl, osl, clients, fits, batching=Batching(8192.0 * parallel.dp, mixed))
+        budget = float(told.engine.get("tokens", 8192.0 * parallel.dp))
+        batching = Batching(budget, bool(told.engine.get("mixed", True)), waves=told.shortest == 1.0 and told.first)
+        service = serve(costs, isl, osl, clients, fits, batching=batching)
         return Case(
             row,
-            measured_gpu(row["system"]),
+            gpu_of_system(row["system"]),
             parallel,
             costs,
             int(fits * (isl + osl)),
@@ -237,29 +257,6 @@ class Pricer:
         )
 
 
-def checkpoint(name: str, precision: str, matmuls: str) -> tuple[Model, str]:
-    """The model in the format that was served, and its cache's: fp8 where whole tensors are scaled, as such checkpoints
-    hold scales of the cache as well; bf16 with all others, which hold none."""
-    model = find_model(name)
-    if precision == "fp8" and model.weights == "bf16":
-        model = model.with_precision("fp8_block" if "block" in matmuls else "fp8")
-    elif precision in ("nvfp4", "mxfp4", "int4") and model.expert_weights == "bf16":
-        model = model.with_precision(precision)
-    return model, "fp8" if model.weights == "fp8" else "bfloat16"
-
-
-def _whole(text: str) -> int:
-    return int(float(text)) if text else 1
-
-
-def measured_rows(path: Path) -> list[dict[str, str]]:
-    """The rows of a CSV file, none where there is no file."""
-    if not path.is_file():
-        return []
-    with path.open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
-
-
 def services(folder: Path) -> Iterator[Errors]:
     """TPOT in closed form, TTFT simulated, and how well mappings are ranked."""
     pricer = Pricer(folder)
@@ -269,22 +266,21 @@ def services(folder: Path) -> Iterator[Errors]:
         Errors(f"{LOST} mapping and concurrency that are chosen"),
     )
     groups: dict[Any, list[tuple[Case, float]]] = {}
-    for row in measured_rows(folder / "serving_measurements.csv"):
-        if row["mode"] != "agg":
-            tpot.left_out["disaggregated"] = tpot.left_out.get("disaggregated", 0) + 1
+    for row in measured_rows(folder / "serving_measurements.csv", SERVING):
+        try:
+            if row["mode"] != "agg":
+                raise Unpriced("disaggregated" if row["mode"] == "disagg" else f"mode {row['mode']!r}")
+            case, measured = pricer.case(row), number(row, "tpot_ms") * 1e-3
+            first = number(row, "ttft_ms") * 1e-3
+        except Unpriced as reason:
+            tpot.leave_out(str(reason))
             continue
-        if not is_known(row["model"]):
-            tpot.left_out[f"no configuration of {row['model']}"] = (
-                tpot.left_out.get(f"no configuration of {row['model']}", 0) + 1
-            )
-            continue
-        case = pricer.case(row)
-        kind = "experts" if find_model(row["model"]).has_experts else "dense"
+        kind = "experts" if checkpoint(row["model"], "")[0].has_experts else "dense"
         family = f"{kind}: {row['system']} {row['model'].rsplit('/', 1)[-1]} {row['backend']}"
-        measured = float(row["tpot_ms"]) * 1e-3
+        family += pricer.borrowed(row["system"], row["backend"])
         tpot.add(family, case.tpot / measured - 1)
-        if row.get("saturated", "0") == "0":
-            ttft.add(family, _ttft(case) / (float(row["ttft_ms"]) * 1e-3) - 1)
+        if row.get("saturated", "0") in ("", "0"):
+            ttft.add(family, _ttft(case) / first - 1)
         groups.setdefault((row["system"], row["model"], row["backend"], row["isl"], row["osl"]), []).append(
             (case, measured)
         )
@@ -293,20 +289,16 @@ def services(folder: Path) -> Iterator[Errors]:
     yield from (tpot, ttft, mapped, ranked)
 
 
-def is_known(name: str) -> bool:
-    """Whether there is a configuration of a model."""
-    return name.lower() in known_models() or name.lower().rsplit("/", 1)[-1] in known_models() or Path(name).exists()
-
-
 def _ttft(case: Case) -> float:
-    """The mean over ten requests a client. `inferencex` counts the first burst; of others steady state is taken."""
-    drawn = case.row.get("campaign", "").startswith("inferencex")
-    behaviour: dict[str, Any] = dict(ENGINES.get(case.row["backend"], ENGINES["vllm"]))
+    """The mean over a client's requests, under the conditions of the row's campaign."""
+    told = conditions(case.row)
+    behaviour: dict[str, Any] = {"tokens": 8192 * case.parallel.dp, **told.engine}
     limits = Limits(cache=case.cache_tokens, **behaviour)
-    low, high = (0.8, 1.0) if drawn else (1.0, 1.0)
-    requests = lengths(float(case.row["isl"]), float(case.row["osl"]), low, high, 10 * case.clients)
-    seen = simulate(StepTimer(case.costs), limits, requests, concurrency=case.clients)
-    order = np.argsort(seen.arrival, kind="stable")[0 if drawn else case.clients :]
+    count = told.rounds * case.clients
+    requests = lengths(float(case.row["isl"]), float(case.row["osl"]), told.shortest, 1.0, count)
+    timer = StepTimer(case.costs, max(limits.tokens, 16384))
+    seen = simulate(timer, limits, requests, concurrency=case.clients)
+    order = np.argsort(seen.arrival, kind="stable")[0 if told.first else case.clients :]
     return float(seen.ttft[order].mean())
 
 

@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from weft.planner.capacity import CACHE_RULES, resident
-from weft.planner.hardware import Gpu, catalogue
+from weft.planner.hardware import Gpu
 from weft.planner.mapping import Mapping as Parallel
-from weft.planner.mapping import rank_program
+from weft.planner.mapping import fits_heads, rank_program
 from weft.planner.model import Model, SelfAttention
 from weft.planner.scheduler import Limits
 from weft.planner.search import ENGINES
 from weft.planner.simulate import FrontEnd, StepTimer, lengths, simulate
 from weft.planner.step_costs import StepCosts
-from weft.testing.planner_accuracy import Errors, Pricer, checkpoint, is_known, measured_gpu, measured_rows
+from weft.testing.planner_accuracy import Errors, Pricer
+from weft.testing.planner_rows import (
+    PUBLISHED,
+    Row,
+    Unpriced,
+    checkpoint,
+    gpu_of_system,
+    measured_rows,
+    number,
+    whole,
+)
 
 _BATCH, _LEAST_BATCH, _LEAST_TOKENS, _MOST_TOKENS, _FREE = 4096, 64, 2048, 32768, 0.95
 """What `trtllm-bench` lets a step have (NVIDIA/TensorRT-LLM, bench/build/tuning.py): sequences, tokens, and the part of
@@ -28,33 +40,48 @@ _REQUESTS = {
 """Requests of a published run by its lengths, all queued at once (NVIDIA/TensorRT-LLM, perf-overview.md)."""
 
 
-def throughput(folder: Path) -> Errors:
-    """All requests at once, as vendors publish it: output tokens a second of rows whose GPU has tables."""
-    errors = Errors("throughput at the highest load, simulated")
+_GRAPHS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 384, 512, 1024, 2048, 4096, 8192)
+"""Batches that the published runs capture decoding with, and pad to (the same page, `cuda_graph_config`). Of those
+beyond what a step may have the engine captures what it may (pyexecutor/model_engine.py)."""
+_RATES = ("total_output_throughput", "output_throughput_per_gpu")
+_ENGINES = {"tensorrt-llm": "trtllm", "vllm": "vllm", "sglang": "sglang"}
+
+
+def throughput(folder: Path) -> Iterator[Errors]:
+    """All requests at once, as vendors publish it: output tokens a second, first of GPUs that have tables."""
+    measured = Errors("throughput at the highest load, simulated")
+    moved = Errors("throughput at the highest load on GPUs without tables, simulated with another's")
     pricer = Pricer(folder)
-    systems = {each.device.split()[1]: each.tables for each in catalogue().values() if each.measured}
-    for row in measured_rows(folder / "published_throughput.csv"):
-        system = systems.get(row["hw"].split("-")[0])
-        engine = (
-            "trtllm" if row["engine"].startswith("TensorRT-LLM") else "vllm" if row["engine"].startswith("vLLM") else ""
-        )
-        wanted = row["metric"] in ("total_output_throughput", "output_throughput_per_gpu") and row["load"] == "max"
-        parallel = _parallel(row["mapping"])
-        if not (wanted and system and engine and parallel and is_known(row["model"])):
+    for row in measured_rows(folder / "published_throughput.csv", PUBLISHED):
+        try:
+            gpu, error = _error(pricer, row)
+        except Unpriced as reason:
+            measured.leave_out(str(reason))
             continue
-        model, kv = checkpoint(row["model"], row["precision"], "")
-        parallel = parallel if model.has_experts else Parallel(parallel.tp)
-        program, costs, room = pricer.priced(system, engine, model, parallel, kv)
-        isl, osl = int(row["isl"]), int(row["osl"])
-        fits = resident(room, program, parallel, isl + osl, CACHE_RULES.get(engine))
-        if fits < 1:
-            errors.left_out["does not fit"] = errors.left_out.get("does not fit", 0) + 1
-            continue
-        held = Held(rank_program(model, Parallel()).weight_bytes, _tool_bytes(model, parallel, 1 if kv == "fp8" else 2))
-        rate = at_once(costs, parallel, engine, isl, osl, fits, held, measured_gpu(system))
-        rate /= parallel.gpus if row["metric"].endswith("per_gpu") else 1
-        errors.add(f"{row['hw']} {row['model']} {row['engine']}", rate / float(row["value"]) - 1)
-    return errors
+        family = f"{row['hw']} {row['model']} {row['engine']}"
+        (measured if gpu.measured else moved).add(family, error)
+    yield from (measured, moved)
+
+
+def _error(pricer: Pricer, row: Row) -> tuple[Gpu, float]:
+    """By how much a row's rate is off."""
+    if row["metric"] not in _RATES or row["load"] != "max":
+        raise Unpriced("no output throughput at the highest load")
+    engine = _ENGINES.get(row["engine"].lower().split(" ")[0])
+    if engine is None:
+        raise Unpriced(f"no engine {row['engine']}")
+    gpu = gpu_of_system(row["hw"])
+    model, kv = checkpoint(row["model"], row["precision"])
+    parallel = _parallel(row["mapping"], model)
+    isl, osl = whole(row, "isl"), whole(row, "osl")
+    program, costs, room = pricer.priced(row["hw"], engine, model, parallel, kv)
+    fits = resident(room, program, parallel, isl + osl, CACHE_RULES.get(engine))
+    if fits < 1:
+        raise Unpriced("does not fit")
+    held = Held(rank_program(model, Parallel()).weight_bytes, _tool_bytes(model, parallel, 1 if kv == "fp8" else 2))
+    rate = at_once(costs, parallel, engine, isl, osl, fits, held, gpu)
+    rate /= parallel.gpus if row["metric"].endswith("per_gpu") else 1
+    return gpu, rate / number(row, "value") - 1
 
 
 @dataclass(frozen=True)
@@ -88,11 +115,22 @@ def at_once(
     requests = lengths(isl, osl, 1.0, 1.0, _REQUESTS.get((isl, osl), 3000))
     behaviour: dict[str, Any] = dict(ENGINES[engine])
     limits = Limits(tokens=tokens, sequences=batch * parallel.dp, cache=fits * (isl + osl), **behaviour)
-    timer = StepTimer(costs, max(tokens, 16384), max(2048, batch * parallel.dp))
+    most = min(batch, tokens // parallel.dp)
+    graphs = [each for each in _GRAPHS if each < most] + [min(most, _GRAPHS[-1])]
+    timer = StepTimer(costs, max(tokens, 16384), max(2048, batch * parallel.dp), graphs=graphs)
     return simulate(timer, limits, requests, [0.0] * len(requests), front=FrontEnd(0.0, 0.0)).output_rate
 
 
-def _parallel(text: str) -> Parallel | None:
-    if text.startswith("DEP") and text[3:].isdigit():
-        return Parallel(1, 1, int(text[3:]), 1, int(text[3:]))
-    return Parallel(int(text[2:]), 1, 1, int(text[2:]), 1) if text.startswith("TP") and text[2:].isdigit() else None
+def _parallel(text: str, model: Model) -> Parallel:
+    """A mapping as tables call it: `TP4`, or `DEP4` for attention that is data parallel over ranks of experts."""
+    found = re.fullmatch(r"(TP|DEP)([1-9]\d*)", text.strip())
+    if found is None:
+        raise Unpriced(f"mapping {text!r}" if text.strip() else "no mapping")
+    ranks = int(found.group(2))
+    if found.group(1) == "DEP":
+        parallel = Parallel(1, 1, ranks, 1, ranks if model.has_experts else 1)
+    else:
+        parallel = Parallel(ranks, 1, 1, ranks if model.has_experts else 1, 1)
+    if not fits_heads(model, parallel):
+        raise Unpriced(f"{parallel} does not divide {model.name}")
+    return parallel

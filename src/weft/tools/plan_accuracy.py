@@ -24,7 +24,7 @@ def evaluate(terminal: Terminal, folder: Path) -> None:
     for make in (
         lambda: left_out_operations(folder / "kernel_tables"),
         lambda: services(folder),
-        lambda: [throughput(folder)],
+        lambda: throughput(folder),
     ):
         with terminal.working("comparing"):
             found = list(make())
@@ -35,7 +35,7 @@ def evaluate(terminal: Terminal, folder: Path) -> None:
                 terminal.show(f"within {_NEAR * 100:.0f} % of the best measured in {share * 100:.1f} % of the groups")
                 figures[f"{errors.title}, share within 5 %"] = share
             figures[errors.title] = [
-                dict(zip(("family", "rows", "median", "mean", "p90", "bias"), row, strict=True))
+                dict(zip(("family", "rows", "median", "mean", "p90", "worst", "bias"), row, strict=True))
                 for row in errors.rows()
             ]
     with terminal.working("timing"):
@@ -49,7 +49,7 @@ def evaluate(terminal: Terminal, folder: Path) -> None:
 
 
 def _show(terminal: Terminal, errors: Errors) -> None:
-    table = Table("family", "rows", "median", "mean", "p90", "bias", title=errors.title)
+    table = Table("family", "rows", "median", "mean", "p90", "worst", "bias", title=errors.title)
     for name, count, *parts, bias in errors.rows():
         table.add_row(name, str(count), *(f"{each * 100:.1f} %" for each in parts), f"{bias * 100:+.1f} %")
     terminal.show(table)
