@@ -89,6 +89,7 @@ def test_scaling_moves_assumed_latencies_only() -> None:
         ("memory.bansk", [2, "assumed", "here"], "unknown field memory.bansk"),
         ("matrix.rows", [300, "assumed", "here"], "matrix.rows is 300, and a vector has 320 lanes"),
         ("matrix.planes", [3, "assumed", "here"], "matrix.planes is 3"),
+        ("matrix.load_streams", [12, "assumed", "here"], "matrix.load_streams is 12, and a plane has 320 rows"),
     ],
 )
 def test_a_bad_field_is_named(path: str, leaf: object, said: str) -> None:
@@ -127,3 +128,52 @@ def test_a_hypothetical_machine_has_the_totals_that_are_stated() -> None:
     assert lpx.links.count * lpx.links.bits / 8 * 2 == pytest.approx(2.5e12, rel=0.01)
     public = {path for path in lpx.tagged("published") if path.startswith(("memory", "matrix", "latency", "vector"))}
     assert not public
+
+
+TSP1_TEXT = (FOLDER / "tsp1.yaml").read_text()
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "said"),
+    [
+        (TSP1_TEXT.replace("read: [2,", "read: [-2,"), 57, "latency.read is -2"),
+        (TSP1_TEXT.replace("latency_sigma: [2.9,", "latency_sigma: [.inf,"), 46, "links.latency_sigma is inf"),
+        (TSP1_TEXT.replace("read: [2,", "read: [2020-13-45,"), 57, "latency.read is '2020-13-45'"),
+        (TSP1_TEXT + "latency:\n  read: [2, assumed, here]\n", 73, "the field latency is there twice, on line 56"),
+        (TSP1_TEXT.replace("vector:", "vector_unit:"), 29, "unknown field vector_unit"),
+        (TSP1_TEXT.replace("kind: streaming", "kind: streaming\nlike: &own {<<: *own}"), 6, "line 6 contains itself"),
+        (TSP1_TEXT.replace("kind: streaming", "kind: streaming\nlike: &own [*own]"), 6, "line 6 contains itself"),
+        (TSP1_TEXT.replace("kind: streaming", "kind: streaming\n7: [7, assumed, here]"), 6, "a field has no name"),
+        (TSP1_TEXT.replace("kind: streaming\n", ""), 1, "kind is None"),
+        (TSP1_TEXT.replace("read_ports: [1,", "read_ports: [2,"), 19, "memory.read_ports is 2"),
+        (
+            TSP1_TEXT.replace("word_bytes: [16,", "word_bytes: [8,"),
+            18,
+            "memory.word_bytes is 8, and a tile has 16 lanes",
+        ),
+    ],
+)
+def test_a_bad_file_is_refused_with_the_line(tmp_path: Path, text: str, line: int, said: str) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(MachineError, match=said) as caught:
+        load_machine(str(path))
+    assert caught.value.location == f"mine.yaml:{line}"
+
+
+def test_a_file_of_nested_copies_is_refused_in_a_few_words(tmp_path: Path) -> None:
+    levels = ["a0: &a0 [x, x, x]"] + [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 30)]
+    (tmp_path / "copies.yaml").write_text("\n".join(["kind: streaming", *levels]), encoding="utf-8")
+    (tmp_path / "deep.yaml").write_text("kind: " + "[" * 5000 + "]" * 5000, encoding="utf-8")
+    text = TSP1_TEXT.replace('read: [2, assumed, "not public"]', f"read: [{'[' * 60}{']' * 60}, assumed, here]")
+    (tmp_path / "nested.yaml").write_text(text, encoding="utf-8")
+    for name, said in (("copies", "unknown field a0"), ("deep", "nested too deeply"), ("nested", "latency.read is")):
+        with pytest.raises(MachineError, match=said) as caught:
+            load_machine(str(tmp_path / f"{name}.yaml"))
+        assert len(caught.value.message) < 200
+
+
+def test_every_unit_has_a_queue() -> None:
+    for name in ("tsp1", "lpx-hypothetical"):
+        machine = streaming_machine(name)
+        assert Units(machine).end == machine.control.queues

@@ -98,3 +98,13 @@ def test_all_harmful_mutants_are_caught() -> None:
         count_mutants(program, given.inputs, run(given.function, given.arrays), 25, seed, count)
     assert count.harmful > 25
     assert not count.missed, count.missed
+
+
+def test_a_read_that_is_missing_is_named_whatever_it_was_for() -> None:
+    given = random_program(910044)
+    program = compile_graph(given.function, TSP1, given.constants)
+    reads = np.flatnonzero(program.instructions["opcode"] == Opcode.READ)
+    for number in reads.tolist():
+        rows = np.delete(program.instructions, number)
+        found = violations(replace(program, instructions=rows, texts=texts_of(rows)))
+        assert 2 in {each.invariant for each in found}

@@ -22,7 +22,7 @@ TSP1 = streaming_machine("tsp1")
 def test_without_the_solver_the_search_is_refused_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ortools", None)
     with pytest.raises(UnsupportedError, match="OR-Tools") as caught:
-        best_starts([Movable({0: (0, 9)}, frozenset(), {}, 0, 10, 0, 12)], [0], 1)
+        best_starts([Movable({0: (0, 9)}, frozenset(), 0, 12)], [0], 1)
     assert "weft[solver]" in str(caught.value.hint)
 
 
@@ -42,14 +42,11 @@ def test_a_schedule_with_the_best_starts_is_exact(seed: int) -> None:
 def test_layers_that_do_not_need_each_other_change_places() -> None:
     """The first makes what the last needs: in the order of the graph it waits for the long one between them."""
     pytest.importorskip("ortools", reason="the extra `solver` is not installed")
-    long = Movable({1: (0, 99)}, frozenset(), {}, 1, 100, 0, 100)
-    short = Movable({1: (0, 9)}, frozenset(), {}, 2, 10, 0, 10)
-    after = Movable({2: (0, 49)}, frozenset(), {2: 0}, 3, 50, 0, 50)
+    long = Movable({1: (0, 99)}, frozenset(), 0, 100)
+    short = Movable({1: (0, 9), 2: (0, 9)}, frozenset({2}), 0, 10)
+    after = Movable({2: (0, 49)}, frozenset(), 0, 50)
     found = best_starts([long, short, after], [0, 100, 110], 10)
     assert (found.given, found.found, found.bound, found.proved) == (160, 110, 110, True)
     assert list(found.starts) == [10, 0, 10]
-    kept = [
-        Movable(each.spans, frozenset({1}), *(each.reads, each.writes, each.written, 0, each.end))
-        for each in (long, short)
-    ]
+    kept = [Movable(each.spans, each.ordered | {1}, 0, each.end) for each in (long, short)]
     assert best_starts([*kept, after], [0, 100, 110], 10).found == 160

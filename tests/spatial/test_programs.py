@@ -7,10 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from weft.backends.reference.graph import run
+from tests.spatial.exact_programs import TSP1, check
 from weft.errors import UnsupportedError
+from weft.ir.types import Tensor, i8
+from weft.spatial.int8_builder import Int8Builder
 from weft.spatial.isa import Opcode
-from weft.spatial.machine import StreamingMachine, streaming_machine
+from weft.spatial.machine import streaming_machine
 from weft.spatial.schedule_dialect import load_program, save_program
 from weft.spatial.scheduler.compile import compile_graph
 from weft.spatial.scheduler.installs import install_all_planes
@@ -18,21 +20,9 @@ from weft.spatial.scheduler.memory_map import CapacityError
 from weft.spatial.simulator.issues import run_queues
 from weft.spatial.simulator.run import simulate
 from weft.spatial.verifier.verify import violations
-from weft.testing.spatial.programs import RandomProgram, random_program
+from weft.testing.spatial.programs import RandomProgram, random_program, vector_stack
 from weft.testing.spatial.resnet import resnet
 from weft.tile.text import functions_of, parse_program
-
-TSP1 = streaming_machine("tsp1")
-
-
-def check(given: RandomProgram, machine: StreamingMachine = TSP1) -> int:
-    program = compile_graph(given.function, machine, given.constants)
-    assert not violations(program)
-    simulated = simulate(program, given.inputs)
-    assert simulated.cycles == program.cycles
-    for result, expected in zip(simulated.results, run(given.function, given.arrays), strict=True):
-        np.testing.assert_array_equal(result, expected, strict=True)
-    return program.cycles
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -132,3 +122,26 @@ def test_what_is_not_mapped_is_refused_with_its_line() -> None:
     )
     with pytest.raises(UnsupportedError, match=r"graph.neg of a product.*\n  at program.mlir:5"):
         compile_graph(functions_of(parse_program(text, "program.mlir"))[0], TSP1, {"w": np.ones((8, 8), np.int8)})
+
+
+def test_more_planes_than_have_streams_are_refused() -> None:
+    overrides = {"matrix.planes": 8, "matrix.load_streams": 8, "memory.slices_per_half": 64}
+    with pytest.raises(CapacityError, match="a half has 4 planes, and streams for the rows and sums of 2"):
+        check(random_program(0), streaming_machine("tsp1", overrides))
+
+
+@pytest.mark.parametrize("planes", [2, 4])
+def test_sums_of_32_bits_have_four_bytes_whatever_planes_there_are(planes: int) -> None:
+    overrides = {"matrix.planes": planes, "matrix.load_streams": 8}
+    build = Int8Builder("sums", {"x": Tensor(i8, (9, 70))})
+    rng = np.random.default_rng(planes)
+    given = rng.integers(-128, 128, (9, 70)).astype(np.int8)
+    build.finish([build.dot(build.argument("x"), rng.integers(-128, 128, (70, 350)).astype(np.int8))])
+    check(RandomProgram(build.function, build.constants, [given]), streaming_machine("tsp1", overrides))
+
+
+@pytest.mark.parametrize("given", [random_program(0), vector_stack((40, 40))])
+def test_fewer_streams_than_schedules_take_are_refused(given: RandomProgram) -> None:
+    machine = streaming_machine("tsp1", {"streams.per_direction": 8, "matrix.load_streams": 2})
+    with pytest.raises(CapacityError, match="a direction has 8 streams, and 32 are needed"):
+        compile_graph(given.function, machine, given.constants)

@@ -62,6 +62,14 @@ def test_products_of_few_rows_are_exact(rows: int, sizes: tuple[int, ...], facto
     np.testing.assert_array_equal(simulated.results[0], expected, strict=True)
 
 
+def test_weights_that_are_slow_to_install_are_waited_for() -> None:
+    build, given = gemv(3, (40, 1700, 60))
+    program = compile_graph(build.function, streaming_machine("tsp1", {"latency.install_weights": 28}), build.constants)
+    assert not violations(program)
+    expected = run(build.function, [*given, *build.constants.values()])[0]
+    np.testing.assert_array_equal(simulate(program, given).results[0], expected, strict=True)
+
+
 def test_a_product_of_one_row_is_as_fast_as_its_weights() -> None:
     build, _ = gemv(1, (3840, 3840))
     program = compile_graph(build.function, TSP1, build.constants)
@@ -71,10 +79,19 @@ def test_a_product_of_one_row_is_as_fast_as_its_weights() -> None:
 
 
 def test_a_tile_of_few_rows_is_loaded_in_few_cycles() -> None:
-    build, _ = gemv(1, (5 * 320 + 16, 320))
+    build, _ = gemv(1, (3 * 320 + 16, 640))
     program = compile_graph(build.function, TSP1, build.constants)
     rows = program.instructions
-    assert int(rows["count"][rows["opcode"] == Opcode.LOAD_WEIGHTS].sum()) == 5 * 20 + 1
+    assert int(rows["count"][rows["opcode"] == Opcode.LOAD_WEIGHTS].sum()) == 2 * (3 * 20 + 1)
+
+
+def test_planes_share_the_passes_of_a_single_block() -> None:
+    build, arguments = gemv(1, (5 * 320 + 16, 320))
+    program = compile_graph(build.function, TSP1, build.constants)
+    assert program.cycles < 160, "one plane alone takes 192"
+    assert not violations(program)
+    expected = run(build.function, [*arguments, *build.constants.values()])[0]
+    np.testing.assert_array_equal(simulate(program, arguments).results[0], expected, strict=True)
 
 
 def check(shape: DecoderShape, placement: Placement, chips: int, rows: int = 1, in_turn: bool = False) -> None:

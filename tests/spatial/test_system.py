@@ -17,6 +17,7 @@ from weft.spatial.machine import streaming_machine
 from weft.spatial.scheduler.distribute import distribute_graph
 from weft.spatial.scheduler.emit import texts_of
 from weft.spatial.scheduler.place import map_placed, place_model, placed_system
+from weft.spatial.scheduler.shipments import relayed
 from weft.spatial.simulator.issues import SimulationError
 from weft.spatial.simulator.system import simulate_system
 from weft.spatial.system import System, link_between, next_hop, wires_of
@@ -162,3 +163,42 @@ def test_links_have_queues_of_their_own() -> None:
     units = Units(TSP1)
     assert units.end == TSP1.control.queues
     assert units.name(units.link(3)) == "C2C link 3"
+
+
+def stages(rows: int, layers: int) -> tuple[Int8Builder, np.ndarray]:
+    rng = np.random.default_rng(rows)
+    build = Int8Builder("stages", {"x": Tensor(i8, (rows, 330))})
+    value = build.argument("x")
+    for _ in range(layers):
+        made = build.scaled(build.dot(value, rng.integers(-9, 9, (330, 330)).astype(np.int8)), np.full(330, 0.01, "f4"))
+        value = build.to_int8(made)
+    build.finish([value])
+    return build, rng.integers(-128, 128, (rows, 330)).astype(np.int8)
+
+
+@pytest.mark.parametrize(("chips", "factor"), [(4, 1), (4, 2), (5, 0.5), (10, 1)])
+def test_chips_with_nothing_to_do_hand_on_a_share_of_what_is_sent(chips: int, factor: float) -> None:
+    build, given = stages(60, 4)
+    system = distribute_graph(build.function, TSP1.scaled(factor), build.constants, chips)
+    assert not system_violations(system)
+    simulated = simulate_system(system, [given])
+    assert simulated.cycles == system.cycles
+    np.testing.assert_array_equal(simulated.results[0], run(build.function, [given, *build.constants.values()])[0])
+    sent = 120 * 3  # straight, and some of them twice
+    assert sent < simulated.vectors < 2 * sent
+
+
+@pytest.mark.parametrize("vectors", [1, 14, 27, 28, 100, 1536])
+@pytest.mark.parametrize("relays", [0, 1, 2, 6])
+def test_what_is_handed_on_arrives_with_the_rest(vectors: int, relays: int) -> None:
+    after = 14
+    straight, count = relayed(vectors, relays, after)
+    assert count <= relays and straight <= vectors
+    assert count * (straight - after) >= vectors - straight
+    assert count or vectors <= after + 1 or not relays
+
+
+def test_links_that_hold_fewer_vectors_than_wait_in_them_are_refused() -> None:
+    given = random_program(0)
+    with pytest.raises(UnsupportedError, match="holds 9 vectors, and up to 10 wait"):
+        distribute_graph(given.function, streaming_machine("tsp1", {"links.buffer_vectors": 9}), given.constants, 2)

@@ -7,27 +7,7 @@ import pytest
 
 from weft.spatial.machine import SystolicMachine, load_machine
 from weft.spatial.systolic import run_product, schedule_product
-
-GOLDEN = {  # SCALE-Sim v3, weight stationary, 128 × 128, "Total Cycles"
-    (12544, 147, 64): 25_851,
-    (3136, 64, 64): 3_517,
-    (3136, 576, 64): 17_589,
-    (3136, 64, 256): 7_035,
-    (3136, 256, 64): 7_035,
-    (3136, 256, 128): 7_035,
-    (784, 1152, 128): 10_493,
-    (784, 128, 512): 4_663,
-    (784, 256, 512): 9_327,
-    (784, 512, 128): 4_663,
-    (784, 512, 256): 9_327,
-    (196, 2304, 256): 20_807,
-    (196, 256, 1024): 9_247,
-    (196, 512, 1024): 18_495,
-    (196, 1024, 256): 9_247,
-    (196, 1024, 512): 18_495,
-    (49, 4608, 512): 62_063,
-}
-OBLONG = {(100, 32, 64): 225, (100, 70, 130): 2_033, (7, 33, 200): 1_063, (64, 65, 64): 569}
+from weft.testing.spatial.scale_sim import OBLONG, SQUARE
 
 
 def machine(rows: int = 128, columns: int = 128) -> SystolicMachine:
@@ -36,7 +16,7 @@ def machine(rows: int = 128, columns: int = 128) -> SystolicMachine:
     return made
 
 
-@pytest.mark.parametrize(("shape", "cycles"), GOLDEN.items())
+@pytest.mark.parametrize(("shape", "cycles"), SQUARE.items())
 def test_a_square_array_takes_the_cycles_of_the_simulator(shape: tuple[int, int, int], cycles: int) -> None:
     assert schedule_product(machine(), *shape).last_cycle == cycles
 

@@ -15,7 +15,7 @@ from weft.errors import UnsupportedError
 from weft.ir.types import Tensor, i8
 from weft.spatial.int8_transformer import TransformerBuilder
 from weft.spatial.machine import streaming_machine
-from weft.spatial.scheduler.compile import compile_graph
+from weft.spatial.scheduler.compile import compile_graph, map_graph
 from weft.spatial.scheduler.distribute import distribute_graph
 from weft.spatial.simulator.run import simulate
 from weft.spatial.simulator.system import simulate_system
@@ -55,6 +55,18 @@ def test_an_encoder_layer_from_torch_is_exact(first: bool) -> None:
     x = torch.randn(1, 20, 128)
     model, expected = from_torch(EncoderLayer(128, 4, 256, first), (x,))
     check(model, [x.numpy()], expected, 0.04)
+
+
+@pytest.mark.parametrize(("rows", "written"), [(200, True), (40, False)])
+def test_a_sum_over_many_rows_is_computed_once_for_all_blocks(rows: int, written: bool) -> None:
+    """Where it is shorter to write it: of 200 rows, not of 40, which a pipeline that fills would cost as much as."""
+    torch.manual_seed(0)
+    x = torch.randn(1, rows, 960)
+    model, expected = from_torch(EncoderLayer(960, 4, 64), (x,))
+    check(model, [x.numpy()], expected, 0.04)
+    assert model.constants is not None
+    layers = map_graph(model.function, TSP1, model.constants).layers
+    assert any(layer.output.shape == (rows, 320) for layer in layers) == written
 
 
 @pytest.mark.parametrize("kv_heads", [4, 2, 1])

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import numpy as np
 import pytest
 
 from weft.backends.reference.graph import run
+from weft.spatial.isa import Function
 from weft.spatial.machine import StreamingMachine, streaming_machine
+from weft.spatial.mapping.layers import Job, Pass
 from weft.spatial.program import Program
 from weft.spatial.scheduler.compile import compile_graph, map_graph
 from weft.spatial.scheduler.memory_map import CapacityError
+from weft.spatial.scheduler.stack_shares import share_out
 from weft.spatial.scheduler.vector_stack import free_row, is_vector_stack, schedule_vector_stack
 from weft.spatial.simulator.run import simulate
 from weft.spatial.verifier.verify import violations
@@ -46,6 +51,37 @@ def test_open_blocks_have_rows_of_their_own() -> None:
     assert free_row(3, {0, 1}, 256) == 3
     assert free_row(0, {0}, 256) == 1, "the 257th of a plane, where the first is open and the second done"
     assert free_row(1, {0, 1, 3}, 4) == 2
+
+
+@pytest.mark.parametrize(("blocks", "passes"), [(13, 35), (5, 4), (2, 7), (1, 1), (8, 3)])
+def test_the_last_blocks_are_cut_so_that_planes_end_together(blocks: int, passes: int) -> None:
+    jobs = [
+        Job(block, np.zeros(1), np.zeros(1), tuple(Pass(block * passes + n, n, np.zeros(1)) for n in range(passes)))
+        for block in range(blocks)
+    ]
+    loads = [100, 105, 110, 94]
+    shares = share_out(jobs, loads, 21, cut=True)
+    met = sorted(cast(int, each.tile) for share in shares for each in share.passes)
+    assert met == list(range(blocks * passes))
+    ends = [
+        load + 21 * sum(len(each.passes) for each in shares if each.plane == plane) for plane, load in enumerate(loads)
+    ]
+    assert max(ends) <= -(-sum(ends) // 4) + 21
+    for block in range(blocks):
+        own = [each for each in shares if each.block == block]
+        assert [each.number for each in own] == list(range(own[0].of)) == list(range(len(own)))
+        assert len({each.plane for each in own}) == len(own)
+    whole = share_out(jobs, loads, 21, cut=False)
+    assert [each.of for each in whole] == [1] * blocks
+
+
+@pytest.mark.parametrize("sums", [False, True])
+def test_sums_of_a_block_on_several_planes_are_added(sums: bool) -> None:
+    """Five blocks of six passes: three planes have a part of the last one, so that none has twelve."""
+    program = check(vector_stack((1920, 1600), sums=sums), TSP1)
+    added = program.instructions[program.instructions["function"] == Function.ADD_I32]
+    assert added["count"].sum() == 2
+    assert program.cycles < 21 * 8 + 130, "eight passes of a plane, and not twelve"
 
 
 def test_tampered_stacks_are_caught() -> None:
@@ -86,3 +122,9 @@ def test_weights_lie_in_memory_once() -> None:
 def test_more_than_single_vectors_are_no_stack(seed: int) -> None:
     given = random_program(seed)
     assert not is_vector_stack(map_graph(given.function, TSP1, given.constants), TSP1)
+
+
+@pytest.mark.parametrize("planes", [2, 4])
+def test_weights_that_are_slow_to_install_are_waited_for(planes: int) -> None:
+    machine = streaming_machine("tsp1", {"latency.install_weights": 40, "matrix.planes": planes})
+    check(vector_stack((700, 330, 50)), machine)

@@ -118,3 +118,11 @@ def test_a_decoder_over_chips_has_the_bits_of_one_piece(weft) -> None:
 def test_a_decoder_that_does_not_fit_says_by_how_much(weft) -> None:
     figures = last_json(weft("spatial", "racks", "Llama-2-70B", "--chips", "8", "--json"))
     assert figures["error"] == "CapacityError" and "too few" in figures["message"]
+
+
+def test_targets_stand_beside_what_is_reached(weft) -> None:
+    result = weft("spatial", "acceptance", "--row", "1", "--row", "2", "--row", "3", "--json")
+    figures = last_json(result)
+    assert figures["ok"] and [each["row"] for each in figures["rows"]] == [1, 2, 3]
+    assert "missed" in weft("spatial", "acceptance", "--row", "2", "--set", "latency.read=9").output
+    assert weft("spatial", "acceptance", "--row", "99").exit_code == 2

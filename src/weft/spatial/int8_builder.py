@@ -64,15 +64,21 @@ class Int8Builder:
         return self.builder.dot(x, w, dtype=i32)
 
     def convolution(
-        self, x: SSAValue, weights: np.ndarray, strides: tuple[int, int], padding: tuple[int, int], zero: int = 0
+        self,
+        x: SSAValue,
+        weights: np.ndarray,
+        strides: tuple[int, ...],
+        padding: tuple[int, int] | tuple[tuple[int, ...], ...],
+        zero: int = 0,
     ) -> SSAValue:
-        """Weights are [N, C, rows, columns]; around the image are pixels of `zero`."""
+        """Weights are [N, C, rows, columns]; around the image are pixels of `zero`, as many before as behind or not."""
         b = self.builder
         w = b.cast(self.constant(f"w{len(self.constants)}", weights, i8), dtype=i32)
         wide = b.cast(x, dtype=i32)
-        if any(padding):
-            around = (0, 0, *padding)
-            wide = b.pad(wide, low=around, high=around, value=zero)
+        sides = [(each, each) if isinstance(each, int) else tuple(each) for each in padding]
+        if any(map(any, sides)):
+            low, high = zip((0, 0), (0, 0), *sides, strict=True)
+            wide = b.pad(wide, low=low, high=high, value=zero)
         return b.convolution(
             wide,
             w,

@@ -99,6 +99,7 @@ class Function(IntEnum):
     EXP_F32 = 10
     TANH_F32 = 11
     RSQRT_F32 = 12
+    ADD_I32 = 13
 
 
 def to_int8(values: np.ndarray) -> np.ndarray:
@@ -141,6 +142,7 @@ MEANINGS: dict[Function, Meaning] = {
     Function.EXP_F32: Meaning((np.float32,), np.float32, np.exp),
     Function.TANH_F32: Meaning((np.float32,), np.float32, np.tanh),
     Function.RSQRT_F32: Meaning((np.float32,), np.float32, _rsqrt),
+    Function.ADD_I32: Meaning((np.int32, np.int32), np.int32, np.add),
 }
 
 

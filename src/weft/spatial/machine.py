@@ -19,6 +19,8 @@ from weft.spatial.facts import Description, Fact, MachineError, Place, read_fact
 from weft.spatial.mesh_machine import MeshMachine
 
 FOLDER = Path(__file__).parent / "machines"
+MOST_TILES = 255
+"""What a load of weights says of tiles and streams is a byte each."""
 
 
 @dataclass(frozen=True)
@@ -325,11 +327,32 @@ def machine_of(tree: Any, overrides: Mapping[str, Any], place: Place | None = No
 
 def _check(machine: StreamingMachine, place: Place) -> None:
     """What fields must have to do with each other."""
-    matrix = machine.matrix
+    matrix, memory = machine.matrix, machine.memory
+    for path, count in (
+        ("streams.bytes_per_lane", machine.streams.bytes_per_lane),
+        ("memory.read_ports", memory.read_ports),
+        ("memory.write_ports", memory.write_ports),
+    ):
+        if count != 1:
+            raise place.refuse(path, f"{path} is {count}", "it is 1 on the machines that are scheduled and simulated")
+    if memory.word_bytes != machine.lanes.per_tile:
+        what = f"memory.word_bytes is {memory.word_bytes}, and a tile has {machine.lanes.per_tile} lanes"
+        raise place.refuse("memory.word_bytes", what, "a word has a byte for each lane: change lanes.per_tile with it")
+    if machine.lanes.tiles > MOST_TILES:
+        what = f"lanes.tiles is {machine.lanes.tiles}"
+        raise place.refuse("lanes.tiles", what, f"instructions name at most {MOST_TILES}: raise lanes.per_tile")
     if matrix.planes % 2:
         raise place.refuse("matrix.planes", f"matrix.planes is {matrix.planes}", "halves have equally many")
     for path, size in (("matrix.rows", matrix.rows), ("matrix.columns", matrix.columns)):
         if size != machine.width:
-            raise place.refuse(path, f"{path} is {size}, and a vector has {machine.width} lanes")
-    if matrix.load_streams > machine.streams.per_direction:
-        raise place.refuse("matrix.load_streams", "matrix.load_streams is more than streams.per_direction")
+            what = f"{path} is {size}, and a vector has {machine.width} lanes"
+            raise place.refuse(path, what, "a plane is as wide and as high as a vector: change all three together")
+    if matrix.load_streams > min(machine.streams.per_direction, MOST_TILES):
+        what = f"matrix.load_streams is {matrix.load_streams}, more than streams.per_direction can bring"
+        raise place.refuse("matrix.load_streams", what, f"it is at most {machine.streams.per_direction}")
+    if matrix.rows % matrix.load_streams:
+        raise place.refuse(
+            "matrix.load_streams",
+            f"matrix.load_streams is {matrix.load_streams}, and a plane has {matrix.rows} rows",
+            "every load takes as many rows",
+        )

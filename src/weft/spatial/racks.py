@@ -273,7 +273,7 @@ def _memory(made: Distribution, system: System) -> list[ChipMemory]:
         held = sum(_bytes(memory, each.words) for each in caches.values())
         tensors = sum(_bytes(memory, high - low) for spans in memory.held.values() for low, high in spans)
         weights = sum(rows for _, rows in memory.wide_at.values()) * machine.width
-        weights += len(memory.tile_at) * machine.tile_bytes
+        weights += sum(place.rows for half in memory.weights for place in half.places.values()) * machine.width
         text = sum(len(each.words) for each in program.texts) * machine.control.instruction_bytes
         constants = 4 * len(memory.constants) * machine.width
         found.append(ChipMemory(weights, held, max(0, tensors - held), constants, text))

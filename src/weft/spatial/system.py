@@ -45,6 +45,13 @@ def wires_of(machine: StreamingMachine, chips: int) -> list[Wire]:
     per_node, half = machine.network.chips_per_node, machine.links.count // 2
     if per_node - 1 > half or machine.network.global_links > machine.links.count - half:
         raise UnsupportedError("a chip has not enough links for its node", hint="raise links.count")
+    # A vector is received when it is certain to have arrived; it may be there right after it was sent.
+    waiting = (machine.link_latency + 1 - machine.link_period) // machine.link_period + 1
+    if chips > 1 and machine.links.buffer_vectors < waiting:
+        raise UnsupportedError(
+            f"a link holds {machine.links.buffer_vectors} vectors, and up to {waiting} wait in it to be received",
+            hint=f"links.buffer_vectors is at least {waiting}, or links.latency_mean is lower",
+        )
     found: list[Wire] = []
     for chip in range(chips):
         for other in range(chips):

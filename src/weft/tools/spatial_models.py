@@ -9,6 +9,7 @@ import numpy as np
 from xdsl.context import Context
 
 from weft.backends.target import argument_names
+from weft.errors import UnsupportedError
 from weft.ir.types import tensor_of
 from weft.ops.graph import FuncOp
 from weft.passes.attention.recognize_attention import RecognizeAttention
@@ -80,6 +81,7 @@ def quantized_model(text: str, weights: dict[str, np.ndarray], seed: int) -> Spa
     module = parse_program(text, "the model")
     RecognizeAttention().apply(Context(), module)
     (function,) = functions_of(module)
+    _check_sizes(function)
     rng = np.random.default_rng(seed)
     samples: dict[str, np.ndarray] = {}
     for name, value in zip(argument_names(function), function.block.args, strict=True):
@@ -95,4 +97,15 @@ def _only(text: str, name: str) -> FuncOp:
     found = functions_of(parse_program(text, name))
     if len(found) != 1:
         raise UsageError(f"{name} has {len(found)} functions", hint="give a file with one")
+    _check_sizes(found[0])
     return found[0]
+
+
+def _check_sizes(function: FuncOp) -> None:
+    """Refuse sizes that are not numbers: a schedule is for one size of everything."""
+    for name, value in zip(argument_names(function), function.block.args, strict=True):
+        if unknown := [size for size in tensor_of(value.type).shape if not isinstance(size, int)]:
+            raise UnsupportedError(
+                f"the argument {name} has a size {unknown[0]}, and schedules are for sizes that are known",
+                hint="export the model without dynamic shapes, or write numbers in the graph",
+            )

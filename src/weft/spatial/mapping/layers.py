@@ -42,6 +42,9 @@ class Placed:
     bank: int = 0
     base: int = 0
     tag: int = 0
+    first_copy: int = 0
+    split: np.ndarray | None = field(default=None, compare=False)
+    """The address of each word, where a tensor is in two banks of some copies."""
     order: np.ndarray | None = field(default=None, compare=False)
     """The channel that each lane holds, -1 for none, over all blocks; without it channels follow each other."""
     within: Placed | None = field(default=None, compare=False)
@@ -116,8 +119,12 @@ class Placed:
         return (positions + self.shift + 2 * (block + self.first_block)) % RESIDUES
 
     def address(self, block: np.ndarray | int, positions: np.ndarray) -> np.ndarray:
-        root = self.root
-        first = root.base + (block + self.first_block) * -(-root.pixels // RESIDUES)
+        word = self.word(block, positions)
+        return self.root.base + word if self.root.split is None else self.root.split[word]
+
+    def word(self, block: np.ndarray | int, positions: np.ndarray) -> np.ndarray:
+        """Which word of its slices a vector has."""
+        first = (block + self.first_block) * -(-self.root.pixels // RESIDUES)
         return first + (positions + self.shift) // RESIDUES
 
     def tags(self, block: np.ndarray | int, positions: np.ndarray) -> np.ndarray:

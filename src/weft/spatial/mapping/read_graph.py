@@ -339,14 +339,19 @@ def _computed(op: Operation, operands: Sequence[np.ndarray]) -> np.ndarray:
 
 
 _FEW_ROWS = 16
-"""Of so many rows at most a sum is written, not computed anew for each block that is combined with it."""
+"""Of so many rows the weights are the bound."""
+_PLANES, _COPIES, _FILL = 4, 2, 90
+"""About how many rows are multiplied and computed in a cycle, and the cycles in which a layer fills its pipeline."""
 
 
 def _repeated_sum(product: Product | None, tensor: Placed | None, shape: tuple[int, ...]) -> bool:
-    """Whether a sum over few rows is combined with many blocks."""
+    """Whether a sum over rows is written once, not computed anew for each block that is combined with it."""
     if product is None or tensor is None or not isinstance(product.work, RowSum) or len(shape) != 2:
         return False
-    return tensor.blocks > 2 and tensor.width <= _FEW_ROWS
+    rows, passes = tensor.width, product.source.blocks
+    once = rows * (passes - 1 + _PLANES / _COPIES) / _PLANES
+    written = once + tensor.blocks * rows / _COPIES + _FILL
+    return tensor.blocks > 2 and (rows <= _FEW_ROWS or written < tensor.blocks * once)
 
 
 def _unary(function: Function, x: Any) -> Expression | None:

@@ -33,6 +33,8 @@ class HeadReader:
         if isinstance(x, Placed) and x.height * x.width == 1 and not x.border and shape == (1, x.channels):
             x.shape = shape
             return x
+        if isinstance(x, Product) and len(x.shape) == 4 and x.output[:2] == (1, 1) and shape == (1, x.output[2]):
+            return replace(x, shape=shape)
         if isinstance(x, Placed) and len(x.shape) == 2 and len(shape) == 3 and x.shape[0] == shape[0]:
             return Heads(x, shape[1], shape[2], "shd")
         if not isinstance(x, Heads):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any, Literal, cast
 
 import numpy as np
 from xdsl.ir import SSAValue
@@ -17,15 +18,41 @@ class Quantized:
 
 
 @dataclass(frozen=True)
+class PixelWindow:
+    """How a convolution goes over an image."""
+
+    strides: tuple[int, ...]
+    padding: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True)
 class Pending:
     """A product, a bias and tensors times factors, which become one conversion to 8 bits."""
 
     source: Quantized | None = None
     weights: np.ndarray | None = None
+    """[K, N]; of a convolution [N, C, rows, columns]; of a sum over all pixels a number for each channel."""
     bias: np.ndarray | None = None
     beside: tuple[tuple[Quantized, np.ndarray], ...] = ()
     function: str = ""
     """What is computed of all that at the end: relu, tanh or sigmoid; nothing is added to it then."""
+    window: PixelWindow | Literal["all"] | None = None
+    """Where the product is a convolution, or a sum over all pixels."""
+
+    def times(self, factor: np.ndarray) -> Pending:
+        """All of it times a number for each channel."""
+        own = factor.reshape(-1, 1, 1, 1) if isinstance(self.window, PixelWindow) else factor
+        weights = None if self.weights is None else self.weights * own
+        bias = None if self.bias is None else self.bias * factor
+        beside = tuple((each, before * factor) for each, before in self.beside)
+        return Pending(self.source, weights, bias, beside, window=self.window)
+
+
+@dataclass(frozen=True)
+class Flattened:
+    """An image as one row."""
+
+    of: SSAValue
 
 
 @dataclass(frozen=True)
@@ -77,3 +104,8 @@ class Rotary:
     heads: int
     part: str
     factors: np.ndarray | None = field(default=None, compare=False)
+
+
+def constant_of(value: Any) -> np.ndarray | None:
+    """A constant, if it is one."""
+    return cast(np.ndarray, value) if isinstance(value, np.ndarray) else None

@@ -1,15 +1,16 @@
 """Quantizes a graph of floats to 8-bit integers: an op at a time, with scales from a run on samples.
 
 The result is an ordinary graph, so that running it on NumPy says what a machine has to compute. What it takes are
-the graphs of transformers and of other networks of matrices as the front ends make them: products by weights, biases,
-sums, attention, softmax, norms, relu, tanh, sigmoid, gelu, silu, rotated positions, and caches of keys and values.
+the graphs of transformers and of networks of matrices and images as the front ends make them: products by weights,
+biases, sums, attention, softmax, norms, relu, tanh, sigmoid, gelu, silu, rotated positions, caches of keys and values,
+convolutions and pools.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from xdsl.ir import Operation, SSAValue
@@ -21,9 +22,20 @@ from weft.ir.types import Tensor, i8, tensor_of
 from weft.ops.base import GraphOp
 from weft.ops.graph import FuncOp, ReturnOp
 from weft.spatial.int8_transformer import TransformerBuilder
-from weft.spatial.quantize.float_values import Activated, HeadView, Norm, Pending, Quantized, Rotary, Softmax
+from weft.spatial.quantize.activation_rules import ActivationRules
+from weft.spatial.quantize.float_values import (
+    Activated,
+    Flattened,
+    HeadView,
+    Norm,
+    Pending,
+    Quantized,
+    Rotary,
+    Softmax,
+    constant_of,
+)
+from weft.spatial.quantize.image_rules import ImageRules, is_image
 from weft.spatial.quantize.quantized_graph import Argument, QuantizedGraph
-from weft.spatial.quantize.rounding import Rounding
 
 
 def quantize_graph(
@@ -56,7 +68,7 @@ def _live(function: FuncOp) -> list[Operation]:
     return kept[::-1]
 
 
-class _Quantizer(Rounding):
+class _Quantizer(ImageRules, ActivationRules):
     """Reads ops one after another."""
 
     def run(self) -> QuantizedGraph:
@@ -64,9 +76,10 @@ class _Quantizer(Rounding):
         for name, value in zip(argument_names(self.function), self.function.block.args, strict=True):
             if name not in self.known:
                 shape = self.seen[value].shape
-                taken.append(Argument(name, shape, self._scale(value), heads=len(shape) == 4))
+                image = len(shape) == 4 and is_image(value)
+                taken.append(Argument(name, shape, self._scale(value), len(shape) == 4 and not image, image))
                 rows = self.seen[value].size // taken[-1].channels
-                tensors[name] = Tensor(i8, (rows, taken[-1].channels))
+                tensors[name] = Tensor(i8, shape if image else (rows, taken[-1].channels))
         self.build = TransformerBuilder(self.function.sym_name.data, tensors)
         by_name = {each.name: each for each in taken}
         for name, value in zip(argument_names(self.function), self.function.block.args, strict=True):
@@ -101,14 +114,14 @@ class _Quantizer(Rounding):
         operands = [self._root(each) for each in op.operands]
         found = [self.values.get(each) for each in operands]
         result = op.results[0]
-        if all(_array(each) is not None for each in found):
+        if all(constant_of(each) is not None for each in found):
             self.values[result] = self.seen[result]
             return
         rule = getattr(self, f"_{op.name.removeprefix('graph.')}", None)
         made = rule(op, operands, found) if rule is not None and isinstance(op, GraphOp) else None
         if made is None:
             of = ", ".join(
-                f"{'a constant' if _array(known) is not None else 'a tensor'} {list(_shape(each))}"
+                f"{'a constant' if constant_of(known) is not None else 'a tensor'} {list(_shape(each))}"
                 for each, known in zip(op.operands, found, strict=True)
             )
             raise self._refusal(op, f"of {of} is not quantized")
@@ -120,8 +133,7 @@ class _Quantizer(Rounding):
     def _cast(self, op: GraphOp, operands: list[SSAValue], found: list[Any]) -> Any:
         return operands[0]
 
-    def _contiguous(self, op: GraphOp, operands: list[SSAValue], found: list[Any]) -> Any:
-        return operands[0]
+    _contiguous = _cast
 
     def _reshape(self, op: GraphOp, operands: list[SSAValue], found: list[Any]) -> Any:
         (x,), (value,) = operands, found
@@ -129,6 +141,8 @@ class _Quantizer(Rounding):
         if isinstance(value, HeadView):
             return self._reshaped_heads(value, x, shape)
         before = self.seen[x].shape
+        if isinstance(value, Pending | Quantized) and len(before) == 4:
+            return self._flattened(op, x, shape)
         if shape[-1] == before[-1] and len(shape) < 4:
             return x
         if len(shape) > 2 and shape[-1] * shape[-2] == before[-1]:
@@ -145,6 +159,9 @@ class _Quantizer(Rounding):
 
     def _permute(self, op: GraphOp, operands: list[SSAValue], found: list[Any]) -> Any:
         dims, view = tuple(op.params["dims"]), found[0]
+        order = [dim for dim in dims if _shape(op.operands[0])[dim] != 1]
+        if isinstance(view, Pending | Quantized) and order == sorted(order) and self.seen[operands[0]].ndim < 4:
+            return operands[0]
         if not isinstance(view, HeadView) or sorted(view.axes) != sorted("hsd"):
             return None
         if len(dims) == 4 and dims[0] == 0:
@@ -184,14 +201,16 @@ class _Quantizer(Rounding):
         return replace(cache, of=joined)
 
     def _dot(self, op: GraphOp, operands: list[SSAValue], found: list[Any]) -> Any:
-        weights = _array(found[1])
+        weights = constant_of(found[1])
         if weights is None or weights.ndim != 2:
             return None
+        if isinstance(found[0], Flattened):
+            return self._dot_of_image(op, found[0].of, weights)
         return Pending(self._quantized(op, operands[0]), weights.astype(np.float64))
 
     def _add(self, op: GraphOp, operands: list[SSAValue], found: list[Any]) -> Any:
         for (x, one), other in zip(zip(operands, found, strict=True), found[::-1], strict=True):
-            if (constant := _array(other)) is not None:
+            if (constant := constant_of(other)) is not None:
                 return self._plus(op, x, one, constant)
         if all(isinstance(each, Rotary) for each in found):
             one, other = found if found[0].part == "cosine" else found[::-1]
@@ -212,23 +231,18 @@ class _Quantizer(Rounding):
         one, other = pending
         bias = one.bias if other.bias is None else other.bias if one.bias is None else one.bias + other.bias
         product = one if one.source is not None else other
-        return Pending(product.source, product.weights, bias, (*one.beside, *other.beside))
+        return Pending(product.source, product.weights, bias, (*one.beside, *other.beside), window=product.window)
 
     def _plus(self, op: GraphOp, x: SSAValue, one: Any, constant: np.ndarray) -> Any:
         if isinstance(one, Norm) and one.step == "variance":
             return replace(one, step="variance", epsilon=one.epsilon + float(constant.reshape(-1)[0]))
         if isinstance(one, Norm) and one.step == "normed" and constant.ndim <= 1:
             return replace(one, beta=constant if one.beta is None else one.beta + constant)
-        pending, channels = self._pending(op, x), self.seen[x].shape[-1]
-        if constant.size not in (1, channels):
+        bias = self._per_channel(x, constant)
+        if bias is None or not isinstance(one, Pending | Quantized | Norm | Activated | Softmax | Rotary):
             return None
-        bias = np.broadcast_to(constant.reshape(-1), (channels,))
+        pending = self._pending(op, x)
         return replace(pending, bias=bias if pending.bias is None else pending.bias + bias)
-
-    def _pending(self, op: Operation, x: SSAValue) -> Pending:
-        found = self.values[self._root(x)]
-        open_ = isinstance(found, Pending) and not found.function
-        return found if open_ else Pending(beside=((self._quantized(op, x), np.ones(1)),))
 
     def _sub(self, op: GraphOp, operands: list[SSAValue], found: list[Any]) -> Any:
         mean = found[1]
@@ -236,7 +250,7 @@ class _Quantizer(Rounding):
             return Norm(operands[0], "centred", True)
         if isinstance(mean, Softmax):
             return Softmax(mean.of, "shifted") if (mean.step, mean.of) == ("max", operands[0]) else None
-        if (constant := _array(mean)) is not None:
+        if (constant := constant_of(mean)) is not None:
             return self._plus(op, operands[0], found[0], -constant)
         if any(not isinstance(each, Pending | Quantized) for each in found):
             return None
@@ -251,15 +265,6 @@ class _Quantizer(Rounding):
     def _exp(self, op: GraphOp, operands: list[SSAValue], found: list[Any]) -> Any:
         shifted = isinstance(found[0], Softmax) and found[0].step == "shifted"
         return Softmax(found[0].of, "powers") if shifted else None
-
-    def _relu(self, op: GraphOp, operands: list[SSAValue], found: list[Any]) -> Any:
-        return replace(self._pending(op, operands[0]), function="relu")
-
-    def _tanh(self, op: GraphOp, operands: list[SSAValue], found: list[Any]) -> Any:
-        return replace(self._pending(op, operands[0]), function="tanh")
-
-    def _sigmoid(self, op: GraphOp, operands: list[SSAValue], found: list[Any]) -> Any:
-        return replace(self._pending(op, operands[0]), function="sigmoid")
 
     def _mul(self, op: GraphOp, operands: list[SSAValue], found: list[Any]) -> Any:
         if operands[0] == operands[1]:
@@ -281,7 +286,7 @@ class _Quantizer(Rounding):
         if isinstance(by, Norm) and by.step == "root":
             same = isinstance(one, Norm) and one.step == "centred" and one.of == by.of
             return replace(by, step="normed") if same or x == by.of else None
-        other = _array(by)
+        other = constant_of(by)
         if other is None:
             return None
         if isinstance(one, Norm) and one.step in ("sum", "squares"):
@@ -292,20 +297,17 @@ class _Quantizer(Rounding):
             turned = isinstance(one, Rotary) and one.part == "turned"
             part = "sine" if turned else "cosine"
             return Rotary(one.of, one.heads, part, other) if turned or isinstance(one, HeadView) else None
-        if other.size in (1, self.seen[x].shape[-1]) and isinstance(one, Pending | Quantized):
-            pending, factor = self._pending(op, x), other.reshape(-1).astype(np.float64)
-            weights = None if pending.weights is None else pending.weights * factor
-            bias = None if pending.bias is None else pending.bias * factor
-            beside = tuple((each, before * factor) for each, before in pending.beside)
-            return Pending(pending.source, weights, bias, beside)
-        return None
+        factor = self._per_channel(x, other) if isinstance(one, Pending | Quantized) else None
+        return None if factor is None else self._pending(op, x).times(factor.astype(np.float64))
 
     def _pow(self, op: GraphOp, operands: list[SSAValue], found: list[Any]) -> Any:
-        power = _array(found[1])
+        power = constant_of(found[1])
         square = power is not None and bool(np.all(power == 2))
         return Norm(operands[0], "square") if square and not isinstance(found[0], Norm) else None
 
     def _sum(self, op: GraphOp, operands: list[SSAValue], found: list[Any]) -> Any:
+        if self.seen[operands[0]].ndim == 4 and isinstance(found[0], Pending | Quantized):
+            return self._pixel_sum(op, operands[0])
         if tuple(op.params["dims"]) != (len(self.seen[operands[0]].shape) - 1,):
             return None
         if isinstance(found[0], Norm) and found[0].step == "square":
@@ -319,17 +321,13 @@ class _Quantizer(Rounding):
         if isinstance(one, Softmax) and isinstance(other, Softmax):
             whole = (one.step, other.step, one.of) == ("powers", "total", other.of)
             return Softmax(one.of, "weights") if whole else None
-        return _averaged(found[0]) if isinstance(found[0], Norm) and _array(found[1]) is not None else None
+        by = constant_of(other)
+        if by is not None and isinstance(one, Pending | Quantized):
+            return self._times(op, operands[0], one, np.asarray(1 / by.astype(np.float64)))
+        return _averaged(one) if isinstance(one, Norm) and by is not None else None
 
     def _rsqrt(self, op: GraphOp, operands: list[SSAValue], found: list[Any]) -> Any:
         return replace(found[0], step="root") if isinstance(found[0], Norm) and found[0].step == "variance" else None
-
-    def _gelu(self, op: GraphOp, operands: list[SSAValue], found: list[Any]) -> Any:
-        x, to = self._quantized(op, operands[0]), self._scale(op.results[0])
-        return Quantized(self.build.gelu(x.value, x.scale, to), to)
-
-    def _silu(self, op: GraphOp, operands: list[SSAValue], found: list[Any]) -> Any:
-        return Activated(operands[0])
 
     def _slice(self, op: GraphOp, operands: list[SSAValue], found: list[Any]) -> Any:
         view, shape = found[0], _shape(op.results[0])
@@ -352,7 +350,7 @@ class _Quantizer(Rounding):
         if op.params["causal"]:
             mask = np.tril(mask)
         for each in masks:
-            if (given := _array(each)) is None:
+            if (given := constant_of(each)) is None:
                 raise self._refusal(op, "a mask that is not constant")
             shown = given if given.dtype == np.bool_ else given > -1e4
             mask = mask * np.broadcast_to(shown.reshape(-1, *shown.shape[-2:])[0], (rows, keys)).astype(np.int8)
@@ -376,11 +374,6 @@ class _Quantizer(Rounding):
         )
         self.values[made], self.seen[made] = Quantized(made, to), _matrix(self.seen[op.results[0]])
         return HeadView(made, heads, "hsd")
-
-
-def _array(value: Any) -> np.ndarray | None:
-    """A constant, if it is one."""
-    return cast(np.ndarray, value) if isinstance(value, np.ndarray) else None
 
 
 def _matrix(heads: np.ndarray) -> np.ndarray:

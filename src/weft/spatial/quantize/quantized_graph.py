@@ -19,12 +19,14 @@ class Argument:
     scale: float
     heads: bool = False
     """Whether it is [1, heads, rows, d] as floats."""
+    image: bool = False
+    """Whether it is [1, channels, height, width], and is so as integers too."""
 
     def integers(self, array: np.ndarray) -> np.ndarray:
         """Floats as the machine takes them."""
         flat = array.reshape(self.shape)
         flat = np.moveaxis(flat, -3, -2) if self.heads else flat
-        rows = flat.reshape(-1, self.channels)
+        rows = flat if self.image else flat.reshape(-1, self.channels)
         return np.clip(np.rint(rows / self.scale), -128, 127).astype(np.int8)
 
     def floats(self, array: np.ndarray) -> np.ndarray:

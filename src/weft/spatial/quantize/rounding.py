@@ -1,9 +1,9 @@
-"""Rounds what a graph of floats computes to 8-bit integers: products with their biases, norms, rotated positions."""
+"""Rounds what a graph of floats computes to 8-bit integers: products and their biases, norms, rotated positions."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 import numpy as np
 from xdsl.ir import Operation, SSAValue
@@ -12,7 +12,7 @@ from weft.errors import UnsupportedError
 from weft.ir.locations import line_of
 from weft.ops.graph import FuncOp
 from weft.spatial.int8_transformer import TransformerBuilder
-from weft.spatial.quantize.float_values import Activated, Norm, Pending, Quantized, Rotary, Softmax
+from weft.spatial.quantize.float_values import Activated, Norm, Pending, PixelWindow, Quantized, Rotary, Softmax
 
 
 @dataclass
@@ -57,8 +57,25 @@ class Rounding:
                 made = Quantized(self.build.silu(x.value, x.scale, to), to)
             case found:
                 raise self._refusal(op, f"{type(found).__name__} is used where a matrix is needed")
+        made = self._as_row(value, made)
         self.values[value] = made
         return made
+
+    def _as_row(self, value: SSAValue, made: Quantized) -> Quantized:
+        """One pixel as a row, where the graph of floats has a row."""
+        b = self.build.builder
+        if b.tensor(made.value).rank != 4 or self.seen[value].ndim == 4:
+            return made
+        return Quantized(b.reshape(made.value, shape=self.seen[value].shape), made.scale)
+
+    def _with_function(self, op: Operation, x: SSAValue, function: str) -> Pending:
+        return replace(self._pending(op, x), function=function)
+
+    def _pending(self, op: Operation, x: SSAValue) -> Pending:
+        """What a value is before it is rounded; what is rounded already, or has a function, is a tensor beside."""
+        found = self.values[self._root(x)]
+        open_ = isinstance(found, Pending) and not found.function
+        return found if open_ else Pending(beside=((self._quantized(op, x), np.ones(1)),))
 
     def _rounded(self, pending: Pending, to: float) -> Quantized:
         build = self.build
@@ -77,9 +94,9 @@ class Rounding:
         build, b = self.build, self.build.builder
         value: SSAValue | None = None
         if pending.source is not None and pending.weights is not None:
-            steps = np.maximum(np.abs(pending.weights).max(axis=0), 1e-12) / 127
-            whole = np.clip(np.rint(pending.weights / steps), -127, 127).astype(np.int8)
-            value = build.scaled(build.dot(pending.source.value, whole), steps * pending.source.scale / to)
+            # Beside rows a product that is one pixel is a row too.
+            row = pending.window is not None and any(b.tensor(each.value).rank == 2 for each, _ in pending.beside)
+            value = self._product(pending.source, pending.weights, pending.window, to, row)
         if pending.bias is not None and value is not None:
             value = build.add(value, (pending.bias / to).astype(np.float32))
         for each, factor in pending.beside:
@@ -90,6 +107,28 @@ class Rounding:
         if pending.bias is not None and pending.source is None:
             value = build.add(value, (pending.bias / to).astype(np.float32))
         return value
+
+    def _product(
+        self, x: Quantized, weights: np.ndarray, window: PixelWindow | Literal["all"] | None, to: float, row: bool
+    ) -> SSAValue:
+        """A product by weights of 8 bits, each channel with a scale of its own, in units of `to`."""
+        build = self.build
+        if window == "all":
+            return build.scaled(self._pixel_as_row(build.pixel_sum(x.value), row), weights * x.scale / to)
+        channel = -1 if window is None else 0
+        others = tuple(axis for axis in range(weights.ndim) if axis != channel % weights.ndim)
+        steps = np.maximum(np.abs(weights).max(axis=others, keepdims=True), 1e-12) / 127
+        whole = np.clip(np.rint(weights / steps), -127, 127).astype(np.int8)
+        if window is None:
+            product = build.dot(x.value, whole)
+        else:
+            product = self._pixel_as_row(build.convolution(x.value, whole, window.strides, window.padding), row)
+        return build.scaled(product, steps.reshape(-1) * x.scale / to)
+
+    def _pixel_as_row(self, product: SSAValue, row: bool) -> SSAValue:
+        """[1, N, 1, 1] as [1, N], where that is asked for."""
+        b = self.build.builder
+        return b.reshape(product, shape=b.tensor(product).shape[:2]) if row else product
 
     def _soft(self, op: Operation, softmax: Softmax, to: float) -> Quantized:
         """Powers in 8 bits, the greatest of the sample 127, by their sum over the row."""
@@ -118,10 +157,10 @@ class Rounding:
             made = self.build.rms_norm(x.value, gamma, beta, epsilon, squared)
         return Quantized(made, to)
 
-    def _refusal(self, op: Operation, what: str) -> UnsupportedError:
-        return UnsupportedError(
-            f"{op.name}: {what}", location=line_of(op.location), hint="docs/spatial.md says what is quantized"
-        )
+    def _refusal(
+        self, op: Operation, what: str, hint: str = "docs/spatial.md says what is quantized"
+    ) -> UnsupportedError:
+        return UnsupportedError(f"{op.name}: {what}", location=line_of(op.location), hint=hint)
 
     def _rotated(self, op: Operation, rotary: Rotary, to: float) -> Quantized:
         x, root = self._quantized(op, rotary.of), self._root(rotary.of)

@@ -12,11 +12,12 @@ from weft.spatial.isa import CHAINED, EAST, NONE, Opcode
 from weft.spatial.machine import StreamingMachine
 from weft.spatial.mapping.layers import Layer, Model
 from weft.spatial.program import INSTRUCTION, Port, Program, port_of
+from weft.spatial.scheduler.bank_halves import NO_HALVES, BankHalves
 from weft.spatial.scheduler.emit import groups_of, texts_of
 from weft.spatial.scheduler.gemv import GemvPipeline, is_gemv
 from weft.spatial.scheduler.initial import image_of
 from weft.spatial.scheduler.layer_reads import CrowdedError
-from weft.spatial.scheduler.memory_map import MemoryMap
+from weft.spatial.scheduler.memory_map import CapacityError, MemoryMap
 from weft.spatial.scheduler.optimum import Movable
 from weft.spatial.scheduler.pipeline import LayerPipeline
 
@@ -35,7 +36,7 @@ class Reservations:
     ends: dict[int, int] = field(default_factory=dict[int, int])
 
     def earliest(self, spans: Mapping[int, tuple[int, int]]) -> int:
-        """The first start at which no resource is taken twice."""
+        """The first start at which no resource is taken twice; so what is read was written, in the same bank."""
         own = -min(first for first, _ in spans.values())
         return max((self.ends[key] - first for key, (first, _) in spans.items() if key in self.ends), default=own)
 
@@ -51,7 +52,8 @@ class Reservations:
         memory = op <= Opcode.WRITE
         bank = columns["address"][memory] // machine.memory.bank_words
         keys.append((1 << 20) + queue[memory] * machine.memory.banks + bank)
-        times.append(cycle[memory])
+        # What is written can be read some cycles later, so the bank is taken until then.
+        times.append(cycle[memory] + (op[memory] == Opcode.WRITE) * (machine.latency.write - 1))
         # A link is busy with a vector for some cycles.
         linked = np.isin(op, (Opcode.SEND, Opcode.RECEIVE))
         keys.append(queue[linked] * 2 + port_of(op)[linked])
@@ -89,9 +91,11 @@ class Reservations:
 class ChipSchedule:
     """A chip that layers, and transfers to others, are put on one after another."""
 
-    def __init__(self, machine: StreamingMachine, model: Model, *, movable: bool = False) -> None:
+    def __init__(
+        self, machine: StreamingMachine, model: Model, halves: BankHalves = NO_HALVES, *, movable: bool = False
+    ) -> None:
         self.machine, self.model = machine, model
-        self.memory = MemoryMap(machine, model)
+        self.memory = MemoryMap(machine, model, halves)
         units = self.memory.units
         positions = np.array([units.position(queue) for queue in range(units.end)])
         self.reservations = Reservations(machine, positions)
@@ -105,19 +109,18 @@ class ChipSchedule:
         self.multiplied = self.computed = 0
         self.loads = 0.0
 
-    def add_layer(self, layer: Layer, start: int | None = None) -> int:
-        """A layer, as early as what it uses allows, or from a given start; its start."""
+    def add_layer(self, layer: Layer, start: int | None = None, later: int = 0) -> int:
+        """A layer, as early as what it uses allows and so much later, or from a given start; its start."""
         pipeline = self._pipeline(layer)
         columns = pipeline.emitter.columns()
         spans = self.reservations.spans(columns)
         if start is None:
-            ready = [self.done[tensor] - first for tensor, first in pipeline.reads.items() if tensor in self.done]
+            start = self.reservations.earliest(spans) + later
             if self.not_before is not None:
                 computes = np.isin(columns["opcode"], (Opcode.MULTIPLY, Opcode.ALU))
-                ready.append(self.not_before - int(columns["cycle"][computes].min()))
-            start = max([self.reservations.earliest(spans), *ready])
+                start = max(start, self.not_before - int(columns["cycle"][computes].min()))
         if self.movable is not None:
-            self.movable.append(self._movable(layer, pipeline, columns, spans))
+            self.movable.append(self._movable(columns, spans))
         self.add(columns, spans, start)
         self.written(layer.output.root.number, start + pipeline.written)
         self.multiplied += pipeline.multiplied
@@ -125,13 +128,7 @@ class ChipSchedule:
         self.loads += pipeline.loaded
         return start
 
-    def _movable(
-        self,
-        layer: Layer,
-        pipeline: LayerPipeline,
-        columns: Mapping[str, np.ndarray],
-        spans: Mapping[int, tuple[int, int]],
-    ) -> Movable:
+    def _movable(self, columns: Mapping[str, np.ndarray], spans: Mapping[int, tuple[int, int]]) -> Movable:
         """What the start of a layer has to do with those of others."""
         written = columns["opcode"] == Opcode.WRITE
         bank = columns["address"][written] // self.machine.memory.bank_words
@@ -141,9 +138,6 @@ class ChipSchedule:
         return Movable(
             spans,
             frozenset(int(each) for each in banks),
-            dict(pipeline.reads),
-            layer.output.root.number,
-            pipeline.written,
             int(issued.min()),
             int(done.max()) + self.machine.lanes.tiles,
         )
@@ -151,9 +145,15 @@ class ChipSchedule:
     def _pipeline(self, layer: Layer) -> LayerPipeline:
         """A layer as fast as its windows can be read, or as its weights can be loaded."""
         if is_gemv(self.machine, self.memory, layer):
+            kept = dict(self.memory.wide_at), dict(self.memory.wide_from)
             gemv = GemvPipeline(self.machine, self.memory, layer)
-            gemv.run()
-            return gemv
+            try:
+                gemv.run()
+            except CapacityError:
+                # What is too much for slices of all planes may fit those that planes of a half share.
+                self.memory.wide_at, self.memory.wide_from = kept
+            else:
+                return gemv
         for pace in _PACES:
             pipeline = LayerPipeline(self.machine, self.memory, layer, pace)
             try:

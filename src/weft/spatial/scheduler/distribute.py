@@ -27,6 +27,7 @@ from weft.spatial.scheduler.compile import map_graph
 from weft.spatial.scheduler.emit import Emitter
 from weft.spatial.scheduler.expression import streams_of
 from weft.spatial.scheduler.initial import port_of
+from weft.spatial.scheduler.shipments import SentVectors, Shipment, Wire, relayed
 from weft.spatial.system import System, link_between, next_hop, wires_of
 
 _SENT, _RECEIVED = 24, 20
@@ -49,19 +50,6 @@ class Round:
     begin: int
     end: int
     vectors: int
-
-
-@dataclass(frozen=True)
-class _Vectors:
-    """Vectors of a tensor that are sent one after another, and where they lie on every chip."""
-
-    tensor: Placed
-    residues: np.ndarray
-    addresses: np.ndarray
-    tags: np.ndarray
-    bytes: np.ndarray
-    """Of vectors of 32 bits, which byte each is."""
-    origin: int
 
 
 @dataclass
@@ -125,7 +113,7 @@ class Distribution:
             if not hops:
                 return
             across = {pair: owners for pair, owners in hops.items() if pair[0] // per_node != pair[1] // per_node}
-            self._round([tensor for tensor, _ in wanted], across or hops)
+            self._round(self._shipments([tensor for tensor, _ in wanted], across or hops))
             for (_, chip), owners in (across or hops).items():
                 for number, owner in owners:
                     holders[number][owner].add(chip)
@@ -135,44 +123,92 @@ class Distribution:
         found, per_node = next_hop(self.machine, chip, to), self.machine.network.chips_per_node
         return found if found < len(self.chips) else chip - chip % per_node + to % per_node
 
-    def _round(self, tensors: Sequence[Placed], hops: Mapping[tuple[int, int], set[tuple[int, int]]]) -> None:
-        """What goes over wires at the same time: for each the tensors, by number, and whose parts of them."""
+    def _shipments(
+        self, tensors: Sequence[Placed], hops: Mapping[Wire, set[tuple[int, int]]]
+    ) -> dict[Wire, list[Shipment]]:
+        """What goes over each wire: of tensors, by number, the parts of some chips.
+
+        Where that is much, and chips of the node have nothing to do, they hand on a share of it.
+        """
+        found: dict[Wire, list[Shipment]] = {}
+        for wire, owners in sorted(hops.items()):
+            for number in sorted({each for each, _ in owners}):
+                parts = sorted(owner for each, owner in owners if each == number)
+                found.setdefault(wire, []).append(Shipment(self._vectors(tensors[number], parts)))
+        for wire in [each for each in found if len(found[each]) == 1]:
+            vectors = found[wire][0].vectors
+            relays = self._relays(wire, vectors.tensor.root.number, found)
+            direct, count = relayed(len(vectors.tags), len(relays), self._hand_on)
+            shares = np.array_split(np.arange(direct, len(vectors.tags)), count) if count else []
+            found[wire] = [Shipment(vectors.some(np.arange(direct)))]
+            for relay, share in zip(relays, shares, strict=False):
+                found[wire[0], relay] = [Shipment(vectors.some(share))]
+                found[relay, wire[1]] = [Shipment(vectors.some(share), self._hand_on)]
+        return found
+
+    def _relays(self, wire: Wire, root: int, found: Mapping[Wire, list[Shipment]]) -> list[int]:
+        """Chips of the node that could hand on what goes over a wire: their wires and they themselves are idle."""
+        (chip, other), per_node = wire, self.machine.network.chips_per_node
+        first = chip - chip % per_node
+        if other // per_node != chip // per_node:
+            return []
+        ready = self.chips[chip].done[root]
+        return [
+            each
+            for each in range(first, min(first + per_node, len(self.chips)))
+            if each not in wire
+            and (chip, each) not in found
+            and (each, other) not in found
+            and max(self.chips[each].reservations.ends.values(), default=ready) <= ready
+        ]
+
+    @property
+    def _hand_on(self) -> int:
+        """Periods from a vector's send to when the chip that receives it can send it on."""
+        machine, memory = self.machine, self.chips[0].memory
+        way = machine.edge + machine.hop(RESIDUES * memory.copies - 1)
+        passed = self._wait + machine.latency.receive + machine.latency.write + machine.latency.read + 2 * way
+        return -(-(passed + machine.links.count) // self._period)
+
+    def _round(self, shipments: Mapping[Wire, Sequence[Shipment]]) -> None:
+        """What goes over wires at the same time."""
         emitters: dict[int, Emitter] = {}
         reads: dict[int, dict[int, int]] = {}
         writes: dict[int, dict[int, int]] = {}
         longest = 0
-        for (chip, other), owners in sorted(hops.items()):
+        for (chip, other), own_shipments in sorted(shipments.items()):
             links = link_between(self.machine, chip, other)
             assert links is not None, "a hop follows a wire"
-            time = self._offset(links[1])
+            begin = time = self._offset(links[1])
             sender, receiver = (emitters.setdefault(each, Emitter()) for each in (chip, other))
-            for number in sorted({each for each, _ in owners}):
-                vectors = self._vectors(tensors[number], sorted(owner for each, owner in owners if each == number))
-                times = time + np.arange(len(vectors.tags)) * self._period
+            for shipment in own_shipments:
+                vectors, root = shipment.vectors, shipment.vectors.tensor.root.number
+                times = time + (shipment.after + np.arange(len(vectors.tags))) * self._period
                 first = self._send(sender, vectors, links[0], times)
-                root = tensors[number].root.number
-                own = reads.setdefault(chip, {})
-                own[root] = min(first, own.get(root, first))
+                # What is handed on is there in time.
+                if not shipment.after:
+                    own = reads.setdefault(chip, {})
+                    own[root] = min(first, own.get(root, first))
                 last = self._receive(receiver, vectors, links[1], times + self._wait)
                 own = writes.setdefault(other, {})
                 own[root] = max(last, own.get(root, last))
                 self.sent += len(times)
                 time += len(times) * self._period
-            longest = max(longest, (time - self._offset(links[1])) // self._period)
+            longest = max(longest, (time - begin) // self._period)
         columns_of = {chip: emitter.columns() for chip, emitter in emitters.items()}
         spans = {chip: self.chips[chip].reservations.spans(columns) for chip, columns in columns_of.items()}
         base = max(self.chips[chip].reservations.earliest(own) for chip, own in spans.items())
         there = [self.chips[chip].done[root] - first for chip, own in reads.items() for root, first in own.items()]
         base = max([base, *there])
-        begin = min(first for own in reads.values() for first in own.values())
+        first = min(first for own in reads.values() for first in own.values())
         end = max(last for own in writes.values() for last in own.values())
-        self.rounds.append(Round(base + begin, base + end, longest))
+        self.rounds.append(Round(base + first, base + end, longest))
         for chip, columns in columns_of.items():
             self.chips[chip].add(columns, spans[chip], base)
             for root, last in writes.get(chip, {}).items():
                 self.chips[chip].written(root, base + last)
 
-    def _vectors(self, tensor: Placed, owners: Sequence[int]) -> _Vectors:
+    def _vectors(self, tensor: Placed, owners: Sequence[int]) -> SentVectors:
         """Where the parts of a tensor lie that some chips have computed; a vector of 32 bits is four, a byte each."""
         root, wide = tensor.root, tensor.dtype.itemsize
         columns = [
@@ -183,7 +219,7 @@ class Distribution:
         ]
         residues, addresses, tags = (np.repeat(np.concatenate(each), wide) for each in zip(*columns, strict=True))
         origin = next(layer.origin for layer in self.model.layers if layer.output.root is root)
-        return _Vectors(tensor, residues, addresses, tags, np.arange(len(tags)) % wide, origin)
+        return SentVectors(tensor, residues, addresses, tags, np.arange(len(tags)) % wide, origin)
 
     @property
     def _period(self) -> int:
@@ -200,7 +236,7 @@ class Distribution:
         half = self.machine.links.count // 2
         return 2 * (link % half) + (link >= half)
 
-    def _send(self, emit: Emitter, vectors: _Vectors, link: int, times: np.ndarray) -> int:
+    def _send(self, emit: Emitter, vectors: SentVectors, link: int, times: np.ndarray) -> int:
         """Read vectors and send them at given cycles; the first read's cycle."""
         memory, bytes_, origin = self.chips[0].memory, vectors.bytes, vectors.origin
         queue = memory.units.link(link)
@@ -214,7 +250,7 @@ class Distribution:
         emit.emit(Opcode.SEND, queue, times, source0=stream, want0=vectors.tags, detail=bytes_, origin=origin)
         return int(cycles.min())
 
-    def _receive(self, emit: Emitter, vectors: _Vectors, link: int, times: np.ndarray) -> int:
+    def _receive(self, emit: Emitter, vectors: SentVectors, link: int, times: np.ndarray) -> int:
         """Receive vectors at given cycles and write them where they belong; the cycle when the last is there."""
         memory, latency, tensor = self.chips[0].memory, self.machine.latency, vectors.tensor
         queue, bytes_ = memory.units.link(link), vectors.bytes
@@ -222,7 +258,7 @@ class Distribution:
         stream = (WEST if edge > 0 else EAST) * self.machine.streams.per_direction + _RECEIVED
         emit.emit(Opcode.RECEIVE, queue, times, result=stream, tag=vectors.tags, detail=bytes_, origin=vectors.origin)
         last = 0
-        for copy in range(memory.copies if tensor.dtype.itemsize == 1 else 1):
+        for copy in range(memory.copies_of(tensor) if tensor.dtype.itemsize == 1 else 1):
             slices = memory.tensor_slices(tensor, copy, vectors.residues) + bytes_ * RESIDUES
             way = np.array([abs(memory.units.position(int(each)) - edge) for each in slices])
             cycles = times + latency.receive + way

@@ -16,6 +16,8 @@ from weft.spatial.scheduler.mesh import Chains, place_expression
 
 TENSOR_STREAMS = (28, 29)
 """Streams that bring tensors to an expression beside a product."""
+NARROW_STREAMS = (*TENSOR_STREAMS, 30, 31)
+"""Streams that bring tensors of 8 bits to an expression without a product, beside tensors of 32."""
 OUTPUT_STREAMS = 8
 
 
@@ -55,8 +57,8 @@ def chains_of(machine: StreamingMachine, layer: Layer) -> Chains:
         most = min(most, len(TENSOR_STREAMS) // len(tensors)) if tensors else most
         if any(each.tensor.dtype.itemsize > 1 for each in tensors):
             raise UnsupportedError("a tensor of 32 bits is read beside a product", hint="convert it to 8 bits")
-    elif any(each.tensor.dtype.itemsize > 1 for each in tensors):
-        most = min(most, stream_groups(layer) // len(tensors))
+    elif wide := sum(each.tensor.dtype.itemsize > 1 for each in tensors):
+        most = min(most, stream_groups(layer) // wide, len(NARROW_STREAMS) // max(1, len(tensors) - wide))
     elif len(tensors) > 1 and len({each.tensor.number for each in tensors}) < len(tensors):
         most = 1
     if not most:

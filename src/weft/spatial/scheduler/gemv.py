@@ -20,7 +20,7 @@ from itertools import count, islice
 
 import numpy as np
 
-from weft.spatial.isa import ADDS, EMITS, NONE, LoadDetail, Opcode
+from weft.spatial.isa import ADDS, EMITS, NONE, Opcode
 from weft.spatial.machine import StreamingMachine
 from weft.spatial.mapping.layers import Job, Layer, Placed
 from weft.spatial.scheduler.expression import streams_of
@@ -81,20 +81,23 @@ class GemvPipeline(LayerPipeline):
 
     def run(self) -> None:
         """Emit everything."""
-        cursor = 0
+        cursor = ready = 0
         before: _Step | None = None
         for step in self._steps():
             loads = [self._tile_rows(worker, step.number) for worker in step.workers]
             most = max(loads) // self.machine.matrix.load_streams
             cycles = np.array(list(islice(self._free(cursor), most)))
             last = int(cycles[-1])
-            idle = self._multiply_all(before, last + 1) if before else 0
-            install = last + max(idle, self.machine.latency.load_weights)
+            install = last + self.machine.latency.load_weights
+            if before:
+                start = max(last + 1, ready)
+                install = max(install, start + self._multiply_all(before, start) - 1)
             for worker, rows in zip(step.workers, loads, strict=True):
                 self._load_wide(worker, step.number, rows, cycles, install)
             cursor, before = install + 1, step
+            ready = install + self.machine.latency.install_weights
         if before:
-            self._multiply_all(before, cursor - 1 + self.machine.latency.install_weights)
+            self._multiply_all(before, ready)
         self._read_constants()
 
     def _steps(self) -> Iterator[_Step]:
@@ -151,11 +154,6 @@ class GemvPipeline(LayerPipeline):
         self._emit(Opcode.INSTALL_WEIGHTS, queue, install, tag=tag, address=0 if whole else rows, detail=detail)
         self.loaded += rows / machine.matrix.rows
         self.seen = len(self.emitter.parts)
-
-    def _shape(self, rows: int) -> int:
-        if rows == self.machine.matrix.rows:
-            return 0
-        return LoadDetail(0, False, 0, self.machine.lanes.tiles).shape
 
     def _multiply_all(self, step: _Step, start: int) -> int:
         """The rows of a pass on all planes; how many cycles they take."""

@@ -17,11 +17,13 @@ def image_of(memory: MemoryMap) -> Image:
     tags: list[np.ndarray] = []
     data: list[np.ndarray] = []
     width, rows = machine.matrix.load_streams, np.arange(machine.matrix.rows)
-    for (half, tile), address in memory.tile_at.items():
-        slices.append(memory.weight_slice(half, 0) + rows % width)
-        addresses.append(address + rows // width)
-        tags.append(memory.tile_tag + tile * machine.matrix.rows + rows)
-        data.append(memory.model.tiles[tile].view(np.uint8))
+    for half in (0, 1):
+        for (tile, _), place in memory.weights[half].places.items():
+            own = rows[: place.rows]
+            slices.append(memory.units.memory(half, 0) + place.slices[own % width])
+            addresses.append(place.addresses[own % width] + own // width)
+            tags.append(memory.tile_tag + tile * machine.matrix.rows + own)
+            data.append(memory.model.tiles[tile][own].view(np.uint8))
     for (half, lane, tile), (address, held) in memory.wide_at.items():
         own = rows[:held]
         slices.append(memory.wide_slice(half, lane, 0) + own % width)
@@ -37,7 +39,7 @@ def image_of(memory: MemoryMap) -> Image:
         if tensor.border:
             outside = np.setdiff1d(np.arange(tensor.pixels), tensor.inside())
             for block in range(tensor.blocks):
-                for copy in range(memory.copies):
+                for copy in range(memory.copies_of(tensor)):
                     residues = tensor.residue(block, outside)
                     slices.append(memory.tensor_slices(tensor, copy, residues))
                     addresses.append(tensor.address(block, outside))
@@ -62,7 +64,7 @@ def port_of(memory: MemoryMap, tensor: Placed, *, every: bool) -> Port:
     places = tensor.inside()
     lanes, pixels = memory.machine.width, np.arange(len(places))
     wide = tensor.dtype.itemsize
-    copies = range(memory.copies) if every or wide > 1 else range(1)
+    copies = range(wide) if wide > 1 else range(memory.copies_of(tensor) if every else 1)
     index: list[np.ndarray] = []
     cells: list[np.ndarray] = []
     for block in range(tensor.blocks):

@@ -14,6 +14,7 @@ from weft.spatial.mapping.jobs import aligned_lines
 from weft.spatial.mapping.layers import RESIDUES, Layer, Placed, Stream
 from weft.spatial.scheduler.emit import Emitter
 from weft.spatial.scheduler.expression import (
+    NARROW_STREAMS,
     TENSOR_STREAMS,
     chains_of,
     constants_of,
@@ -43,8 +44,6 @@ class LayerReads:
     pace: int = 1
     """Cycles from a row to the next where nothing is multiplied."""
     emitter: Emitter = field(default_factory=Emitter)
-    reads: dict[int, int] = field(default_factory=dict[int, int])
-    """The first cycle in which each tensor is read."""
 
     def __post_init__(self) -> None:
         self.chains: Chains = chains_of(self.machine, self.layer)
@@ -66,10 +65,12 @@ class LayerReads:
         tensors, output, tensor = streams_of(self.layer.root), self.layer.output, operand.tensor
         number = next(n for n, each in enumerate(tensors) if each is operand)
         copy = worker.place % len(self.chains.copies)
-        if tensor.dtype.itemsize > 1:
-            return self._read_wide(worker, rows, operand, number * len(self.chains.copies) + copy, times)
+        wide = [each.tensor.dtype.itemsize > 1 for each in tensors]
+        if wide[number]:
+            return self._read_wide(worker, rows, operand, sum(wide[:number]) * len(self.chains.copies) + copy, times)
+        number -= sum(wide[:number])
         numbers = self._tensor_streams()
-        if len(tensors) * len(self.chains.copies) > len(numbers):
+        if (len(tensors) - sum(wide)) * len(self.chains.copies) > len(numbers):
             raise UnsupportedError(f"a window of {len(tensors)} pixels is too large", hint="pool in two steps")
         stream = self._stream(inward(tensor.half), numbers[number * len(self.chains.copies) + copy])
         line, column = np.divmod(worker.job.pixels[rows], output.width)
@@ -96,8 +97,6 @@ class LayerReads:
         for byte in range(4):
             slices = self.memory.tensor_slices(tensor, byte, residues)
             cycles = times - np.abs(self._positions(slices)) - self.machine.latency.read
-            root = tensor.root.number
-            self.reads[root] = min(int(cycles.min()), self.reads.get(root, 1 << 30))
             address = tensor.address(block, places)
             self._emit(Opcode.READ, slices, cycles, result=stream + byte, address=address, tag=tags, detail=byte)
         return stream, tags
@@ -105,7 +104,8 @@ class LayerReads:
     def _free_copies(self, tensor: Placed, residues: np.ndarray, times: np.ndarray) -> np.ndarray:
         """A copy for each vector, in which its slice is not read already: a window asks for several in a cycle."""
         copies = np.full(len(residues), self.spare, np.int64)
-        for _ in range(self.memory.copies):
+        most = self.memory.copies_of(tensor)
+        for _ in range(most):
             slices = self.memory.tensor_slices(tensor, 0, residues) + copies * RESIDUES
             keys = (slices.astype(np.int64) << 32) + times - np.abs(self._positions(slices))
             taken = np.isin(keys, self.asked)
@@ -113,14 +113,16 @@ class LayerReads:
                 self.asked = np.concatenate([self.asked, keys])
                 return copies
             copies[taken] += 1
-            copies = np.minimum(copies, self.memory.copies - 1)
+            copies = np.minimum(copies, most - 1)
         raise CrowdedError(f"a window reads a slice of {tensor.name} too often in a cycle", hint="pool in two steps")
 
     def _tensor_streams(self) -> tuple[int, ...]:
         """Streams that bring tensors to the vector unit."""
         if self.layer.source is not None:
             return TENSOR_STREAMS
-        free = (*TENSOR_STREAMS, 30, 31, *range(8))
+        if any(each.tensor.dtype.itemsize > 1 for each in streams_of(self.layer.root)):
+            return NARROW_STREAMS
+        free = (*NARROW_STREAMS, *range(8))
         return free if self.constants else (*free, *range(8, 16), *range(24, 28))
 
     def _read_tensor(
@@ -136,8 +138,6 @@ class LayerReads:
         """Read vectors so that they are at a position in given cycles."""
         slices = self.memory.tensor_slices(tensor, 0, tensor.residue(block, places)) + np.asarray(copies) * RESIDUES
         cycles = times - np.abs(self._positions(slices) - to) - self.machine.latency.read
-        root = tensor.root.number
-        self.reads[root] = min(int(cycles.min()), self.reads.get(root, 1 << 30))
         address, tags = tensor.address(block, places), tensor.tags(block, places)
         self._emit(Opcode.READ, slices, cycles, result=stream, address=address, tag=tags)
 

@@ -39,7 +39,7 @@ class Chains:
 def place_expression(root: Node, mesh: Vector, most: int) -> Chains:
     """As many copies as fit, up to `most`; a power of two."""
     nodes = list(_nodes(root, 1))
-    copies = most
+    copies = 1 << most.bit_length() - 1
     while copies:
         rows = mesh.mesh_rows // copies
         found = _embed(nodes, rows, mesh.mesh_columns) if rows else None

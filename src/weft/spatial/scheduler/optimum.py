@@ -1,9 +1,9 @@
 """Searches for the best starts of layers with a solver (CP-SAT of OR-Tools), and bounds what any starts could reach.
 
 The scheduler starts each layer as early as what it uses allows, in the order of the graph. Here a layer stays as it is,
-and its start is a variable: what two layers use is not used by both at once, a tensor is read when it is written, and
-banks that are written keep the order of the graph, as their words are used again. Layers are solved in blocks, one
-after another, from the starts that the scheduler gave; it is a check of the scheduler, and not part of it.
+and its start is a variable: what two layers use is not used by both at once, and banks that are written keep the order
+of the graph, so that a tensor is read when it is written, and before its words are used again. Layers are solved in
+blocks, one after another, from the starts that the scheduler gave; it is a check of the scheduler, and not part of it.
 """
 
 from __future__ import annotations
@@ -28,10 +28,6 @@ class Movable:
     """The first and the last use of each resource."""
     ordered: frozenset[int]
     """Those of them that are used in the order of the graph."""
-    reads: Mapping[int, int]
-    writes: int
-    written: int
-    """The tensor that it writes, and when it is there."""
     begin: int
     end: int
 
@@ -80,15 +76,8 @@ def _solve(cp_model: Any, layers: Sequence[Movable], best: list[int], block: ran
     high = max(start + layer.end for layer, start in zip(layers, best, strict=True))
     starts = {number: model.NewIntVar(begin - layers[number].begin, high, f"start{number}") for number in block}
     held: dict[int, int] = {}
-    writers: dict[int, list[int]] = {}
     for number in range(block.stop):
         layer, own = layers[number], starts.get(number)
-        for tensor, first in layer.reads.items():
-            for writer in writers.get(tensor, []):
-                there = (starts[writer] if writer in starts else best[writer]) + layers[writer].written
-                if own is not None:
-                    model.Add(own + first >= there)
-        writers.setdefault(layer.writes, []).append(number)
         if own is None:
             for key, (_, last) in layer.spans.items():
                 held[key] = max(held.get(key, -(1 << 40)), best[number] + last + 1)

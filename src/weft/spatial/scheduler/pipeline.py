@@ -17,10 +17,12 @@ import numpy as np
 from weft.errors import UnsupportedError
 from weft.spatial.isa import ADDS, CHAINED, EMITS, NONE, LoadDetail, Opcode
 from weft.spatial.mapping.layers import RESIDUES, Constant, Stream, TensorTile
+from weft.spatial.scheduler.bank_halves import portions
 from weft.spatial.scheduler.expression import streams_of
 from weft.spatial.scheduler.layer_reads import CONSTANT_STREAMS, LayerReads, inward, outward
 from weft.spatial.scheduler.mesh import Stage
 from weft.spatial.scheduler.turns import Worker
+from weft.spatial.scheduler.weight_places import TilePlace
 
 # Streams by what they carry. Outward, to the edge: weights, results to be written, activations. Inward, to the middle:
 # sums, constants, tensors of the expression. What the vector unit takes and what it makes have different numbers.
@@ -44,6 +46,8 @@ class LayerPipeline(LayerReads):
         self.twice = any(each.tensor is self.layer.source for each in streams_of(self.layer.root))
         """Whether what is multiplied is read beside too: from copies that the planes leave, once these are known."""
         self.later: list[tuple[Worker, np.ndarray, np.ndarray]] = []
+        self.constants_until: dict[int, int] = {}
+        """For each half, the last cycle in which constants are taken."""
         self.sums = [stage for stage in self.chains.copies[0] if "product" in stage.node.operands]
 
     # Time
@@ -60,13 +64,15 @@ class LayerPipeline(LayerReads):
     def _round(self, workers: list[Worker], cursor: int) -> int:
         longest = max(int(worker.steps[-1]) + 1 for worker in workers if len(worker.rows))
         passes = max(len(worker.job.passes) for worker in workers)
-        size = self.machine.matrix.accumulator_rows if passes > 1 else longest
+        most = self.machine.matrix.accumulator_rows if passes > 1 else longest
         period = max(1, workers[0].of // len(self.chains.copies))
-        for begin in range(0, longest, size):
-            count = min(size, longest - begin)
+        first = self.memory.halves.first.get(self.layer.output.number)
+        parts = list(portions(longest, most, first))
+        for part, (begin, count) in enumerate(parts):
             for number in range(passes):
                 halves = {worker.half: worker.job.passes[number].tile for worker in workers}
-                start = self._install(halves, cursor)
+                later = min((number * turns for _, turns in parts[part + 1 :]), default=None)
+                start = self._install(halves, cursor, later)
                 last = number == passes - 1
                 for worker in workers:
                     own = (worker.steps >= begin) & (worker.steps < begin + count)
@@ -91,8 +97,11 @@ class LayerPipeline(LayerReads):
 
     # Units
 
-    def _install(self, halves: dict[int, int | TensorTile], cursor: int) -> int:
-        """Load and install tiles, each in the planes of a half; the cycle in which they can be used."""
+    def _install(self, halves: dict[int, int | TensorTile], cursor: int, later: int | None) -> int:
+        """Load and install tiles, each in the planes of a half; the cycle in which they can be used.
+
+        Where they are used again, it is so many cycles after the rows of now have passed.
+        """
         latency = self.machine.latency
         wanted = {half: tile for half, tile in halves.items() if self.installed.get(half, (-1, 0))[0] != tile}
         if not wanted:
@@ -102,6 +111,9 @@ class LayerPipeline(LayerReads):
             if half in self.installed:
                 earliest = self.installed[half][1] + self._loads(tile) + self._ready(tile) + latency.install_weights
                 start = max(start, earliest)
+        places = {half: self._place(half, tile, start, later) for half, tile in wanted.items() if isinstance(tile, int)}
+        if any(each.beside_constants for each in places.values()):
+            start = max(start, *(self._clear_from(half, wanted[half]) for half in places))
         for half, tile in wanted.items():
             install = start - latency.install_weights
             self.installed[half] = (tile, install)
@@ -110,14 +122,39 @@ class LayerPipeline(LayerReads):
             if isinstance(tile, TensorTile):
                 self._load_tensor(half, tile, cycles, install)
             else:
-                self._load(half, tile, cycles, install)
+                self._load(half, tile, places[half], cycles, install)
         return start
+
+    def _place(self, half: int, tile: int, start: int, later: int | None) -> TilePlace:
+        """Where a tile lies that is used from a start on. Before the first of a layer others read their constants."""
+        clear = half in self.installed and start >= self._clear_from(half, tile)
+        if later is not None and self.constants:
+            clear = clear and later >= self._clear_after(half, tile, self._last_sum - 1)
+        return self.memory.tile(half, tile, clear)
+
+    @property
+    def _last_sum(self) -> int:
+        """Cycles from a row's product to its result, in which constants are read for it."""
+        latency = self.machine.latency
+        return latency.multiply + latency.accumulate + self.machine.edge + self.sums[0].depth * latency.alu
+
+    def _clear_from(self, half: int, tile: int | TensorTile) -> int:
+        """The first start of a tile that is loaded from beside constants after these are read."""
+        if half not in self.constants_until:
+            return -(1 << 30)
+        return self._clear_after(half, tile, self.constants_until[half])
+
+    def _clear_after(self, half: int, tile: int | TensorTile, until: int) -> int:
+        """The first start of a tile from beside constants that are taken until a cycle."""
+        machine = self.machine
+        first_load = until + machine.edge - 2 * machine.hop(self.memory.weights[half].inner) + 1
+        return first_load + self._loads(tile) - 1 + self._ready(tile) + machine.latency.install_weights
 
     def _loads(self, tile: int | TensorTile) -> int:
         """The cycles in which a tile is on the streams."""
         if isinstance(tile, TensorTile):
             return -(-tile.count // self.machine.matrix.load_streams)
-        return self.machine.load_cycles
+        return -(-self.memory.tile_rows[tile] // self.machine.matrix.load_streams)
 
     def _ready(self, tile: int | TensorTile) -> int:
         """How many cycles after its last load a tile can be installed."""
@@ -158,29 +195,35 @@ class LayerPipeline(LayerReads):
             self._emit(Opcode.INSTALL_WEIGHTS, queue, install, tag=first, address=tile.count, detail=shape)
             self.loaded += 1
 
-    def _load(self, half: int, tile: int, cycles: np.ndarray, install: int) -> None:
-        machine, memory, load = self.machine, self.memory, np.arange(self.machine.load_cycles)
+    def _load(self, half: int, tile: int, place: TilePlace, cycles: np.ndarray, install: int) -> None:
+        machine, memory = self.machine, self.memory
         width, per_half = machine.matrix.load_streams, machine.matrix.planes // 2
-        address, tag = memory.tile(half, tile), memory.tile_tag + tile * machine.matrix.rows
+        load, tag, shape = np.arange(len(cycles)), memory.tile_tag + tile * machine.matrix.rows, self._shape(place.rows)
         stream = self._stream(outward(half), _WEIGHTS)
         numbers = np.arange(width)[:, None]
-        slices = memory.weight_slice(half, 0) + numbers
+        slices = memory.units.memory(half, 0) + place.slices[:, None]
         way = machine.edge - np.abs(self._positions(slices))
-        shape = (width, len(load))
         self._emit(
             Opcode.READ,
-            np.broadcast_to(slices, shape),
+            np.broadcast_to(slices, (width, len(load))),
             cycles - way - machine.latency.read,
-            result=np.broadcast_to(stream + numbers, shape),
-            address=np.broadcast_to(address + load, shape),
+            result=np.broadcast_to(stream + numbers, (width, len(load))),
+            address=place.addresses[:, None] + load,
             tag=tag + load * width + numbers,
         )
+        columns = {"source0": stream, "address": load, "want0": tag + load * width, "tag": tag}
+        detail, rows = (shape | width, place.rows) if shape else (0, 0)
         for plane in range(half * per_half, (half + 1) * per_half):
             queue = memory.units.plane(plane, 0)
-            wants = tag + load * width
-            self._emit(Opcode.LOAD_WEIGHTS, queue, cycles, source0=stream, address=load, want0=wants, tag=tag)
-            self._emit(Opcode.INSTALL_WEIGHTS, queue, install, tag=tag)
-            self.loaded += 1
+            self._emit(Opcode.LOAD_WEIGHTS, queue, cycles, **columns, detail=detail)
+            self._emit(Opcode.INSTALL_WEIGHTS, queue, install, tag=tag, address=rows, detail=shape)
+            self.loaded += place.rows / machine.matrix.rows
+
+    def _shape(self, rows: int) -> int:
+        """What loads of so many rows have in common; 0 where these are all."""
+        if rows >= self.machine.matrix.rows:
+            return 0
+        return LoadDetail(0, False, 0, self.machine.lanes.tiles).shape
 
     def _multiply(
         self, worker: Worker, rows: np.ndarray, steps: np.ndarray, times: np.ndarray, number: int, last: bool
@@ -191,9 +234,10 @@ class LayerPipeline(LayerReads):
         places, blocks, lane = step.positions[rows], step.blocks[rows], worker.number % (machine.matrix.planes // 2)
         stream, edge = self._stream(outward(worker.half), _ACTIVATIONS + lane), machine.edge * (2 * worker.half - 1)
         tags = source.tags(blocks, places)
-        self._read_tensor(source, worker.place, blocks, places, times, edge, stream)
+        copy = self._copy(worker)
+        self._read_tensor(source, copy, blocks, places, times, edge, stream)
         if self.twice:
-            slices = memory.tensor_slices(source, worker.place, source.residue(blocks, places))
+            slices = memory.tensor_slices(source, copy, source.residue(blocks, places))
             cycles = times - np.abs(self._positions(slices) - edge)
             self.asked = np.concatenate([self.asked, (slices.astype(np.int64) << 32) + cycles])
         tile, shape = step.tile, 0
@@ -201,7 +245,7 @@ class LayerPipeline(LayerReads):
             wanted = int(tile.tensor.tags(tile.block, np.array(tile.first)))
             shape = LoadDetail(0, tile.columns, tile.first_tile, tile.tiles).shape
         else:
-            wanted = memory.tile_tag + tile * machine.matrix.rows
+            wanted, shape = memory.tile_tag + tile * machine.matrix.rows, self._shape(memory.tile_rows[tile])
         queue = memory.units.plane(worker.number, 1)
         self._emit(Opcode.MULTIPLY, queue, times, source0=stream, want0=tags, tag=wanted, detail=shape)
         made = self.layer.output.tags(job.blocks[rows], job.positions[rows])
@@ -218,12 +262,25 @@ class LayerPipeline(LayerReads):
         )
         self.multiplied += len(rows)
         if last:
-            taken = times + latency.multiply + latency.accumulate + machine.edge
-            ends = taken + self.sums[0].depth * latency.alu
+            ends = times + self._last_sum
+            if self.constants:
+                self.constants_until[worker.half] = max(int(ends.max()), self.constants_until.get(worker.half, 0))
             if self.twice:
                 self.later.append((worker, rows, ends))
             else:
                 self._express(worker, rows, ends)
+
+    def _copy(self, worker: Worker) -> int:
+        """The copy of the source that a plane reads: those next to the middle are for planes on its other side.
+
+        What crosses the middle goes past the slices before it twice, to memory and back.
+        """
+        planes, source = self.machine.matrix.planes, self.layer.source
+        assert source is not None, "a layer with passes has one"
+        if source.root.split is not None:
+            return int(worker.half == source.half)
+        across = worker.of == planes and source.half == 0
+        return (worker.place + planes // 2) % planes if across else worker.place
 
     def _express(self, worker: Worker, rows: np.ndarray, ends: np.ndarray) -> None:
         """The expression and its result; `ends` are the cycles in which results leave the vector unit."""
@@ -247,7 +304,7 @@ class LayerPipeline(LayerReads):
                 tag=made,
             )
         residues, address = output.residue(blocks, places), output.address(blocks, places)
-        copies = self.memory.copies if output.dtype.itemsize == 1 else output.dtype.itemsize
+        copies = self.memory.copies_of(output) if output.dtype.itemsize == 1 else output.dtype.itemsize
         detail = 16 * output.dtype.itemsize
         for number in range(copies):
             slices = self.memory.tensor_slices(output, number, residues)

@@ -28,15 +28,21 @@ class StackMemory:
         """For each plane the addresses of its tiles."""
         self.constants: dict[tuple[bytes, int], int] = {}
         self.constant_tag = len(model.tiles) * machine.matrix.rows
-        words, bank = 0, machine.memory.bank_words
-        for number, tensor in enumerate(model.tensors):
-            # A product mostly reads one bank and writes the other.
-            tensor.bank = number % 2
-            tensor.base = words + tensor.bank * bank
-            tensor.tag = self.constant_tag + (1 << 20) + words
-            words += tensor.blocks
-        if words > bank:
-            raise CapacityError(f"vectors need {words} words of a bank of {bank}", hint="raise memory.bank_words")
+        self.placed = self.words = 0
+        for tensor in model.tensors:
+            self.place(tensor)
+
+    def place(self, tensor: Placed) -> None:
+        """Give a tensor words of its own."""
+        bank = self.machine.memory.bank_words
+        # A product mostly reads one bank and writes the other.
+        tensor.bank = self.placed % 2
+        tensor.base = self.words + tensor.bank * bank
+        tensor.tag = self.constant_tag + (1 << 20) + self.words
+        self.placed += 1
+        self.words += tensor.blocks
+        if self.words > bank:
+            raise CapacityError(f"vectors need {self.words} words of a bank of {bank}", hint="raise memory.bank_words")
 
     def tile(self, plane: int, tile: int) -> int:
         """The address of a tile, which is put there if it is not."""

@@ -128,25 +128,36 @@ class Turns:
                 turns = enumerate(self._turns(job, per_half, False))
                 yield [Worker(half * per_half + n, half, job, *each, per_half) for n, each in turns]
             return
-        pairs = [jobs[at : at + 2] for at in range(0, len(jobs), 2)]
-        together = sum(self._span(job, planes) for job in jobs)
-        apart = sum(max(self._span(job, per_half) for job in pair) for pair in pairs)
-        alike = (
-            len(self.variants) == 1
-            and not any(job.joined for job in jobs)
-            and all(len({len(job.passes) for job in pair}) == 1 for pair in pairs)
-        )
-        if apart < together and alike and all(self._distinct(pair) for pair in pairs):
-            for pair in pairs:
+        for pair in self._paired(jobs):
+            if len(pair) == 2:
                 yield [
                     Worker(half * per_half + n, half, job, *turns, planes)
                     for half, job in enumerate(pair)
                     for n, turns in enumerate(self._turns(job, per_half, False))
                 ]
-        else:
-            for job in jobs:
-                turns = self._turns(job, planes, planes % RESIDUES == 0)
-                yield [Worker(n, n // per_half, job, *each, planes) for n, each in enumerate(turns)]
+                continue
+            turns = self._turns(pair[0], planes, planes % RESIDUES == 0)
+            yield [Worker(n, n // per_half, pair[0], *each, planes) for n, each in enumerate(turns)]
+
+    def _paired(self, jobs: Sequence[RowJob]) -> list[list[RowJob]]:
+        """Two jobs at a time, one in each half, where that is as fast: each of their tiles is in one half then."""
+        planes, left = self.machine.matrix.planes, list(jobs)
+        found: list[list[RowJob]] = []
+        while left:
+            job = left.pop(0)
+            together = self._span(job, planes)
+            at = next((n for n, each in enumerate(left) if self._alike(job, each)), None)
+            if at is None or self._span(job, planes // 2) > together + self._span(left[at], planes):
+                found.append([job])
+            else:
+                found.append([job, left.pop(at)])
+        return found
+
+    def _alike(self, job: RowJob, other: RowJob) -> bool:
+        """Whether two jobs can run at the same time: they have as many passes, and write to different slices."""
+        if job.joined or other.joined or len(self.variants) > 1:
+            return False
+        return len(job.passes) == len(other.passes) and self._distinct(job, other)
 
     def _turns(self, job: RowJob, workers: int, by_slice: bool) -> list[tuple[np.ndarray, np.ndarray]]:
         """The rows of each worker and their turns; `by_slice`, no two workers write to one slice.
@@ -183,13 +194,18 @@ class Turns:
         last = len(tiles) - 1
         return sum(max(load if new else 0, rows * (period if n == last else 1)) for n, new in enumerate(fresh))
 
-    def _distinct(self, pair: Sequence[RowJob]) -> bool:
-        """Whether two jobs never write to one slice in one cycle."""
-        if len(pair) == 1:
-            return True
-        one, other = (self.layer.output.residue(job.blocks, job.positions) for job in pair)
-        count = min(len(one), len(other)) // 2 * 2
-        mixed = np.concatenate([one[:count].reshape(-1, 2), other[:count].reshape(-1, 2)], axis=1)
-        return len(pair[0].positions) == len(pair[1].positions) and bool(
-            np.all(np.diff(np.sort(mixed, axis=1), axis=1) > 0)
-        )
+    def _distinct(self, job: RowJob, other: RowJob) -> bool:
+        """Whether two jobs, each on the planes of a half, never write to one slice in one cycle."""
+        if len(job.positions) != len(other.positions):
+            return False
+        per_half = self.machine.matrix.planes // 2
+        turns = -(-len(job.positions) // per_half)
+        # Planes that have no row left in the last turn write nowhere.
+        slices = np.broadcast_to(-1 - np.arange(2 * per_half), (turns, 2 * per_half)).copy()
+        for half, each in enumerate((job, other)):
+            own = np.zeros((turns, per_half), bool)
+            own.reshape(-1)[: len(each.positions)] = True
+            slices[:, half * per_half : (half + 1) * per_half][own] = self.layer.output.residue(
+                each.blocks, each.positions
+            )
+        return bool(np.all(np.diff(np.sort(slices, axis=1), axis=1) > 0))

@@ -13,25 +13,28 @@ result is written while others are computed, and the next product starts with th
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from weft.spatial.isa import ADDS, CHAINED, EAST, EMITS, NONE, WEST, Opcode, Units
+from weft.errors import UnsupportedError
+from weft.spatial.isa import ADDS, CHAINED, EAST, EMITS, NONE, WEST, Function, Opcode, Units
 from weft.spatial.machine import StreamingMachine
 from weft.spatial.mapping.layers import Constant, Layer, Model, Node, Pass, Placed, Stream
 from weft.spatial.program import Program
 from weft.spatial.scheduler.chip import span_of
 from weft.spatial.scheduler.emit import Emitter, groups_of, texts_of
 from weft.spatial.scheduler.expression import constants_of, streams_of
+from weft.spatial.scheduler.memory_map import STREAMS
 from weft.spatial.scheduler.mesh import Stage, place_expression
 from weft.spatial.scheduler.stack_memory import CONSTANTS, TENSOR_SLICES, StackMemory
 from weft.spatial.scheduler.stack_planes import PlaneEmission, StackPlane
+from weft.spatial.scheduler.stack_shares import Share, share_out, summed
 
 # Streams from the west half to the middle and beyond: sums, vectors of the planes in the east, constants, tensors of
-# expressions. To the west: vectors of the planes there, results.
-_RESULTS, _CONSTANTS, _BESIDE = 8, (16, 20), (24, 25)
+# expressions, sums that other planes have written. To the west: vectors of the planes there, results.
+_RESULTS, _CONSTANTS, _BESIDE, _OTHER_SUMS = 8, (16, 20), (24, 25), 8
 _EVER = -(1 << 30)
 """When what memory holds from the start is there."""
 _Issue = tuple[Opcode, int, int, dict[str, int]]
@@ -41,7 +44,7 @@ _Issue = tuple[Opcode, int, int, dict[str, int]]
 def is_vector_stack(model: Model, machine: StreamingMachine) -> bool:
     """Whether all that a model does is products of single vectors by resident weights, and the machine has the room."""
     slices = TENSOR_SLICES + 4 * CONSTANTS + machine.matrix.load_streams * (machine.matrix.planes // 2)
-    streams = machine.matrix.load_streams * (machine.matrix.planes // 2)
+    streams = max(STREAMS, machine.matrix.load_streams * (machine.matrix.planes // 2))
     if slices > machine.memory.slices_per_half or streams > machine.streams.per_direction or machine.memory.banks < 2:
         return False
     return bool(model.layers) and all(_fits(layer) for layer in model.layers)
@@ -73,7 +76,9 @@ def _sum_depth(stages: tuple[Stage, ...]) -> int:
 
 def schedule_vector_stack(model: Model, machine: StreamingMachine) -> Program | None:
     """The schedule, in which the planes take their turns evenly; None where an expression is in its own way."""
-    interval, planes = machine.load_cycles + machine.latency.load_weights, machine.matrix.planes
+    latency, planes = machine.latency, machine.matrix.planes
+    # Tiles are loaded one after another, and each is installed from the cycle in which a vector meets the one before.
+    interval = max(machine.load_cycles + latency.load_weights, latency.install_weights)
     stack = _VectorStack(machine, model, interval, tuple(plane * interval // planes for plane in range(planes)))
     if any(stack.is_crowded(layer) for layer in model.layers):
         return None
@@ -85,6 +90,7 @@ def schedule_vector_stack(model: Model, machine: StreamingMachine) -> Program | 
 class _Block:
     """A block of a result whose sums are not complete: the passes that are left."""
 
+    layer: Layer
     block: int
     row: int
     """Of the accumulators; the one that is wanted until it is begun."""
@@ -111,7 +117,8 @@ class _VectorStack:
         """The cycle from which a block of a tensor can be read."""
         self.taken: set[tuple[int, int]] = set()
         """Ports, banks and ALUs that are in use, by the cycle."""
-        self.placed: dict[int, tuple[Stage, ...]] = {}
+        self.placed: dict[int, tuple[Layer, tuple[Stage, ...]]] = {}
+        """By what identifies an expression, its layer, which keeps it, and its operations on the mesh."""
         self.computed = 0
 
     def run(self) -> None:
@@ -136,31 +143,66 @@ class _VectorStack:
         A plane stays with a block until it is done, but for vectors that are still computed: meanwhile it begins the
         next ones, whose sums have accumulators of their own.
         """
-        left: list[list[_Block]] = [[] for _ in self.planes]
         loads = [self._next(plane) for plane in range(len(self.planes))]
-        for job in layer.jobs:
-            plane = int(np.argmin(loads))
-            loads[plane] += len(job.passes) * self.interval
-            row = len(left[plane]) % self.machine.matrix.accumulator_rows
-            left[plane].append(_Block(job.block, row, list(job.passes)))
-        for plane, blocks in enumerate(left):
-            open_blocks = self.machine.matrix.accumulator_rows
-            while blocks:
-                self._pass(layer, plane, blocks[:open_blocks])
-                blocks[:] = [each for each in blocks if each.passes]
+        ending = layer is self.model.layers[-1]
+        shares = share_out(layer.jobs, loads, self.interval, ending)
+        roots = self._roots(layer, max(each.of for each in shares))
+        if roots is None:
+            shares, roots = share_out(layer.jobs, loads, self.interval, False), {1: layer}
+        # Sums that are added to others are written before these are done.
+        for plane in range(len(self.planes)):
+            own = [each for each in shares if each.plane == plane]
+            parts = [each for each in own if not each.is_last]
+            self._blocks(plane, parts, roots, ending and len(parts) == len(own))
+        for plane in range(len(self.planes)):
+            self._blocks(plane, [each for each in shares if each.plane == plane and each.is_last], roots, ending)
+
+    def _roots(self, layer: Layer, most: int) -> dict[int, Layer] | None:
+        """What is computed of a block of so many shares, and under -n of its nth: sums of 32 bits.
+
+        None where the sum of that many is too much for the vector unit.
+        """
+        found, others = {1: layer}, list[Stream]()
+        try:
+            for number in range(most - 1):
+                name = f"{layer.output.name} sums {number}"
+                sums = replace(layer.output, name=name, dtype=np.dtype(np.int32), number=-1 - number)
+                self.memory.place(sums)
+                others.append(Stream(sums))
+                found[-1 - number] = replace(layer, output=sums, root=Node(Function.COPY_I32, ("product",)))
+                found[number + 2] = replace(layer, root=summed(layer.root, others))
+            crowded = any(self.is_crowded(each) for each in found.values())
+        except UnsupportedError:
+            return None
+        return None if crowded else found
+
+    def _blocks(self, plane: int, shares: Sequence[Share], roots: Mapping[int, Layer], ending: bool) -> None:
+        rows = self.machine.matrix.accumulator_rows
+        blocks = [
+            _Block(roots[each.of if each.is_last else -1 - each.number], each.block, number % rows, list(each.passes))
+            for number, each in enumerate(shares)
+        ]
+        while blocks:
+            self._pass(plane, blocks[:rows], ending and len(blocks) == 1 and len(blocks[0].passes) == 1)
+            blocks[:] = [each for each in blocks if each.passes]
 
     def _next(self, plane: int) -> int:
         """The first cycle in which a vector can meet the next tile of a plane."""
         done = self.planes[plane]
         return done.met[-1] + self.interval if done.met else self.phases[plane]
 
-    def _pass(self, layer: Layer, plane: int, blocks: list[_Block]) -> None:
-        """The first pass whose vector is there, or else the one whose vector is there first."""
-        first = self._next(plane)
+    def _pass(self, plane: int, blocks: list[_Block], final: bool) -> None:
+        """The first pass whose vector is there, or else the one whose vector is there first.
+
+        The vector of a plane's final pass waits for no other tile, but for the install of its own.
+        """
+        done = self.planes[plane]
+        step = 1 if final and done.met else self.interval
+        first = done.met[-1] + self.machine.latency.install_weights if step == 1 else self._next(plane)
         best: tuple[int, _Block, Pass, list[_Issue]] | None = None
         for own in blocks:
             for each in own.passes:
-                met, issues = self._earliest(layer, plane, own, each)
+                met, issues = self._earliest(own.layer, plane, own, each, first, step)
                 if best is None or met < best[0]:
                     best = met, own, each, issues
                 if met == first:
@@ -169,7 +211,7 @@ class _VectorStack:
                 break
         assert best is not None, "a block that is not done has passes"
         met, own, each, issues = best
-        source, done = layer.source, self.planes[plane]
+        layer, source = own.layer, own.layer.source
         assert source is not None and isinstance(each.tile, int), "a product by resident weights"
         if not own.begun:
             taken = {other.row for other in blocks if other.begun}
@@ -191,16 +233,18 @@ class _VectorStack:
             if opcode == Opcode.WRITE:
                 self.there[layer.output.number, own.block] = cycle + self.machine.latency.write
 
-    def _earliest(self, layer: Layer, plane: int, own: _Block, each: Pass) -> tuple[int, list[_Issue]]:
-        """When a pass can be at the earliest, and what is issued for it apart from weights."""
+    def _earliest(
+        self, layer: Layer, plane: int, own: _Block, each: Pass, first: int, step: int
+    ) -> tuple[int, list[_Issue]]:
+        """When a pass can be from a cycle on, in steps, and what is issued for it apart from weights."""
         latency, source = self.machine.latency, layer.source
         assert source is not None, "a product has a source"
         ready = self.there.get((source.number, each.block), _EVER) + self.emission.way(plane) + latency.read
         last = len(own.passes) == 1
         if last:
             ready = max(ready, self._beside_ready(layer, own.block) - self._to_vector_unit)
-        met = max(self._next(plane), ready)
-        met += (self.phases[plane] - met) % self.interval
+        met = max(first, ready)
+        met += (first - met) % step
         while True:
             address, cycle = source.base + each.block, met - self.emission.way(plane) - latency.read
             issues: list[_Issue] = [(Opcode.READ, self.units.memory(0, 0), cycle, {"address": address})]
@@ -208,7 +252,7 @@ class _VectorStack:
                 issues += self._express(layer, plane, own.block, met + self._to_vector_unit)
             if not any(key in self.taken for issue in issues for key in self._keys(issue)):
                 return met, issues
-            met += self.interval
+            met += step
 
     def _keys(self, issue: _Issue) -> Iterator[tuple[int, int]]:
         """What an instruction takes of its cycle: a port and a bank, or an ALU, and the stream of results."""
@@ -229,19 +273,20 @@ class _VectorStack:
 
     def _stages(self, layer: Layer) -> tuple[Stage, ...]:
         """The expression of a layer on the mesh of ALUs."""
-        if layer.output.number not in self.placed:
-            self.placed[layer.output.number] = place_expression(layer.root, self.machine.vector, 1).copies[0]
-        return self.placed[layer.output.number]
+        if id(layer.root) not in self.placed:
+            self.placed[id(layer.root)] = layer, place_expression(layer.root, self.machine.vector, 1).copies[0]
+        return self.placed[id(layer.root)][1]
 
     def _beside_ready(self, layer: Layer, block: int) -> int:
         """The first cycle in which a sum may reach the vector unit, so that the tensors beside it can be read."""
         stages, latency = self._stages(layer), self.machine.latency
-        way = abs(self.units.position(self.units.memory(0, 0))) + latency.read
         earliest = _EVER
         for stage in stages:
             for operand in stage.node.operands:
                 if isinstance(operand, Stream):
                     there = self.there.get((operand.tensor.number, block), _EVER)
+                    last = self.units.memory(0, operand.tensor.dtype.itemsize - 1)
+                    way = abs(self.units.position(last)) + latency.read
                     earliest = max(earliest, there + way - (_sum_depth(stages) - stage.depth) * latency.alu)
         return earliest
 
@@ -252,7 +297,7 @@ class _VectorStack:
         ends = taken + _sum_depth(stages) * latency.alu
         tag = output.tag + block
         constants = list({id(each): each for each in constants_of(layer.root)}.values())
-        beside = streams_of(layer.root)
+        beside = [each for each in streams_of(layer.root) if each.tensor.dtype.itemsize == 1]
         issues: list[_Issue] = []
         for stage in stages:
             time = ends - stage.depth * latency.alu
@@ -264,6 +309,10 @@ class _VectorStack:
                 elif isinstance(operand, Constant):
                     place = next(n for n, each in enumerate(constants) if each is operand)
                     reads = self._read_constant(layer, operand, place, block, time)
+                    sources[at], wants[at] = reads[0][3]["result"], reads[0][3]["tag"]
+                    issues += reads
+                elif isinstance(operand, Stream) and operand.tensor.dtype.itemsize > 1:
+                    reads = self._read_sums(operand.tensor, block, time)
                     sources[at], wants[at] = reads[0][3]["result"], reads[0][3]["tag"]
                     issues += reads
                 elif isinstance(operand, Stream):
@@ -311,11 +360,19 @@ class _VectorStack:
         columns = {"result": self.emission.stream(EAST, _BESIDE[number]), "address": tensor.base + block}
         return Opcode.READ, slice_, cycle, columns | {"tag": tensor.tag + block}
 
+    def _read_sums(self, tensor: Placed, block: int, time: int) -> list[_Issue]:
+        """Sums of 32 bits that another plane has computed: a byte of each slice."""
+        issues: list[_Issue] = []
+        for byte, slice_ in ((byte, self.units.memory(0, byte)) for byte in range(tensor.dtype.itemsize)):
+            cycle = time - abs(self.units.position(slice_)) - self.machine.latency.read
+            columns = {"result": self.emission.stream(EAST, _OTHER_SUMS) + byte, "address": tensor.base + block}
+            issues.append((Opcode.READ, slice_, cycle, columns | {"tag": tensor.tag + block, "detail": byte}))
+        return issues
+
     # The program
 
     def program(self) -> Program:
-        machine = self.machine
-        rows = groups_of(self.emitter.columns())
+        machine, rows = self.machine, groups_of(self.emitter.columns())
         rows["cycle"] -= span_of(machine, rows)[0]
         begin, end = span_of(machine, rows)
         inputs = [self.memory.port(each) for each in self.model.inputs]

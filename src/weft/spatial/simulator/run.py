@@ -14,6 +14,9 @@ from weft.spatial.simulator.evaluate import Evaluator, initial_bytes
 from weft.spatial.simulator.issues import Issues, SimulationError, run_queues
 from weft.spatial.simulator.sources import NOWHERE, Cells, Sources, find_sources
 
+_BUSY = {"MEM read": Opcode.READ, "MEM write": Opcode.WRITE, "MXM": Opcode.MULTIPLY, "VXM": Opcode.ALU}
+"""Kinds of units whose issues are counted, and what these are."""
+
 
 @dataclass(frozen=True)
 class Simulation:
@@ -43,9 +46,9 @@ def simulate(
         for _ in chip.evaluator.run():
             raise SimulationError("the program receives a vector, and nothing is linked to it")
         results = chip.results()
-    opcodes, counts = np.unique(issues["opcode"], return_counts=True)
-    issued = {Opcode(int(opcode)).name: int(count) for opcode, count in zip(opcodes, counts, strict=True)}
-    return Simulation(cycles, results, issued, _busy(program, issues))
+    counts = np.bincount(issues["opcode"], minlength=len(Opcode))
+    issued = {opcode.name: int(counts[opcode]) for opcode in Opcode if counts[opcode]}
+    return Simulation(cycles, results, issued, {kind: int(counts[opcode]) for kind, opcode in _BUSY.items()})
 
 
 @dataclass(frozen=True)
@@ -118,8 +121,3 @@ def _result(program: Program, port: Port, evaluator: Evaluator, sources: Sources
     used = port.index >= 0
     flat[port.index[used]] = vectors[used]
     return flat.reshape(port.shape)
-
-
-def _busy(program: Program, issues: Issues) -> dict[str, int]:
-    kinds = {"MEM read": Opcode.READ, "MEM write": Opcode.WRITE, "MXM": Opcode.MULTIPLY, "VXM": Opcode.ALU}
-    return {name: len(issues.of(opcode)) for name, opcode in kinds.items()}

@@ -127,6 +127,9 @@ def _operand_types(operand: int) -> np.ndarray:
 
 def _check_bytes(checks: Checks, reading: np.ndarray, byte: np.ndarray, drivers: np.ndarray) -> None:
     """The bytes of a wide constant lie in neighbouring slices, at one address; a read of a tensor says its byte."""
+    # Where the first byte is another vector's, or none, the operand is refused already.
+    told = np.isin(reading, reading[byte == 0])
+    reading, byte, drivers = reading[told], byte[told], drivers[told]
     queue, address = checks.issues["queue"][drivers], checks.issues["address"][drivers]
     first = np.flatnonzero(byte == 0)
     begin = first[np.searchsorted(first, np.arange(len(byte)), side="right") - 1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -102,7 +103,7 @@ class DecoderLayer(nn.Module):
         return (x, key, value) if cache else x
 
 
-def exported_graph(module: nn.Module, arguments: tuple[Tensor, ...]) -> tuple[str, dict]:  # type: ignore[type-arg]
+def exported_graph(module: nn.Module, arguments: tuple[Tensor, ...]) -> tuple[str, dict[str, np.ndarray]]:
     """The graph of a module and its weights, as the ordinary front end makes them."""
     with torch.no_grad():
         program = torch.export.export(module.eval(), arguments)

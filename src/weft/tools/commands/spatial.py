@@ -229,3 +229,19 @@ def check_command(
     terminal = Terminal(json=json)
     with terminal.reporting_errors():
         check_programs(terminal, count, mutants, seed, machine, seconds)
+
+
+@spatial.command("acceptance")
+def acceptance_command(
+    row: Annotated[list[int] | None, typer.Option(help="A row of the table; all without it.")] = None,
+    machine: Machine = "tsp1",
+    set_: Set = None,
+    json: Json = False,
+) -> None:
+    """Every target of the machine beside what is reached now: minutes, most of them for whole models."""
+    from weft.tools.spatial import overrides_of
+    from weft.tools.spatial_acceptance import show_acceptance
+
+    terminal = Terminal(json=json)
+    with terminal.reporting_errors():
+        show_acceptance(terminal, row or [], machine, overrides_of(set_ or []))
