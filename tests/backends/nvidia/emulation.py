@@ -10,6 +10,7 @@ from typing import Any, cast
 import numpy as np
 from ptx_machine import Memory, run_blocks
 
+from tests.backends.nvidia.ptx_products import run_products
 from tests.backends.nvidia.ptx_roles import Box, run_roles
 from weft.backends.nvidia.code import TensorMap, argument_name
 from weft.backends.nvidia.target import target_named
@@ -49,7 +50,7 @@ def emulate(kernel: JITFunction, *args: Any, grid: Sequence[int] = (1,), arch: s
     given = [addresses.get(w, w) if a.pointer else w for w, a in zip(words, code.arguments, strict=True)]
     x, y, z = (*grid, 1, 1)[:3]
     launch, words = code.code.launches[code.name], [*given, status, z, y, x]
-    run, blocks = cast(Any, run_blocks), prod((x, y, z)) // launch.cluster
+    run, blocks = cast(Any, run_products if "wgmma" in code.code.ptx else run_blocks), prod((x, y, z)) // launch.cluster
     if launch.maps:
         known = {argument_name(number): word for number, word in enumerate(given)} | dict(
             zip(GRID, (z, y, x), strict=True)

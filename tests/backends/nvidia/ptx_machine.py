@@ -110,7 +110,7 @@ def parse(ptx: str, entry: str) -> tuple[list[Line], dict[str, int], list[tuple[
     body = re.sub(r"//[^\n]*", "", found.group(2))
     body = re.sub(r"\$L__BB\d+_\d+:", lambda m: f"{m.group(0)};", body)
     for text in body.split(";"):
-        text = text.strip().lstrip("{}").strip()
+        text = re.sub(r"^[{}\s]+", "", text).strip()
         if not text or text.startswith("."):
             continue
         if text.endswith(":"):

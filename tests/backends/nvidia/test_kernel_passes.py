@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 import torch
+from ml_dtypes import bfloat16
 
+import weft.triton as triton
+import weft.triton.language as tl
 from weft.backends.nvidia.compile import annotate as annotate_by
 from weft.backends.nvidia.ir.dialect import WARPS, integer, set_integer
 from weft.backends.nvidia.ir.kernel_passes import (
@@ -28,7 +31,7 @@ from weft.pipelines import nvidia_kernel_passes
 from weft.tile import dialect as tile
 from weft.tools.explain.explain import explain_program
 
-from .product_kernels import product
+from .product_kernels import of_many, product
 from .row_kernels import row_kernel
 
 TARGET = target_named("sm_90a")
@@ -66,6 +69,14 @@ def softmax(x: torch.Tensor) -> torch.Tensor:
     return torch.softmax(x, -1)
 
 
+def log_sum(x: torch.Tensor) -> torch.Tensor:
+    return torch.logsumexp(x, -1)
+
+
+def few_rows(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return x @ w.mT
+
+
 def linear(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     return x @ w
 
@@ -73,6 +84,8 @@ def linear(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
 KERNELS: dict[str, Callable[[], tile.KernelOp]] = {
     "TMA brings rows": lambda: row_kernel(softmax, (8192, 32767)),
     "TMA brings rows once for several loops": lambda: row_kernel(softmax, (4096, 32768)),
+    "TMA brings blocks of rows": lambda: row_kernel(log_sum, (8192, 128256)),
+    "TMA brings weights": lambda: row_kernel(few_rows, (8, 4096), (14336, 4096)),
     "TMA brings operands of wgmma": lambda: row_kernel(linear, (4096, 4096), (4096, 4096)),
     "threads load what they need": lambda: row_kernel(softmax, (64, 128)),
 }
@@ -90,14 +103,49 @@ def test_the_listed_passes_are_those_that_run(arch: str, taken: str) -> None:
     assert not notes
 
 
-def test_kernels_of_the_language_go_the_same_way() -> None:
-    x = np.zeros((256, 256), np.float16)
-    sizes = {"ta": 0, "END": "mask", "MASKED": 1, "BM": 128, "BN": 128, "BK": 64}
-    listing, _ = device_listing_of(product, [x, x, x, 256, 256, 256, 256, 256, 256], sizes, TARGET)
-    notes = list(listing.passes)
-    assert PassNote("raise_pointers", ("choose_copies", "TMA brings operands of wgmma")) in notes
+@triton.jit
+def turned(p, x, out, N: tl.constexpr):
+    places = tl.arange(0, N)[:, None] * N + tl.arange(0, N)[None, :]
+    tl.store(out + places, tl.dot(tl.trans(tl.load(p + places).to(tl.bfloat16)), tl.load(x + places)))
+
+
+def zeros(dtype: Any, count: int, side: int) -> list[np.ndarray]:
+    """Matrices apart from each other: what is written must be nothing that is copied."""
+    return [np.zeros((side, side), dtype) for _ in range(count)]
+
+
+SIDES = {"BM": 64, "BN": 64, "BK": 64, "num_warps": 4}
+LANGUAGE: dict[str, tuple[Any, Sequence[Any], dict[str, Any]]] = {
+    "TMA brings operands of wgmma": (
+        product,
+        [*zeros(np.float16, 3, 256), *[256] * 6],
+        {"ta": 0, "END": "mask", "MASKED": 1, "BM": 128, "BN": 128, "BK": 64, "num_warps": 8},
+    ),
+    "threads copy operands of wgmma (cp.async)": (
+        of_many,
+        [np.zeros(3, np.int64), np.zeros(1, np.int32), 1],
+        {"TILES": 5, **SIDES},
+    ),
+    "threads stage operands of wgmma in shared memory": (
+        turned,
+        [*zeros(np.float32, 1, 64), *zeros(bfloat16, 1, 64), *zeros(np.float32, 1, 64)],
+        {"N": 64, "num_warps": 4},
+    ),
+}
+
+
+@pytest.mark.parametrize("taken", LANGUAGE)
+def test_kernels_of_the_language_go_the_same_way(taken: str) -> None:
+    function, arguments, options = LANGUAGE[taken]
+    notes = list(device_listing_of(function, arguments, options, TARGET)[0].passes)
+    assert PassNote(taken, ("choose_copies",)) in notes
     agrees(nvidia_kernel_passes(), notes)
     assert not notes
+
+
+def test_each_way_is_taken_by_a_kernel_here() -> None:
+    (copies,) = (each for each in nvidia_kernel_passes() if isinstance(each, FirstThatMatches))
+    assert {each.name for each in copies.alternatives} == {*KERNELS, *LANGUAGE}
 
 
 def test_the_report_says_why_alternatives_were_not_taken() -> None:

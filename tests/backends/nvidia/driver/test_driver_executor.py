@@ -202,7 +202,7 @@ def test_what_is_no_device_is_refused() -> None:
 def test_a_call_of_a_framework_is_refused(machine: Machine) -> None:
     function = _function(machine)
     with pytest.raises(UnsupportedError, match="aten::svd is a call to the framework"):
-        function.executor.opaque.call("aten::svd", "", [], {})
+        function.executor.opaque.bound("aten::svd", "", {})
 
 
 class Theirs:

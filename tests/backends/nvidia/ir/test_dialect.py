@@ -12,42 +12,25 @@ from typing import Any
 
 import pytest
 import torch
+from xdsl.dialects.builtin import ModuleOp
 from xdsl.irdl import IRDLOperation
 
 import weft.backends.nvidia as backend
-from weft.backends.nvidia import compile
-from weft.backends.nvidia.code import Launch
-from weft.backends.nvidia.compile import emit_llvm
 from weft.backends.nvidia.ir.registry import ANNOTATIONS, Nvidia, parse_kernels
 from weft.backends.nvidia.plan.fuse_small_kernels import fuse_small_kernels
-from weft.backends.nvidia.target import NvidiaTarget, target_named
+from weft.backends.nvidia.target import target_named
 from weft.errors import ParseError
 from weft.pipelines import annotate, nvidia_kernel_passes
-from weft.testing.code_snapshot import cases
 from weft.testing.gpu.suites import SUITES
+from weft.testing.read_back import difference, read_back
 from weft.tile.dialect import KernelOp
-from weft.tile.text import kernels_of, print_program
+from weft.tile.text import print_program
 
 from ..plan.test_fuse_small_kernels import down
 from ..row_kernels import planned
 from ..transforms.test_raise_pointers import kernel_for, matrices, product
 
 TARGET, PASSES = target_named("sm_90a"), nvidia_kernel_passes()
-
-
-def code_of(kernel: KernelOp, target: NvidiaTarget) -> tuple[list[str], Launch]:
-    """The LLVM IR that a kernel becomes, without where it comes from, and how it is launched."""
-    text, launch = emit_llvm(kernel, target, PASSES)
-    lines = (re.sub(r",? !dbg !\d+", "", line) for line in text.splitlines() if not line.startswith("!"))
-    return list(lines), launch
-
-
-def read_back(annotated: KernelOp, target: NvidiaTarget) -> None:
-    """Print a kernel, read it, and see that it is the same one and makes the same code."""
-    text = print_program(annotated)
-    (again,) = kernels_of(parse_kernels(text))
-    assert print_program(again) == text
-    assert code_of(again, target) == code_of(annotated, target)
 
 
 def softmax(x: torch.Tensor) -> torch.Tensor:
@@ -90,27 +73,32 @@ KERNELS: dict[str, Callable[[], Mapping[str, KernelOp]]] = {
 @pytest.mark.parametrize("name", KERNELS)
 def test_kernels_are_read_back_and_make_the_same_code(name: str, arch: str) -> None:
     for kernel in KERNELS[name]().values():
-        read_back(annotate(kernel, target_named(arch))[0], target_named(arch))
+        assert difference(annotate(kernel, target_named(arch))[0], target_named(arch)) is None
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("suite", SUITES)
-def test_kernels_of_the_benchmarks_are_read_back(suite: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: set[str] = set()
+def test_kernels_of_the_benchmarks_are_read_back(suite: str) -> None:
+    found = read_back([f"gpu/{suite}/*"])
+    assert found.kernels and not found.wrong
 
-    def emitted(kernel: KernelOp, target: NvidiaTarget, *given: Any, **named: Any) -> tuple[str, Launch]:
-        annotated, _ = annotate(kernel, target)
-        if (text := print_program(annotated)) not in seen:
-            read_back(annotated, target)
-        seen.add(text)
-        return emit_llvm(kernel, target, *given, **named)
 
-    monkeypatch.setattr(compile, "emit_llvm", emitted)
-    monkeypatch.setattr(compile, "compile_ptx", lambda text, target: "")
-    for name, make in cases(None):
-        if name.startswith(f"gpu/{suite}/"):
-            make()
-    assert seen
+def test_kernels_of_both_roads_are_read_back_as_they_are_made() -> None:
+    found = read_back(["gpu/gemm/gemm_4096x4096x4096_bf16.ptx", "gpu/kernels/add_2e28.ptx"])
+    product, add = sorted(found.kernels, key=lambda text: "nvidia.wgmma" not in text)
+    assert "nvidia.tma_load" in product and "tile.gather" in add and not found.wrong
+
+
+def test_a_kernel_that_comes_out_otherwise_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    (kernel,) = planned(softmax, (64, 128)).kernels.values()
+    annotated, _ = annotate(kernel, TARGET)
+    parse = parse_kernels
+
+    def other(text: str) -> ModuleOp:
+        return parse(text.replace('function = "exp"', 'function = "log"'))
+
+    monkeypatch.setattr("weft.testing.read_back.parse_kernels", other)
+    assert difference(annotated, TARGET) == "is printed otherwise when it was read back"
 
 
 def modules() -> Sequence[Any]:

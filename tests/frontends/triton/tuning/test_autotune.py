@@ -65,6 +65,20 @@ def test_the_fastest_config_is_taken_once_for_each_key() -> None:
     assert len(tuned.cache) == 2
 
 
+def test_what_is_known_of_a_launch_is_the_types_of_its_tensors_and_what_the_cache_has() -> None:
+    tuned = triton.autotune(_configs(32, 64), key=["n"], do_bench=_bench({32: 3.0, 64: 1.0}))(_kernel())
+    for _ in range(2):
+        _launch(tuned)
+    x, out = torch.randn(1000, dtype=torch.float64), torch.zeros(1000, dtype=torch.float64)
+    tuned[(16,)](out_ptr=out, x_ptr=x, n=1000)
+    assert torch.equal(out, x * 2)
+    assert len(tuned.cache) == 2
+    tuned.cache.clear()
+    measured = len(_seen)
+    _launch(tuned)
+    assert len(_seen) > measured + 1, "what the user threw away is measured again"
+
+
 def test_a_config_that_cannot_be_compiled_is_dropped_with_the_reason() -> None:
     tuned = triton.autotune(_configs(1 << 22, 64), key=["n"], do_bench=_bench({64: 1.0}))(_kernel())
     _launch(tuned)

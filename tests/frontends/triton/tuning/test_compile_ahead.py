@@ -62,6 +62,7 @@ def test_tuning_compiles_ahead_unless_a_hook_may_change_the_arguments(
     monkeypatch: pytest.MonkeyPatch, hooked: bool
 ) -> None:
     monkeypatch.setattr(tuning, "_is_on_gpu", lambda named: True)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     asked: list[list[Config]] = []
     original = tuning.compiled_ahead
     monkeypatch.setattr(tuning, "compiled_ahead", lambda configs, run: asked.append(configs) or original(configs, run))

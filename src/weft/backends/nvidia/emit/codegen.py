@@ -33,6 +33,7 @@ from weft.backends.nvidia.emit.memory import (
     atomics,
     cp_async,
     gather_scatter,
+    local_memory,
     scratch,
     strided_memory,
     tma_load,
@@ -68,6 +69,7 @@ FAMILIES = (
     atomics,
     scratch,
     cp_async,
+    local_memory,
     tma_load,
     tma_store,
     reduce,
@@ -116,7 +118,9 @@ class KernelCodegen:
         self.module.made_for(kernel.location)
         params = [(_parameter(argument), f"a{i}") for i, argument in enumerate(arguments)]
         maps = [(_MAP, f"m{i}") for i in range(len(self.launch.maps))]
-        attributes = f'nounwind "nvvm.reqntid"="{self.launch.threads}" "nvvm.minctasm"="{integer(kernel, RESIDENT, 1)}"'
+        attributes = f'nounwind "nvvm.reqntid"="{self.launch.threads}"'
+        if resident := integer(kernel, RESIDENT, 1):
+            attributes += f' "nvvm.minctasm"="{resident}"'
         if self.launch.cluster > 1:
             attributes += f' "nvvm.cluster_dim"="{self.launch.cluster}"'
         name, params_of_all = kernel.sym_name.data, [*params, *maps]

@@ -10,7 +10,7 @@ from xdsl.ir import SSAValue
 from weft.backends.llvm.cast import emit_bitcast, emit_cast, register_type, truncate_to
 from weft.backends.llvm.values import V, const, i64
 from weft.backends.nvidia.emit.block import fitted, wide
-from weft.backends.nvidia.emit.dot.wgmma import laid_down
+from weft.backends.nvidia.emit.dot.wgmma import in_own_registers
 from weft.backends.nvidia.emit.dot.wgmma_dot import begins_dot, packed_for_dot
 from weft.backends.nvidia.emit.emitters import EMITTERS
 from weft.backends.nvidia.emit.math import ROUGH, divide_all, emit_map, power_of_two, rough_exp
@@ -81,7 +81,7 @@ def emit_elements(codegen: KernelCodegen, op: tile.MapOp) -> None:
         if key not in known:
             known[key] = _apply(codegen, op, list(args))
         results.append(known[key])
-    codegen.tiles[op.out] = laid_down(codegen.b, results) if begins_dot(op) else results
+    codegen.tiles[op.out] = in_own_registers(codegen.b, results) if begins_dot(op) else results
 
 
 def _shared_bits(op: tile.MapOp) -> int:

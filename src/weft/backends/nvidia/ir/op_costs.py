@@ -7,7 +7,7 @@ from typing import Literal
 
 from xdsl.ir import Operation
 
-from weft.backends.nvidia.ir import cp_async, rings, row_streams, tma_store
+from weft.backends.nvidia.ir import cp_async, local_memory, rings, row_streams, tma_store
 from weft.backends.nvidia.ir.dialect import BarrierOp, ConvertOp
 from weft.backends.nvidia.ir.fused_reductions import MomentsOp, OnlineSoftmaxOp
 from weft.backends.nvidia.ir.horizontal_select import HorizontalSelectOp
@@ -82,6 +82,7 @@ COSTS.put(
     *rings.OPS,
     *row_streams.OPS,
     *cp_async.OPS,
+    *local_memory.OPS,
     WarpSpecializeOp,
     BlockNumberOp,
     PingPongBarrierOp,

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 from xdsl.ir import Operation
 
-from weft.backends.nvidia.ir import cp_async, rings, row_streams, wgmma
+from weft.backends.nvidia.ir import cp_async, local_memory, rings, row_streams, wgmma
 from weft.backends.nvidia.ir.dialect import BarrierOp, ConvertOp, layout_of
 from weft.backends.nvidia.ir.fma_dot import dot_bytes
 from weft.backends.nvidia.ir.fused_reductions import MomentsOp, OnlineSoftmaxOp, Reduction
@@ -147,6 +147,7 @@ SHARED_BYTES.nothing_for(
     *rings.OPS,
     *row_streams.OPS,
     *cp_async.OPS,
+    *local_memory.OPS,
     WarpSpecializeOp,
     *wgmma.OPS,
     TmaStoreOp,

@@ -30,6 +30,19 @@ _MANY_WARPS, _THREADS_BESIDE = 8, 1024
 """Of a block from which on few fit a multiprocessor, and the threads that it should have then."""
 _CHUNK = 8
 """Elements of 16 bits that a thread moves at once."""
+_MOST_HELD, _FEW_WORDS = 64, 16
+"""Elements of a tile with which a thread does in the registers that the assembler chooses, and the words that it reads
+with which it does in 32."""
+ASSEMBLERS_CHOICE = 0
+"""Blocks beside each other, where the assembler weighs them against registers: if one is asked for, it takes all."""
+_LIGHT = frozenset(
+    (
+        *("add", "sub", "mul", "div", "neg", "abs", "max", "min", "fmax", "fmin", "select", "cast", "bitcast", "not"),
+        *("and", "or", "xor", "shl", "shr", "floor", "ceil", "trunc", "round", "eq", "ne", "lt", "le", "gt", "ge"),
+        *("exp", "exp2", "log", "log2", "tanh", "sigmoid", "sqrt", "rsqrt", "truncdiv", "floordiv", "remainder"),
+    )
+)
+"""Functions that do with few registers."""
 _WORTH = 8
 """Elements side by side from which on a way through shared memory pays."""
 
@@ -211,7 +224,8 @@ def _may_cluster(kernel: tile.KernelOp, clusters: bool) -> bool:
 
 
 def blocks_beside(kernel: tile.KernelOp, multiprocessors: int) -> int:
-    """How many blocks a multiprocessor should have registers for, where many threads hold a row of 16 bits; else 1.
+    """How many blocks a multiprocessor should have registers for, where many threads hold a row of 16 bits; else 1, or
+    what the assembler chooses for code that people write, if it carries no sums and turns no loops of reductions.
 
     While some wait for each other, others read or write. A thread that holds one row's part does with 64 registers; all
     programs that carry sums of columns stay at once.
@@ -233,15 +247,25 @@ def blocks_beside(kernel: tile.KernelOp, multiprocessors: int) -> int:
 
 def _written_beside(kernel: tile.KernelOp) -> int:
     """The same for kernels that people write; those that hold several rows do with twice the registers."""
-    warps, rows = integer(kernel, WARPS), set[SSAValue]()
+    warps, rows, words = integer(kernel, WARPS), set[SSAValue](), 0
+    light = all(op.function.data in _LIGHT for op in kernel.walk() if isinstance(op, tile.MapOp))
     reduces = any(isinstance(op, tile.ReduceOp) for op in kernel.walk())
+    largest = max((layout_of(op.out).count for op in kernel.walk() if isinstance(op, tile.GatherOp)), default=0)
+    carries = any(isinstance(op, MmaOp | tile.DotOp) or (op.regions and op.results) for op in kernel.walk())
+    plain = light and not carries and not (reduces and any(op.regions for op in kernel.block.ops))
+    otherwise = ASSEMBLERS_CHOICE if plain and largest <= _MOST_HELD else 1
     for op in kernel.walk():
+        if isinstance(op, tile.GatherOp):
+            words += layout_of(op.out).count * pointer_dtype(op).bytes // 4
         if isinstance(op, tile.GatherOp) and layout_of(op.out).count > _CHUNK:
             if pointer_dtype(op).bytes != 2 or layout_of(op.out).count > _HELD_PER_THREAD:
-                return 1
+                return otherwise
             rows |= {op.pointer} if depends_on_program([op.offsets]) else set()
+    if plain and not reduces and warps == _MOST_WARPS and words <= _FEW_WORDS:
+        return 2  # one of them reads while another one writes
     threads = _THREADS_BESIDE if len(rows) == 1 else _THREADS_BESIDE // 2
-    return max(1, threads // (warps * WARP)) if reduces and warps >= _MANY_WARPS and 1 <= len(rows) <= 4 else 1
+    beside = max(1, threads // (warps * WARP)) if reduces and warps >= _MANY_WARPS and 1 <= len(rows) <= 4 else 1
+    return beside if beside > 1 else otherwise
 
 
 def covered_shape(op: tile.LoadOp | tile.StoreOp) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""Rows that many threads hold leave registers for blocks beside them."""
+"""Rows that many threads hold, and elementwise code, leave registers for blocks beside them."""
 
 from __future__ import annotations
 
@@ -16,6 +16,9 @@ from weft.tile import dialect as tile
 class LimitRegisters(KernelPass):
     """Say how many blocks a multiprocessor should have registers for, where many threads hold a row, or carry sums.
 
+    Of plain code that people write, the assembler chooses (0): told of one block, it takes twice the registers that it
+    needs, and half of the warps stay out that would read while others wait.
+
     tile.kernel @softmax {nvidia.warps = 16}     →     tile.kernel @softmax {nvidia.warps = 16, nvidia.resident = 2}
     """
 
@@ -23,7 +26,7 @@ class LimitRegisters(KernelPass):
 
     def matches(self, kernel: tile.KernelOp, target: NvidiaTarget) -> Match:
         beside = blocks_beside(kernel, target.multiprocessors)
-        return True if beside > 1 else Refused("threads do not hold a row of 16 bits, nor carry sums")
+        return True if beside != 1 else Refused("its threads carry sums, or hold too much")
 
     def apply(self, kernel: tile.KernelOp, target: NvidiaTarget) -> None:
         set_integer(kernel, RESIDENT, blocks_beside(kernel, target.multiprocessors))

@@ -12,13 +12,14 @@ from xdsl.ir import Block, Operation, OpResult, SSAValue
 from weft.backends.nvidia.code import Launch
 from weft.backends.nvidia.ir.alignment import computed_access, pointer_dtype
 from weft.backends.nvidia.ir.cp_async import CpAsyncCommitOp, CpAsyncOp, CpAsyncWaitOp, StagedOp
-from weft.backends.nvidia.ir.dialect import VECTOR, WARPS, BarrierOp, integer, set_integer, set_launch
+from weft.backends.nvidia.ir.dialect import VECTOR, BarrierOp, set_integer, set_launch
 from weft.backends.nvidia.ir.kernel_passes import KernelPass, Refused
 from weft.backends.nvidia.ir.layouts import WARP
 from weft.backends.nvidia.ir.rings import LINE, SlotType
 from weft.backends.nvidia.ir.warp_specialization import AffineApplyOp
 from weft.backends.nvidia.ir.wgmma import WgmmaOp, WgmmaWaitOp
 from weft.backends.nvidia.matmul_unit import MatmulUnit
+from weft.backends.nvidia.pipeline.warp_group_dots import dots_of_warp_groups
 from weft.backends.nvidia.target import NvidiaTarget
 from weft.ir.attributes import from_attribute
 from weft.ir.expr import Size, floordiv, mod, substitute, symbol
@@ -59,17 +60,16 @@ class PipelineCpAsync(KernelPass):
     decides: ClassVar[bool] = True
 
     def apply(self, kernel: tile.KernelOp, target: NvidiaTarget) -> Refused | None:
-        warps, unit = integer(kernel, WARPS), target.matmul_unit("shared")
-        if unit is None:
-            return Refused(f"{target.arch} has nothing that multiplies from shared memory")
-        dots = [op for op in kernel.walk() if isinstance(op, tile.DotOp)]
-        if not dots or not warps or warps % 4:
-            return Refused("it has no dots, or no whole warp groups")
+        multiplied = dots_of_warp_groups(kernel, target)
+        if isinstance(multiplied, Refused):
+            return multiplied
         facts = AxisFacts(kernel)
-        loops = list(dict.fromkeys(dot.parent_op() for dot in dots))
+        loops = list(dict.fromkeys(dot.parent_op() for dot in multiplied.dots))
         found: list[tuple[tile.ForOp, dict[tile.GatherOp, _Operand]]] = []
         for loop in loops:
-            operands = _operands(loop, facts, unit, warps // 4) if isinstance(loop, tile.ForOp) else None
+            operands = (
+                _operands(loop, facts, multiplied.unit, multiplied.groups) if isinstance(loop, tile.ForOp) else None
+            )
             if operands is None or not isinstance(loop, tile.ForOp):
                 return Refused("threads cannot copy the operands of a dot ahead")
             found.append((loop, operands))
@@ -82,7 +82,7 @@ class PipelineCpAsync(KernelPass):
             for operand in operands.values():
                 operand.start, start = start, start + stages * operand.slot.bytes
             _Staging(loop, operands, stages).rewrite()
-        set_launch(kernel, Launch(WARP * warps, stages * largest))
+        set_launch(kernel, Launch(WARP * multiplied.warps, stages * largest))
         return None
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from xdsl.dialects.builtin import FileLineColLoc, IntAttr, IntegerAttr, LocationAttr, StringAttr
+from xdsl.dialects.builtin import FileLineColLoc, IntAttr, IntegerAttr, LocationAttr, StringAttr, UnitAttr
 from xdsl.dialects.builtin import i64 as i64_attr
 from xdsl.ir import Attribute, Block, Operation, OpResult, SSAValue
 
@@ -129,7 +129,7 @@ class ValueEmitter:
         value = self.apply(function, args, register(result))
         if register(result) == result or function in _EXACT:
             return value
-        return self.convert(value, f32, result)
+        return self.convert(value, f32, result, implied=True)
 
     def apply(self, function: str, args: Sequence[SSAValue], dtype: DType, **attributes: Attribute) -> SSAValue:
         type_ = tile.TileType.of(tile.tile_type(args[0]).sizes, dtype)
@@ -174,8 +174,12 @@ class ValueEmitter:
             return self.constant(number, target, tile.tile_type(value).sizes)
         return self.convert(value, source, target, rounding)
 
-    def convert(self, value: SSAValue, source: DType, target: DType, rounding: str | None = None) -> SSAValue:
+    def convert(
+        self, value: SSAValue, source: DType, target: DType, rounding: str | None = None, *, implied: bool = False
+    ) -> SSAValue:
         extra: dict[str, Attribute] = {"source": to_attribute(source), "target": to_attribute(target)}
+        if implied:
+            extra[tile.IMPLIED] = UnitAttr()
         if rounding is not None:
             extra["rounding"] = StringAttr(rounding)
         return self.apply("cast", [value], register(target), **extra)

@@ -12,9 +12,11 @@ import inspect
 import struct
 import sys
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from types import FunctionType
 from typing import Any, NoReturn
 
 from weft.frontends.triton.errors import ArgumentError
+from weft.frontends.triton.language.constants import unwrap
 from weft.frontends.triton.runtime.jit import JITFunction, interpreted_here, options_fit
 from weft.frontends.triton.runtime.memory_places import address_of, place_of_foreign
 from weft.frontends.triton.runtime.specialise import Parameter, Words, alias_groups, constant_key
@@ -63,6 +65,7 @@ def make_launch(
         head += "\n    if surplus_: refuse_(function_, surplus_)"
         scope["refuse_"] = _refuse
     scope |= {"kernels_": kernels, "used_": used, "triple_": triple, "otherwise_": otherwise}
+    scope |= {"grid_function_": FunctionType, "unwrap_": unwrap}
     scope |= {"function_": function, "here_": interpreted_here, "with_warps_": with_warps, "fit_": options_fit}
     classifying, key = _classifying(function, scope, options)
     given = _tuple(function.arg_names)
@@ -81,6 +84,8 @@ def make_launch(
         f"    if {options}:",
         f"        key_ = with_warps_(key_, {options})",
         "    kernel_ = kernels_.get(key_)",
+        "    if type_(grid_of_the_launch_) is grid_function_:",
+        f"        grid_of_the_launch_ = grid_of_the_launch_({_shown(function)})",
         f"    if kernel_ is None or type_(grid_of_the_launch_) is not tuple_ or {options} and not fit_({options}):",
         f"        return {rest}",
         "    for scope_, name_, value_ in used_:",
@@ -198,6 +203,12 @@ def _passed(function: JITFunction) -> str:
     """All arguments, handed on."""
     named = inspect.Parameter.KEYWORD_ONLY
     return "".join(f"{p.name}={p.name}, " if p.kind is named else f"{p.name}, " for p in function.params)
+
+
+def _shown(function: JITFunction) -> str:
+    """All arguments by name, for a function that computes the grid."""
+    plain = "{0} if type_({0}) is Tensor_ or type_({0}) is int_ else unwrap_({0})"
+    return f"{{{', '.join(f'{p.name!r}: {plain.format(p.name)}' for p in function.params)}}}"
 
 
 def _made(text: str, function: JITFunction, scope: dict[str, Any]) -> Any:

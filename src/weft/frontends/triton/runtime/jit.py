@@ -128,7 +128,7 @@ def is_count(name: str, value: Any) -> bool:
     """Whether an option of a launch that counts something has a value that it can have."""
     if value is None:
         return True
-    if not hasattr(value, "__index__"):
+    if type(value) is not int and not hasattr(value, "__index__"):
         return False
     number = operator.index(value)
     if name in ("num_warps", "num_ctas"):

@@ -55,10 +55,10 @@ class Heuristics(KernelInterface):
 
     def computed(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """The parameters that the others decide."""
-        values: dict[str, Any] = {}
+        known = dict(given)
         for name, compute in self.values.items():
-            values[name] = compute({**given, **values})
-        return values
+            known[name] = compute(known)
+        return {name: known[name] for name in self.values}
 
 
 def heuristics(values: Mapping[str, Callable[..., Any]]) -> Callable[[Any], Heuristics]:
@@ -112,6 +112,9 @@ class Autotuner(KernelInterface):
         self._do_bench = do_bench
         self.cache_results = cache_results
         self.cache: dict[tuple[Any, ...], Config] = {}
+        self._keys: dict[tuple[Any, ...], tuple[Any, ...]] = {}
+        """The keys of arguments by what is looked at quickly."""
+        self._places = {name: place for place, name in enumerate(self.arg_names)}
         self.best_config: Config | None = None
         self.configs_timings: dict[Config, Any] = {}
         self.dropped: dict[Config, str] = {}
@@ -133,10 +136,34 @@ class Autotuner(KernelInterface):
         """The config for arguments like these: the best of those measured, now or before."""
         if len(self.configs) == 1:
             return self.configs[0]
+        quick = self._quick_key(args, keywords)
+        with suppress(TypeError):  # something has no hash, but a text
+            if (key := self._keys.get(quick)) is not None and (found := self.cache.get(key)) is not None:
+                return found
         named = {**dict(zip(self.arg_names, args, strict=False)), **keywords}
         key = self._key(named)
+        with suppress(TypeError):
+            self._keys[quick] = key
         found = self.cache.get(key)
         return self._tuned(key, args, named, grid, keywords) if found is None else found
+
+    def _quick_key(self, args: Sequence[Any], keywords: Mapping[str, Any]) -> tuple[Any, ...]:
+        """What decides the key, as objects: a launch that is known spends little time on it."""
+        parts: list[Any] = []
+        for value in args:
+            if (dtype := getattr(value, "dtype", None)) is not None:
+                parts += dtype, getattr(value, "is_cuda", False)
+        for name, value in keywords.items():
+            if (dtype := getattr(value, "dtype", None)) is not None:
+                parts += name, dtype, getattr(value, "is_cuda", False)
+        for name in self.keys:
+            if name in keywords:
+                value = keywords[name]
+            else:
+                place = self._places.get(name, len(args))
+                value = args[place] if place < len(args) else None
+            parts += type(value), value
+        return tuple(parts)
 
     def warmup(self, *args: Any, grid: Grid, **keywords: Any) -> list[Any]:
         """Compile every config."""
@@ -340,7 +367,7 @@ def _is_on_gpu(named: Mapping[str, Any]) -> bool:
 
 def _waiting(named: Mapping[str, Any]) -> Callable[[], None]:
     """Waits for what was launched on the device of the arguments."""
-    if not any(getattr(value, "is_cuda", False) for value in named.values()):
+    if not _is_on_gpu(named):
         return lambda: None
     import torch
 

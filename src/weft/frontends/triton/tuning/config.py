@@ -27,8 +27,8 @@ class Config:
 
     def all_kwargs(self) -> dict[str, Any]:
         """The keywords to launch with: parameters of the kernel, and options."""
-        options = {name: getattr(self, name) for name in _OPTIONS}
-        return {**self.kwargs, **{name: value for name, value in options.items() if value is not None}}
+        options = [(name, value) for name in _OPTIONS if (value := getattr(self, name)) is not None]
+        return {**self.kwargs, **dict(options)}
 
     def text(self) -> str | None:
         """The choice as text that is the same in another process; None where it holds more than numbers and names."""

@@ -87,7 +87,7 @@ def _instruction(a: DType, b: DType) -> tuple[str, str]:
     return f"{result}.{OPERAND_NAMES[a.name]}.{OPERAND_NAMES[b.name]}", signs
 
 
-def laid_down(b: Function, values: Sequence[V]) -> list[V]:
+def in_own_registers(b: Function, values: Sequence[V]) -> list[V]:
     """Values, each in a register of its own: a dot can begin with them while another one is under way."""
     return _through(b, "", values, len(values), [], values[0].type)
 

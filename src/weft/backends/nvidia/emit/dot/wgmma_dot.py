@@ -45,7 +45,9 @@ def emit_wgmma(codegen: KernelCodegen, op: WgmmaOp) -> None:
         left = descriptor(b, start, a_type, 1), a_type
     else:
         left = _words(codegen, op, rows)
-        codegen.in_flight.update((product.out, left) for product in products)
+        for product in products:
+            before = product.accumulator  # of a dot that is under way as well, or there is nothing to find
+            codegen.in_flight[product.out] = [*codegen.in_flight.get(before, ()), *left] if before else left
     totals = [codegen.tiles[product.accumulator] for product in products if product.accumulator is not None]
     values = multiply(b, left, right, merged_sums(totals, rows) if totals else None, rows)
     for product, part in zip(products, split_sums(values, len(products), rows), strict=True):

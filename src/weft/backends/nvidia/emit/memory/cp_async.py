@@ -18,17 +18,14 @@ from weft.backends.llvm.values import V, i64
 from weft.backends.nvidia.emit.block import SHARED_SYMBOL, do, i32, short
 from weft.backends.nvidia.emit.emitters import EMITTERS
 from weft.backends.nvidia.emit.memory.gather_scatter import address_of
+from weft.backends.nvidia.emit.memory.swizzle import CHUNK, swizzled
 from weft.backends.nvidia.ir.cp_async import CpAsyncCommitOp, CpAsyncOp, CpAsyncWaitOp, StagedOp
 from weft.backends.nvidia.ir.dialect import VECTOR, integer, layouts_of
-from weft.backends.nvidia.ir.rings import LINE, SlotType
+from weft.backends.nvidia.ir.rings import SlotType
 from weft.errors import LoweringError
 
 if TYPE_CHECKING:
     from weft.backends.nvidia.emit.codegen import KernelCodegen
-
-_LINES = 8
-"""Lines after which the swizzle begins again."""
-_CHUNK = 16
 
 
 def _stage(codegen: KernelCodegen, slot: SlotType, start: IntegerAttr, stage: V) -> V:
@@ -42,11 +39,11 @@ def emit_cp_async(codegen: KernelCodegen, op: CpAsyncOp) -> None:
     b, (layout,), width, slot = codegen.b, layouts_of(op), integer(op, VECTOR, 1), op.slot
     size, inner = slot.dtype.bytes, slot.axis
     bytes_ = width * size
-    if bytes_ not in (4, 8, _CHUNK):
+    if bytes_ not in (4, 8, CHUNK):
         raise LoweringError(f"threads cannot copy {bytes_} bytes at a time")
     offsets, masks = (codegen.registers_of(value, layout) for value in (op.offsets, op.mask))
     base = _stage(codegen, slot, op.start, codegen.scalars[op.stage])
-    kind = "cg" if bytes_ == _CHUNK else "ca"
+    kind = "cg" if bytes_ == CHUNK else "ca"
     # Without a branch: dots may be under way.
     wanted = b.icmp("sgt", codegen.scalars[op.left], i64(0))
     for first in range(0, layout.count, width):
@@ -54,12 +51,7 @@ def emit_cp_async(codegen: KernelCodegen, op: CpAsyncOp) -> None:
         line, along = (
             b.add(p, i32(layout.offsets[first][axis])) for p, axis in zip(places, (1 - inner, inner), strict=True)
         )
-        place = b.mul(along, i32(size))
-        block = b.mul(b.binary("lshr", place, i32(LINE.bit_length() - 1)), i32(slot.lines * LINE))
-        # A line's pieces of 16 bytes are mixed by its number, as the tensor cores expect.
-        mixed = b.binary("xor", place, b.mul(b.binary("and", line, i32(_LINES - 1)), i32(_CHUNK)))
-        inside = b.add(b.mul(line, i32(LINE)), b.binary("and", mixed, i32(LINE - 1)))
-        target = b.add(base, b.add(block, inside))
+        target = b.add(base, swizzled(b, slot, line, along))
         source = address_of(codegen, codegen.pointers[op.pointer], offsets[first], size)
         condition = codegen.both(wanted, masks[first] if masks else None)
         taken = i32(bytes_) if condition is None else b.select(condition, i32(bytes_), i32(0))

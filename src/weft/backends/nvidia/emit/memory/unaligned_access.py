@@ -59,7 +59,7 @@ def load_unaligned(b: Function, chunk: Chunk, dtype: DType, space: str = "global
 
 def store_unaligned(b: Function, chunk: Chunk, values: Sequence[V], dtype: DType, lane: V, layout: Layout) -> None:
     """Write neighbours; all lanes of a warp do so together."""
-    count, run = len(values), _lanes_beside(layout)
+    count, run = len(values), _lanes_beside(layout, len(values))
     own = packed(b, values, dtype, 8 * dtype.bytes, 32)
     ahead = chunk.ahead(b)
     start = b.sub(chunk.address, _like(b, ahead, chunk.address))
@@ -91,10 +91,10 @@ def _register(b: Function, value: V) -> V:
     return b.convert("zext", value, "i16") if value.type == "i8" else value
 
 
-def _lanes_beside(layout: Layout) -> int:
-    """How many lanes in a row hold neighbouring chunks."""
+def _lanes_beside(layout: Layout, count: int) -> int:
+    """How many lanes in a row hold neighbouring chunks: a lane of several has the one before its second itself."""
     first = layout.lanes[0] if layout.lanes else None
-    beside = first is not None and first.axis == layout.vector.axis and first.step == layout.vector.size
+    beside = first is not None and first.axis == layout.vector.axis and first.step == count
     return first.size if beside and first is not None else 1
 
 

@@ -10,6 +10,7 @@ from weft.backends.nvidia.ir.cp_async import CpAsyncCommitOp, CpAsyncOp, CpAsync
 from weft.backends.nvidia.ir.dialect import VECTOR, integer, layout_of, set_integer, set_layouts
 from weft.backends.nvidia.ir.horizontal_select import HorizontalSelectOp
 from weft.backends.nvidia.ir.layouts import Layout, blocked, scalar_layout
+from weft.backends.nvidia.ir.local_memory import FenceAsyncSharedOp, LocalOperandOp, LocalStoreOp
 from weft.backends.nvidia.ir.mma import PACKED, RAW
 from weft.backends.nvidia.ir.rings import RewindOp, RingToRegistersOp
 from weft.backends.nvidia.ir.scratch import ScratchOp
@@ -98,6 +99,14 @@ def lay_out_cp_async(a: Assignment, op: CpAsyncOp) -> None:
     set_layouts(op, [layout])
 
 
+@LAYOUT_RULES.register(LocalStoreOp)
+def lay_out_local_store(a: Assignment, op: LocalStoreOp) -> None:
+    """What threads stage, as they have it."""
+    layout = a.natural(op.value)
+    a.take(op, 0, layout)
+    set_layouts(op, [layout])
+
+
 @LAYOUT_RULES.register(pointer_ops.IndexOp, pointer_ops.PointerOp)
 def lay_out_scalar_use(a: Assignment, op: pointer_ops.IndexOp | pointer_ops.PointerOp) -> None:
     a.take(op, 0, scalar_layout(a.anchors.warps))
@@ -117,6 +126,8 @@ LAYOUT_RULES.nothing_for(
     CpAsyncCommitOp,
     CpAsyncWaitOp,
     StagedOp,
+    FenceAsyncSharedOp,
+    LocalOperandOp,
 )
 LAYOUT_RULES.nothing_for("the words that it writes are in a layout already", TmaStoreOp)
 LAYOUT_RULES.never_for("rows are streamed when layouts are known", *row_streams.OPS, RewindOp)
