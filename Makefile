@@ -15,7 +15,7 @@ CPU_TORCH := https://download.pytorch.org/whl/cpu
 GPU_PYTHON ?= PYTHONPATH=$(CURDIR)/src:$(CURDIR)/offline python3
 GPU_JOBS ?= 16
 SHARD ?= 0/1
-# For how many minutes `make fuzz` looks for programs that fail, and from which seed on.
+# For how many minutes `make fuzz` looks for programs that fail. SEED is where it begins, and what tests draw inputs from.
 MINUTES ?= 10
 SEED ?= 0
 SANITIZED ?= $(addprefix tests/gpu/test_,$(addsuffix _on_gpu.py,products few_rows codes groups attention attention_backward))
@@ -42,13 +42,13 @@ demo: $(STAMP) ## compile all-MiniLM-L6-v2 and compare it with eager and Inducto
 	$(BIN)/python examples/demo_minilm.py
 
 test: lint ## lint, then all tests but the slow ones
-	$(BIN)/python -m pytest -n $(JOBS)
+	$(BIN)/python -m pytest -n $(JOBS) --seed $(SEED)
 
 coverage: $(STAMP) ## the same tests, and which lines none of them reaches: half as long again
-	$(BIN)/python -m pytest -n $(JOBS) --cov --cov-report=term
+	$(BIN)/python -m pytest -n $(JOBS) --seed $(SEED) --cov --cov-report=term
 
 test-slow: $(STAMP) ## the slow tests only
-	$(BIN)/python -m pytest -n $(JOBS) -m slow
+	$(BIN)/python -m pytest -n $(JOBS) --seed $(SEED) -m slow
 
 faults: $(STAMP) ## kills, damaged files, full disks, threads, forks, interrupts; FAULTS="kills --count 100" is a part
 	$(BIN)/python -m weft.testing.faults $(FAULTS)
@@ -71,12 +71,12 @@ test-matrix: ## the front end's, integration and runtime tests on other versions
 # The next four run on a machine with a GPU, or an x86-64 one, with what `make offline` collected: SHARD=i/n takes a part,
 # and a part that is run again goes on where it stopped. They need no environment of their own.
 test-gpu: ## on a machine with a GPU: the tests that need one; SHARD=0/2 is the first half
-	$(GPU_PYTHON) -m pytest -p no:cacheprovider -m gpu -n $(GPU_JOBS) --shard $(SHARD) --resume reports/test-gpu.jsonl tests
+	$(GPU_PYTHON) -m pytest -p no:cacheprovider -m gpu -n $(GPU_JOBS) --seed $(SEED) --shard $(SHARD) --resume reports/test-gpu.jsonl tests
 
 # A machine with AVX-512 and AMX runs what others skip. Threads are few, since tests run side by side.
 test-x86: ## on an x86-64 machine: all tests but the slow ones and those for GPUs; SHARD=0/2 is the first half
 	CUDA_VISIBLE_DEVICES= OMP_NUM_THREADS=2 $(GPU_PYTHON) -m pytest -p no:cacheprovider -m "not slow and not gpu" \
-	  -n $(GPU_JOBS) --shard $(SHARD) --resume reports/test-x86.jsonl tests
+	  -n $(GPU_JOBS) --seed $(SEED) --shard $(SHARD) --resume reports/test-x86.jsonl tests
 
 sanitize-gpu: ## on a machine with a GPU: compute-sanitizer over the ops' kernels, products and attention
 	for watched in "memcheck" "racecheck" "memcheck $(SANITIZED)"; do \

@@ -1,6 +1,8 @@
 """Parts of a long run: `--shard i/n` takes every n-th test, `--resume FILE` leaves out what has passed already.
 
-pytest -m gpu --shard 0/2 --resume reports/test-gpu.jsonl
+    pytest -m gpu --shard 0/2 --resume reports/test-gpu.jsonl
+
+Random inputs are a test's own, the same in every run; `--seed N` draws others.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.seeds import sow
 from weft.diagnostics import forget
 from weft.testing.conformance.journal import Journal, commit, part
 
@@ -21,6 +24,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("parts of a long run")
     group.addoption("--shard", default=None, help="every n-th test from the i-th on: i/n")
     group.addoption("--resume", default=None, type=Path, help="a file that knows which tests have passed")
+    parser.addoption("--seed", default=0, type=int, help="random inputs of tests: others with another number")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -31,13 +35,27 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[PASSED] = set()
     file = config.getoption("--resume")
     if file is not None:
-        config.stash[JOURNAL] = journal = Journal(file, commit())
+        config.stash[JOURNAL] = journal = Journal(file, f"{commit()} seed {config.option.seed}")
         config.stash[PASSED] = set(journal.results())
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
     node.workerinput["weft_passed"] = sorted(node.config.stash[PASSED])
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    return f"seed: {config.option.seed}"
+
+
+def pytest_collectstart(collector: pytest.Collector) -> None:
+    if isinstance(collector, pytest.Module):  # what it draws as it is imported
+        sow(collector.nodeid, collector.config.option.seed)
+
+
+@pytest.hookimpl(tryfirst=True)  # before its fixtures draw any
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    sow(item.nodeid, item.config.option.seed)
 
 
 @pytest.fixture(autouse=True)

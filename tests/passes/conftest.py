@@ -12,6 +12,7 @@ from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import SSAValue
 from xdsl.passes import ModulePass
 
+from tests.seeds import generator
 from weft.backends.reference.graph import run
 from weft.ir.expr import evaluate
 from weft.ir.types import Tensor, boolean, tensor_of
@@ -59,7 +60,7 @@ class Passes:
         for each in [passes] if isinstance(passes, ModulePass) else passes:
             each.apply(Context(), module)
             module.verify()
-        rng = np.random.default_rng()
+        rng = generator()
         tensors = [tensor_of(value.type) for value in before.block.args]
         arguments = [_random(tensor, sizes, rng) for tensor in tensors]
         expected = run(before, arguments, sizes)

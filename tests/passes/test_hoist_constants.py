@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from xdsl.context import Context
 
+from tests.seeds import generator
 from weft.backends.nvidia.target import target_named
 from weft.backends.reference.graph import run
 from weft.config import Config
@@ -34,7 +35,7 @@ def hoisted(passes: Any, module: Any) -> tuple[FuncOp, FuncOp | None]:
     if not others:
         return main, None
     (prepare,) = others
-    rng = np.random.default_rng()
+    rng = generator()
     tensors = [tensor_of(value.type) for value in before.block.args]
     arguments = [rng.standard_normal([*map(int, t.shape)]).astype(t.dtype.numpy) for t in tensors]
     places: Any = from_attribute(before.attributes["constants"]) if "constants" in before.attributes else ()

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from xdsl.context import Context
 
+from tests.seeds import generator
 from weft.config import Config
 from weft.ir.attributes import to_attribute
 from weft.ir.expr import symbol
@@ -41,7 +42,7 @@ def marked(passes: Any, body: Any, arguments: dict[str, Tensor], **attributes: A
 def assert_same_in_place(passes: Any, body: Any, arguments: dict[str, Tensor], **attributes: Any) -> None:
     """The compiled program computes what it does where nothing replaces an argument."""
     pytest.importorskip("torch")  # it brings the BLAS library for products
-    rng = np.random.default_rng()
+    rng = generator()
     arrays = [
         rng.integers(0, 8, shape) if each.dtype == i64 else rng.standard_normal(shape).astype(np.float32)
         for each in arguments.values()
@@ -219,7 +220,7 @@ def test_compiled_programs_compute_the_same(passes: Any) -> None:
         moment = b.add(b.mul(m, b.full(value=0.9, shape=(), dtype=f32)), g)
         return [b.sub(p, b.mul(moment, b.exp(p))), moment]
 
-    rng = np.random.default_rng()
+    rng = generator()
     arrays = [rng.standard_normal((5, 7)).astype(np.float32) for _ in range(3)]
     results: list[list[np.ndarray]] = []
     for replaced in (((0, 0), (1, 1)), ()):
@@ -237,7 +238,7 @@ def test_only_the_slice_is_written(passes: Any) -> None:
     def body(b: Any, p: Any, g: Any) -> Any:
         return b.update_slice(p, g, starts=(3, 1), steps=(-2, 2))
 
-    rng = np.random.default_rng()
+    rng = generator()
     p, g = rng.standard_normal((5, 7)).astype(np.float32), rng.standard_normal((2, 3)).astype(np.float32)
     module = passes.built({"p": X, "g": Tensor(f32, (2, 3))}, body)
     function: FuncOp = passes.function(module)

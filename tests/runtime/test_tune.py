@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from xdsl.dialects.builtin import ModuleOp
 
+from tests.seeds import generator
 from weft.backends.cpu.compile import emit_kernels
 from weft.backends.cpu.microkernel import panel_form
 from weft.backends.cpu.target import CpuTarget, compile_object, host_target
@@ -122,7 +123,7 @@ def test_candidates_are_multiples_and_small_enough() -> None:
 
 @pytest.mark.parametrize("axis", [0, 1, 2])
 def test_a_program_computes_the_same_with_other_tiles(axis: int) -> None:
-    rng = np.random.default_rng()
+    rng = generator()
     arrays = [rng.standard_normal((ROWS, DEPTH)).astype(np.float32)]
     arrays += [rng.standard_normal((DEPTH, COLUMNS)).astype(np.float32) / 16]
     arrays += [rng.standard_normal((COLUMNS, DEPTH)).astype(np.float32) / 16]
@@ -150,7 +151,7 @@ def test_products_that_add_to_what_is_there_are_tuned_too() -> None:
     assert len(kernels) == 2 and sum(len(in_place_of(each.groups[0])) for each in kernels) == 1
     Tuner(host_target(), timer=Clock(), threads=1).tune(function)
     assert schedules(function) == [True, False, True]  # between them relu has a kernel of its own
-    rng = np.random.default_rng()
+    rng = generator()
     arrays = [rng.standard_normal(shape).astype(np.float32) for shape in ((ROWS, DEPTH), *[(DEPTH, COLUMNS)] * 2)]
     planned = build_plan(function, partial(panel_form, host_target()))
     code = compile_object(emit_kernels(planned.kernels, host_target()), host_target())

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import weft.ops  # noqa: F401  (fills the registry)
+from tests.seeds import generator
 from weft.backends.cpu.codegen import emit_kernel
 from weft.backends.cpu.target import CpuTarget, compile_assembly
 from weft.backends.llvm.builder import Module
@@ -37,7 +38,7 @@ class Case:
     mask: np.ndarray | None = None
 
     def arrays(self) -> list[np.ndarray]:
-        rng = np.random.default_rng()
+        rng = generator()
         shapes = [(self.queries, self.width), (self.keys, self.width), (self.keys, self.out_width)]
         arrays = [rng.standard_normal((*self.lead, *shape)).astype(self.dtype.numpy) for shape in shapes]
         return arrays if self.mask is None else [*arrays, self.mask]
@@ -106,7 +107,7 @@ def test_without_keys_all_is_zero_and_without_queries_nothing() -> None:
 
 
 def test_masks_of_numbers_and_of_booleans() -> None:
-    rng = np.random.default_rng()
+    rng = generator()
     chosen = rng.random((40, 300)) < 0.5
     chosen[3] = False  # a row without any key
     chosen[7, :290] = False  # one whose first blocks are empty
@@ -124,7 +125,7 @@ def test_masks_of_numbers_and_of_booleans() -> None:
 
 @pytest.mark.parametrize("dtype", [f32, bf16], ids=str)
 def test_sinks_and_rows_without_keys(dtype: DType) -> None:
-    rng = np.random.default_rng()
+    rng = generator()
     chosen = rng.random((40, 300)) < 0.5
     chosen[3] = False
     sinks = (3 * rng.standard_normal((2, 1, 1))).astype(dtype.numpy)
@@ -171,8 +172,8 @@ def test_symbolic_lengths(causal: bool) -> None:
 def test_heads_are_read_and_written_where_they_lie() -> None:
     """Keys and values in one array [B, S, 2, H, D], two query heads to a key head, the result as [B, S, H * D]."""
     batch, length, heads, width = 2, 50, 4, 16
-    projected = np.random.default_rng().standard_normal((batch, length, 2, heads, width)).astype(np.float32)
-    queries = np.random.default_rng().standard_normal((batch, length, 2 * heads, width)).astype(np.float32)
+    projected = generator().standard_normal((batch, length, 2, heads, width)).astype(np.float32)
+    queries = generator().standard_normal((batch, length, 2 * heads, width)).astype(np.float32)
 
     def body(b: Any, q: Any, kv: Any) -> Any:
         k, v = (
@@ -207,7 +208,7 @@ def test_heads_are_read_and_written_where_they_lie() -> None:
 
 
 def test_the_kernels_meaning_is_attention() -> None:
-    mask = np.random.default_rng().random((20, 30)) < 0.7
+    mask = generator().random((20, 30)) < 0.7
     for case in (
         Case((2,), 20, 30, 8, 8, causal=True),
         Case((2,), 20, 30, 8, 8, mask=mask),

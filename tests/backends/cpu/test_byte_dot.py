@@ -9,6 +9,7 @@ import pytest
 from xdsl.dialects.builtin import UnitAttr
 
 import weft.ops  # noqa: F401  (fills the registry)
+from tests.seeds import generator
 from weft.backends.cpu.codegen import emit_kernel
 from weft.backends.cpu.microkernel import panel_form
 from weft.backends.cpu.target import CpuTarget, compile_assembly, host_target, target_for
@@ -59,13 +60,13 @@ def packed(product: GroupOp, together: int, columns: int = 16, name: str = "prod
 
 
 def integers(*shape: int) -> np.ndarray:
-    array = np.random.default_rng().integers(-128, 128, shape).astype(np.int8)
+    array = generator().integers(-128, 128, shape).astype(np.int8)
     array.flat[0] = -128
     return array
 
 
 def rows_of_two_digits(*shape: int) -> np.ndarray:
-    array = np.random.default_rng().integers(-LARGEST, LARGEST + 1, shape).astype(np.int16)
+    array = generator().integers(-LARGEST, LARGEST + 1, shape).astype(np.int16)
     array.flat[0] = -LARGEST
     return array
 
@@ -145,7 +146,7 @@ def test_products_of_integers_that_are_not_packed() -> None:
 @pytest.mark.parametrize("together", forms())
 @pytest.mark.parametrize(("m", "k", "n"), SIZES)
 def test_products_of_floats_lose_as_little_as_in_f32(m: int, k: int, n: int, together: int) -> None:
-    rng = np.random.default_rng()
+    rng = generator()
     x = (rng.standard_normal((m, k)) * 10.0 ** rng.integers(-6, 6, (m, 1))).astype(np.float32)
     w = integers(k, n)
     trial, packing = packed(group(m, k, n, f32), together)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import weft.ops  # noqa: F401  (fills the registry)
+from tests.seeds import generator
 from weft.backends.cpu.microkernel import panel_form
 from weft.backends.cpu.target import CpuTarget
 from weft.ir.types import Tensor, contiguous_strides, dtype_of_numpy, f32, tensor_of
@@ -46,7 +47,7 @@ def linear(b: Any, x: Any, w: Any, c: Any) -> Any:
 
 
 def random(*shape: int) -> np.ndarray:
-    return np.random.default_rng().standard_normal(shape).astype(np.float32)
+    return generator().standard_normal(shape).astype(np.float32)
 
 
 CASES: dict[str, tuple[Callable[..., Any], Callable[[], Sequence[np.ndarray]]]] = {
@@ -56,7 +57,7 @@ CASES: dict[str, tuple[Callable[..., Any], Callable[[], Sequence[np.ndarray]]]] 
     "sum_of_columns": (lambda b, x: b.sum(x, dims=(0,), keep=False), lambda: [random(120, 65)]),
     "gather": (
         lambda b, x, i: b.gather(x, i, dim=1),
-        lambda: [random(6, 50), np.random.default_rng().integers(0, 50, (6, 20))],
+        lambda: [random(6, 50), generator().integers(0, 50, (6, 20))],
     ),
     "dot": (lambda b, x, y: b.dot(x, y), lambda: [random(37, 70), random(70, 45)]),
     "dot_of_rows": (lambda b, x, y: b.dot(x, b.permute(y, dims=(1, 0))), lambda: [random(5, 131), random(40, 131)]),

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import weft.ops  # noqa: F401  (fills the registry)
+from tests.seeds import generator
 from weft.backends.cpu.launcher import launcher_module
 from weft.config import Config
 from weft.ir.types import Tensor, f32
@@ -22,7 +23,7 @@ def test_fewer_programs_than_threads(rows: int, threads: int) -> None:
     b = GraphBuilder(function.block)
     b.insert(ReturnOp.make([b.sum(b.exp(function.block.args[0]), dims=(1,), keep=False)]))
     compiled = compile_cpu(function, Config(cache=False))
-    x = np.random.default_rng().standard_normal((rows, 9000)).astype(np.float32)
+    x = generator().standard_normal((rows, 9000)).astype(np.float32)
     (y,) = run_arrays(Executable(compiled.plan, compiled.code, compiled.prepare), [x], threads=threads)
     np.testing.assert_allclose(y, np.exp(x.astype(np.float64)).sum(1), rtol=1e-5)
 

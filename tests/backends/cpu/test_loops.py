@@ -10,6 +10,7 @@ from xdsl.dialects.builtin import ArrayAttr, IntegerAttr, StringAttr
 from xdsl.dialects.builtin import i64 as i64_attr
 from xdsl.ir import Block, Operation, Region, SSAValue
 
+from tests.seeds import generator
 from weft.ir.types import Tensor, element_type, f32
 from weft.lower.emit.kernel import Kernel
 from weft.lower.lowered import Argument, KernelCall, Lowered
@@ -107,7 +108,7 @@ def two_that_change_places(w: Writer, x: SSAValue, carried: Sequence[SSAValue]) 
     ],
 )
 def test_a_turn_reads_what_the_one_before_left(shapes: list[tuple[int, int]], body: Body) -> None:
-    x = np.random.default_rng().standard_normal(WIDE).astype(np.float32)
+    x = generator().standard_normal(WIDE).astype(np.float32)
     trial = looped(shapes, body)
     for found, wanted in zip(CpuModule([trial]).run(trial, [x]), run_interpreted(trial, [x]), strict=True):
         np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-4)  # sums of either sign may be near 0

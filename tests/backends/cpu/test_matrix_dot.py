@@ -10,6 +10,7 @@ import pytest
 from xdsl.dialects.builtin import UnitAttr
 
 import weft.ops  # noqa: F401  (fills the registry)
+from tests.seeds import generator
 from weft.backends.cpu.codegen import emit_kernel
 from weft.backends.cpu.microkernel import panel_form
 from weft.backends.cpu.target import CpuTarget, compile_assembly, host_target
@@ -68,7 +69,7 @@ def digits(m: int, k: int, n: int, left: DType) -> tuple[Trial, Any]:
 
 
 def operands(m: int, k: int, n: int, dtype: DType) -> tuple[np.ndarray, np.ndarray]:
-    rng = np.random.default_rng()
+    rng = generator()
     if dtype == i8:
         return rng.integers(-128, 128, (m, k)).astype(np.int8), rng.integers(-128, 128, (k, n)).astype(np.int8)
     made = [rng.standard_normal(shape).astype(ml_dtypes.bfloat16) for shape in ((m, k), (k, n))]
@@ -132,7 +133,7 @@ def test_rows_of_digits_are_multiplied_in_tiles(left: DType) -> None:
 @pytest.mark.parametrize("left", [i16, f32], ids=str)
 def test_digits_in_tiles_give_the_product(size: tuple[int, int, int], left: DType) -> None:
     m, k, n = size
-    rng = np.random.default_rng()
+    rng = generator()
     rows = rng.integers(-127 * 257, 127 * 257 + 1, (m, k)).astype(np.int16)
     x = rows if left == i16 else rng.standard_normal((m, k)).astype(np.float32)
     w = rng.integers(-128, 128, (k, n)).astype(np.int8)

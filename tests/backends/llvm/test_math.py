@@ -8,6 +8,7 @@ import math
 import numpy as np
 import pytest
 
+from tests.seeds import generator
 from weft.backends.llvm.builder import Function
 from weft.backends.llvm.math import emit_function
 from weft.backends.llvm.values import V
@@ -70,7 +71,7 @@ def assert_within(got: np.ndarray, want: np.ndarray, bar: float, *arrays: np.nda
 
 def floats(stride: int) -> np.ndarray:
     """Floats from all over the range, every bit pattern equally likely."""
-    start = int(np.random.default_rng().integers(stride))
+    start = int(generator().integers(stride))
     bits = np.arange(start, 1 << 32, stride, dtype=np.uint64).astype(np.uint32)
     return np.concatenate([bits.view(np.float32), SPECIAL.astype(np.float32)])
 
@@ -79,7 +80,7 @@ def floats(stride: int) -> np.ndarray:
 def test_accuracy_in_f32(jit, name: str) -> None:
     x = floats(99_991 if name in SLOW_REFERENCE else 9_973)
     if name in SLOW_REFERENCE:
-        x = np.concatenate([x, np.random.default_rng().uniform(-6, 6, 20_000).astype(np.float32)])
+        x = np.concatenate([x, generator().uniform(-6, 6, 20_000).astype(np.float32)])
     want = reference(name, x)
     for lanes in (1, 4, 8):
         got = run(jit, name, [x], f32, lanes)
@@ -99,7 +100,7 @@ def test_arguments_around_the_change_of_reduction(jit, name: str) -> None:
 
 
 def power_samples() -> list[tuple[np.ndarray, np.ndarray]]:
-    rng = np.random.default_rng()
+    rng = generator()
     count = 200_000
     wide = np.exp(rng.uniform(-88, 88, count)).astype(np.float32)
     near_one = (1 + rng.standard_normal(count) * 1e-4).astype(np.float32)
@@ -134,7 +135,7 @@ def test_special_cases_of_two_operands(jit, name: str, dtype: DType) -> None:
 
 
 def test_remainders_are_exact_however_large_the_quotient(jit) -> None:
-    rng = np.random.default_rng()
+    rng = generator()
     x, y = (rng.integers(0, 1 << 32, 100_000).astype(np.uint32).view(np.float32) for _ in range(2))
     with np.errstate(invalid="ignore"):
         want = np.fmod(x, y)
@@ -194,7 +195,7 @@ def long_digamma(x: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize("name", [n for n in (*HOT, *RARE) if n not in SLOW_REFERENCE])
 def test_accuracy_in_f64(jit, name: str) -> None:
-    rng = np.random.default_rng()
+    rng = generator()
     x = np.concatenate(
         [rng.standard_normal(5000) * 10.0 ** rng.integers(-8, 3, 5000), rng.uniform(-1, 1, 5000), SPECIAL]
     )
@@ -204,7 +205,7 @@ def test_accuracy_in_f64(jit, name: str) -> None:
 
 
 def test_accuracy_of_the_rare_functions_in_f64(jit) -> None:
-    rng = np.random.default_rng()
+    rng = generator()
     x = np.concatenate([rng.uniform(1e-3, 30, 4000), 10.0 ** rng.uniform(-5, 5, 1000)])
     got, want = run(jit, "digamma", [x], f64), long_digamma(x)
     # Near its zero at 1.46 the terms cancel, so the unit is that of the terms.
@@ -226,7 +227,7 @@ def test_accuracy_of_the_rare_functions_in_f64(jit) -> None:
 @pytest.mark.parametrize("name", sorted(f.name for f in FUNCTIONS.values() if takes(f, i32) and f.name not in NOT_HERE))
 def test_integers(jit, name: str, dtype: DType) -> None:
     """Divisions by zero and of the least integer by -1 would trap on x86; they are among these."""
-    info, rng = np.iinfo(dtype.numpy), np.random.default_rng()
+    info, rng = np.iinfo(dtype.numpy), generator()
     edges = np.array([info.min, info.max, info.min + 1, 0, 1, 2, 3, 7, info.max // 2], dtype.numpy)
     values = np.concatenate([edges, -edges[3:], rng.integers(0, 64, 30).astype(dtype.numpy)])
     arrays = [grid.ravel() for grid in np.meshgrid(values, values)][: FUNCTIONS[name].arity]

@@ -8,6 +8,7 @@ import mpmath  # type: ignore[import-untyped]  # comes with torch
 import numpy as np
 import pytest
 
+from tests.seeds import generator
 from weft.backends.llvm.math_expression import E
 from weft.backends.llvm.math_series import SERIES
 from weft.ir.types import f64
@@ -27,7 +28,7 @@ def run(jit, name: str, *arrays: np.ndarray) -> np.ndarray:
 
 
 def samples(name: str) -> np.ndarray:
-    rng = np.random.default_rng()
+    rng = generator()
     within = rng.uniform(-1, 1, COUNT)
     either = rng.choice([-1.0, 1.0], COUNT) * np.exp(rng.uniform(-40, 6, COUNT))
     match name:
@@ -74,7 +75,7 @@ def test_one_operand(jit, name: str) -> None:
 
 @pytest.mark.parametrize("name", ["pow", "atan2", "fmod", "remainder", "floordiv"])
 def test_two_operands(jit, name: str) -> None:
-    rng = np.random.default_rng()
+    rng = generator()
     pairs = [(np.exp(rng.uniform(-30, 30, COUNT)), rng.uniform(-20, 20, COUNT))]
     pairs.append((rng.standard_normal(COUNT), rng.integers(-9, 9, COUNT).astype(float)))
     if name in ("fmod", "remainder"):

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from xdsl.context import Context
 
+from tests.seeds import generator
 from weft.backends.reference.graph import run
 from weft.ir.types import Tensor, boolean, f32, i64
 from weft.ops import composites
@@ -53,7 +54,7 @@ def test_causal_masks_and_padding(passes: Any, first: str, second: str, causal_f
         each.apply(Context(), module)
     module.verify()
     assert "graph.attention" in str(module)
-    rng = np.random.default_rng()
+    rng = generator()
     arrays = [rng.standard_normal((B, L, E)).astype(np.float32) for _ in range(3)]
     pad = np.arange(L) >= np.array([[[0]], [[3]], [[L]]])  # none, half and all of a sequence
     (wanted,), (found,) = (run(f, [*arrays, pad]) for f in (original, passes.function(module)))
@@ -71,7 +72,7 @@ def test_numbers_that_are_added_may_be_lowest_too(passes: Any) -> None:
     original = passes.function(module.clone())
     for each in PASSES:
         each.apply(Context(), module)
-    rng = np.random.default_rng()
+    rng = generator()
     arrays = [rng.standard_normal((B, L, E)).astype(np.float32) for _ in range(3)]
     bias = np.where(np.arange(L) < 3, np.float32(LOW), np.float32(0)) * np.ones((B, 1, 1), np.float32)
     (wanted,), (found,) = (run(f, [*arrays, bias]) for f in (original, passes.function(module)))

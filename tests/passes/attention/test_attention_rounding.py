@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from xdsl.context import Context
 
+from tests.seeds import generator
 from weft.backends.reference.graph import run
 from weft.ir.types import DType, Tensor, bf16, f8e4m3, f16, f32
 from weft.ops import composites
@@ -54,7 +55,7 @@ def test_what_was_rounded_stays_so(passes: Any, case: str) -> None:
     for each in (RecognizeAttention(), EliminateDead()):
         each.apply(Context(), module)
     module.verify()
-    rng = np.random.default_rng()
+    rng = generator()
     arrays = [rng.standard_normal((B, L, E)).astype(np.float32) for _ in range(3)]
     with np.errstate(all="ignore"):
         (wanted,), (found,) = (run(f, arrays) for f in (original, passes.function(module)))

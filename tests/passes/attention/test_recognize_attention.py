@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from xdsl.context import Context
 
+from tests.seeds import generator
 from weft.backends.reference.graph import run
 from weft.ir.expr import symbol
 from weft.ir.types import DType, Tensor, bf16, boolean, f16, f32, i64, tensor_of
@@ -272,7 +273,7 @@ def test_masks(passes: Any, case: str) -> None:
         each.apply(Context(), module)
     module.verify()
     assert count(module)["graph.attention"] == 1 and "graph.dot" not in count(module)
-    rng = np.random.default_rng()
+    rng = generator()
     arrays = [rng.standard_normal([*t.shape]).astype(np.float32) for t in QKV.values()]
     shape = [int(size) for size in tensor.shape]
     if tensor.dtype == boolean:

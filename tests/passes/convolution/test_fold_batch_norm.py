@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from xdsl.context import Context
 
+from tests.seeds import generator
 from weft.backends.reference.graph import run
 from weft.ir.attributes import to_attribute
 from weft.ir.types import Tensor, f32
@@ -96,7 +97,7 @@ def test_convolutions_by_a_library(passes: Any, with_bias: bool) -> None:
 
     arguments = {"x": X, "w": W, "bias": Tensor(f32, (6,)), **CHANNELS}
     module = frozen(passes, arguments, body, ("w", "bias", *CHANNELS))
-    rng = np.random.default_rng()
+    rng = generator()
     arrays = [rng.standard_normal([*t.shape]).astype(np.float32) for t in arguments.values()]
     (wanted,) = run(passes.function(module), arrays, opaque=convolve)
     for each in PASSES:

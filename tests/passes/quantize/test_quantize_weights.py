@@ -9,6 +9,7 @@ import pytest
 from xdsl.context import Context
 from xdsl.dialects.builtin import UnitAttr
 
+from tests.seeds import generator
 from weft.backends.reference.graph import run
 from weft.ir.attributes import to_attribute
 from weft.ir.expr import symbol
@@ -43,7 +44,7 @@ def test_results_stay_near(passes: Any, dynamic: bool) -> None:
     module.verify()
     function = passes.function(module)
     assert dots(function) == [(i8, i32) if dynamic else (f32, f32)]
-    rng = np.random.default_rng()
+    rng = generator()
     x, w = (rng.standard_normal([*map(int, t.shape)]).astype(np.float32) for t in (X, W))
     w[:, 3] = 0
     x[2] = 0
@@ -93,7 +94,7 @@ def error(y: np.ndarray, expected: np.ndarray) -> float:
 
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_outliers_do_not_take_the_steps_of_their_neighbours(passes: Any, dynamic: bool) -> None:
-    rng = np.random.default_rng()
+    rng = generator()
     x, w = (rng.standard_normal(shape).astype(np.float32) for shape in ((8, 192), (192, 65)))
     w[7], x[:, 100] = w[7] * 40, x[:, 100] * 40
     odd = np.arange(192) != 191  # 191 is odd: nothing is spread
@@ -105,7 +106,7 @@ def test_outliers_do_not_take_the_steps_of_their_neighbours(passes: Any, dynamic
 @pytest.mark.parametrize("depth", [64, 80, 96, 72, 65])
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_depths_that_are_spread_by_smaller_matrices_or_none(passes: Any, dynamic: bool, depth: int) -> None:
-    rng = np.random.default_rng()
+    rng = generator()
     x, w = (rng.standard_normal(shape).astype(np.float32) for shape in ((3, depth), (depth, 70)))
     assert error(quantized(passes, x, w, dynamic), x.astype(np.float64) @ w) < 0.01
     module = product(passes, Tensor(f32, x.shape), Tensor(f32, w.shape))

@@ -9,6 +9,7 @@ import pytest
 from xdsl.ir import SSAValue
 
 from tests.passes.transform.test_jvp import VECTOR, branching, function_of, scanning
+from tests.seeds import generator
 from weft.backends.reference.graph import run
 from weft.errors import ShapeError, UnsupportedError
 from weft.ir.expr import symbol
@@ -121,6 +122,6 @@ def test_those_of_a_batch_end_at_their_own_turns() -> None:
 def test_vectors_of_another_type_than_the_matrix_that_multiplies_them() -> None:
     arguments = {"x": Tensor(u8, (4, 8)), "y": Tensor(i8, (8, 1))}
     function = function_of(arguments, lambda b, x, y: [b.dot(x, y, dtype=i32)])
-    rng = np.random.default_rng()
+    rng = generator()
     x, y = rng.integers(0, 255, (4, 8), np.uint8), rng.integers(-128, 127, (3, 8, 1), np.int8)
     agree(function, [x, y], [None, 0])
