@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import platform
 import shutil
 import subprocess
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 
 import weft
 from weft.artifact.emit_object import c_header, emit_object, identifier
+from weft.artifact.processors import BASELINES, architecture, flags_here
 from weft.artifact.write import Request, Source, write_artifact
 from weft.errors import ArtifactError, UnsupportedError
 from weft.testing.hostile_artifacts import LAYER, layer_inputs, layer_source
@@ -34,28 +36,58 @@ int main(int count, char **words) {
 """
 
 
-@pytest.fixture
-def program(tmp_path: Path) -> Path:
-    compiler = shutil.which("cc")
-    if compiler is None:
-        pytest.skip("no C compiler is installed")
-    emit_object(tmp_path / "layer.so", layer_source(), Request())
-    (tmp_path / "main.c").write_text(PROGRAM)
+@dataclass(frozen=True)
+class Program:
+    """A C program beside a model's shared object, and what starts it."""
+
+    folder: Path
+    target: str
+    command: tuple[str, ...]
+    here: bool
+
+    def results(self, x: np.ndarray, threads: int) -> np.ndarray:
+        done = subprocess.run(
+            [*self.command, str(len(x)), str(threads)], cwd=self.folder, input=x.tobytes(), capture_output=True
+        )
+        assert done.returncode == 0, done.stderr
+        return np.frombuffer(done.stdout, np.float32).reshape(len(x), 3)
+
+
+@pytest.fixture(scope="module", params=["host", "aarch64", "x86-64-v3"])
+def program(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Program:
+    """One for each target: those of another family are linked by a cross compiler and run under emulation."""
+    folder = tmp_path_factory.mktemp("program")
+    family = platform.machine() if request.param == "host" else architecture(BASELINES[request.param][0])
+    here = family == platform.machine()
+    compiler, emulator = ("cc", ()) if here else (f"{family}-linux-gnu-gcc", (f"qemu-{family}",))
+    if missing := [name for name in (compiler, *emulator) if shutil.which(name) is None]:
+        pytest.skip(f"{' and '.join(missing)} not installed (Debian: qemu-user, gcc-aarch64-linux-gnu)")
+    if here and request.param in BASELINES and not flags_here().issuperset(BASELINES[request.param][2]):
+        pytest.skip(f"this processor is less than {request.param}")
+    emit_object(folder / "layer.so", layer_source(), Request((request.param,)))
+    (folder / "main.c").write_text(PROGRAM)
     command = [compiler, "-std=c99", "-Wall", "-Werror", "main.c", "./layer.so", "-o", "main", "-Wl,-rpath,$ORIGIN"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    return tmp_path / "main"
+    start = ("./main",) if here else (*emulator, "-L", f"/usr/{family}-linux-gnu", "./main")
+    return Program(folder, request.param, start, here)
 
 
 @pytest.mark.parametrize("rows", [1, 7, 5000])
 @pytest.mark.parametrize("threads", [1, 2])
-def test_a_c_program_gives_the_same_bits(program: Path, rows: int, threads: int) -> None:
-    command = ["./main", str(rows), str(threads)]
-    done = subprocess.run(command, cwd=program.parent, input=layer_inputs(rows).tobytes(), capture_output=True)
-    assert done.returncode == 0
-    write_artifact(program.parent / "layer.weft", layer_source())
-    (wanted,) = weft.load(program.parent / "layer.weft")(layer_inputs(rows))
-    np.testing.assert_array_equal(np.frombuffer(done.stdout, np.float32).reshape(rows, 3), wanted)
+def test_a_c_program_gives_the_same_bits(program: Program, rows: int, threads: int, tmp_path: Path) -> None:
+    x, source = layer_inputs(rows), layer_source()
+    found = program.results(x, threads)
+    if program.here:
+        write_artifact(tmp_path / "layer.weft", source, Request((program.target,)))
+        model = weft.load(tmp_path / "layer.weft", trust=True)
+        assert program.target in model.how
+        np.testing.assert_array_equal(found, model(x)[0])
+    else:  # no Python of that family is at hand: the bits are those of one thread, and float64 judges them
+        np.testing.assert_array_equal(found, program.results(x, 1))
+    weight, bias = (source.weights[name].astype(np.float64) for name in ("w", "b"))
+    exact = np.tanh(x.astype(np.float64) @ weight + np.exp(bias))
+    assert np.abs(found - exact).max() <= 16 * np.finfo(np.float32).eps
 
 
 def test_a_shared_object_is_for_one_target(tmp_path: Path) -> None:
@@ -100,8 +132,11 @@ def test_the_header_has_no_names_of_the_model_that_c_would_not_take() -> None:
 
     text = LAYER.replace('["x", "w", "b"]', '["x */ evil(", "w", "b"]')
     function, signature = read_function(text, None, ("w", "b"))
-    header = c_header("layer", compile_native(function, "host", Request().config), signature, False)
-    assert "evil(" not in header and "x____evil_" in header
+    header = c_header(
+        "layer", compile_native(function, "host", Request().config), signature, ["node 'x */ evil(': wrong\\\n"]
+    )
+    assert "x____evil_" in header and header.count("*/") == header.count("/*")
+    assert "*/ evil(" not in header and "1: node 'x __ evil(': wrong__" in header
 
 
 @pytest.mark.parametrize(

@@ -118,7 +118,7 @@ def test_a_directory_without_end_is_refused(layer: bytes, tmp_path: Path) -> Non
 
 
 MANIFESTS: dict[str, Callable[[dict[str, Any]], object]] = {
-    "another format": lambda m: m.update(format=2),
+    "another format": lambda m: m.update(format=3),
     "a format that is no number": lambda m: m.update(format=True),
     "an argument twice": lambda m: m["arguments"].append(m["arguments"][0]),
     "an unknown type": lambda m: m["arguments"][0].update(dtype="f31"),
@@ -132,7 +132,9 @@ MANIFESTS: dict[str, Callable[[dict[str, Any]], object]] = {
     "code elsewhere": lambda m: m["processors"][0].update(code="../../lib/libc.so"),
     "constants elsewhere": lambda m: m["processors"][0]["constants"][0].update(member="/etc/passwd"),
     "a result that is none": lambda m: m["processors"][0]["results"][0].update(index=9),
-    "a verdict that is none": lambda m: m.update(checked=True),
+    "a verdict that is none": lambda m: m.update(mistakes=[{"kind": "data", "message": "what"}]),
+    "a mistake of no kind": lambda m: m.update(mistakes=[{"kind": "os", "message": "what"}]),
+    "a mistake with a long story": lambda m: m.update(mistakes=[{"kind": "data", "message": "what" * 999}]),
     "more than it should": lambda m: m.update(more=1),
     "members that are not there": lambda m: m["members"].update(other={"size": 1, "sha512": "0" * 128}),
     "a huge rank": lambda m: m["results"][0].update(shape=[1] * 100),

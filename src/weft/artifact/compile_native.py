@@ -73,7 +73,8 @@ def compile_native(function: FuncOp, name: str, config: Config) -> NativeCode:
     target, requires = processor(name)
     with compilation(function.sym_name.data) as report:
         report.imported(function)
-        passes = cpu_passes(config, blas=False, byte_products=target.packs_bytes)
+        wide = target.vector_bits == 512
+        passes = cpu_passes(config, blas=False, byte_products=target.packs_bytes, wide_vectors=wide)
         run_passes(module_of(function), passes, report, verify=config.verify)
         planned = build_plan(function, partial(panel_form, target), cpu_machine(target))
         report.planned(planned.plan, planned.schedules)

@@ -35,6 +35,7 @@ from weft.ir.types import Tensor, contiguous_strides
 from weft.runtime.signature import Signature
 
 _BLOB = "weft.constant"
+_MOST_TOLD = 100
 _C_TYPES = {
     "f64": "double",
     "f32": "float",
@@ -67,7 +68,7 @@ def emit_object(path: Path, source: Source, request: Request) -> tuple[Path, Pat
     code = compile_native(function, request.targets[0], request.config)
     name = identifier(path.stem)
     header = path.with_suffix(".h")
-    text = c_header(name, code, signature, source.checked)
+    text = c_header(name, code, signature, [message for _, message in source.mistakes])
     blobs = _blobs(code, signature, weights)
     more = _entry_points(name, code, len(blobs))
     exports = (f"{name}_run", f"{name}_shapes")
@@ -154,7 +155,7 @@ define void @{name}_shapes(ptr %sizes, ptr %shapes) nounwind {{
 """
 
 
-def c_header(name: str, code: NativeCode, signature: Signature, checked: bool) -> str:
+def c_header(name: str, code: NativeCode, signature: Signature, mistakes: Sequence[str] = ()) -> str:
     """The header of a model's shared object."""
     plan = code.planned.plan
     free = [place for place in range(len(signature.names)) if place not in signature.constants]
@@ -183,7 +184,7 @@ def c_header(name: str, code: NativeCode, signature: Signature, checked: bool) -
         "int threads",
     ]
     listed = ",\n    ".join(parameters)
-    verdict = " The last result\n * is what a check of the data has found, 0 if nothing is wrong." if checked else ""
+    verdict = _told(mistakes)
     made_for = f"{code.name} ({code.target.cpu}, {code.target.triple.partition('-')[0]})"
     needs = ", ".join(code.requires) if code.name != HOST else "all that the one has on which this was made"
     lines = f"""
@@ -229,6 +230,15 @@ static inline int64_t {name}(
 #endif
 """
     return lines.lstrip()
+
+
+def _told(mistakes: Sequence[str]) -> str:
+    """What numbers of the last result stand for, in words that cannot end a comment."""
+    if not mistakes:
+        return ""
+    plain = [re.sub(r"[^A-Za-z0-9 _.,:;()'\[\]-]", "_", each)[:_MOST_TOLD] for each in mistakes]
+    listed = "".join(f"\n *   {number}: {each}" for number, each in enumerate(plain, 1))
+    return f" The last result\n * is what a check of the data has found, 0 if nothing is wrong:{listed}"
 
 
 def _c_type(tensor: Tensor) -> str:

@@ -11,16 +11,18 @@ from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
 
 from weft.artifact.checked_json import parse_json
 from weft.artifact.element_types import is_element_type
+from weft.artifact.mistakes import KINDS
 from weft.errors import ArtifactVersionError, CorruptArtifactError, ParseError
 from weft.ir.expr import Size
 from weft.ir.size_text import parse_size
 
-FORMAT = 1
+FORMAT = 2
 MANIFEST, GRAPH, WEIGHTS, PREPARED, SIGNATURES = (
     *("manifest.json", "graph.mlir", "weights.safetensors", "prepared.safetensors", "signatures.json"),
 )
 MOST_MANIFEST = 8 << 20
 _MOST_SIZE_TEXT, _MOST_NUMBER = 400, 1 << 62
+MOST_TOLD = 400
 _T = TypeVar("_T")
 
 
@@ -132,6 +134,14 @@ class DeviceProgram:
 
 
 @dataclass(frozen=True)
+class Mistake:
+    """What is wrong with data where a check of the model finds something; the kinds are those of `mistakes.py`."""
+
+    kind: str
+    message: str
+
+
+@dataclass(frozen=True)
 class Manifest:
     """All that is said of an artifact, but for its signatures."""
 
@@ -144,8 +154,8 @@ class Manifest:
     members: Mapping[str, Digest]
     arguments: tuple[Argument, ...]
     results: tuple[Result, ...]
-    checked: bool
-    """The last result says what is wrong with the data, or 0: callers do not get it."""
+    mistakes: tuple[Mistake, ...]
+    """The last result says which of them, counted from 1, the data has, or 0: callers do not get it."""
     ranges: tuple[Range, ...]
     processors: tuple[CpuCode, ...] = ()
     devices: tuple[DeviceProgram, ...] = ()
@@ -225,7 +235,9 @@ def _check(manifest: Manifest) -> None:
     """What types do not say."""
     names = [argument.name for argument in manifest.arguments]
     _require(len(set(names)) == len(names), "arguments of one name")
-    _require(not manifest.checked or manifest.results[-1:] == (Result("i64", ()),), "a check without its verdict")
+    _require(not manifest.mistakes or manifest.results[-1:] == (Result("i64", ()),), "a check without its verdict")
+    _require(all(len(each.message) <= MOST_TOLD for each in manifest.mistakes), "a check with a long story")
+    _require(all(each.kind in KINDS for each in manifest.mistakes), "a check of a kind that there is not")
     for described in (*manifest.arguments, *manifest.results, *(o for c in manifest.processors for o in c.outputs)):
         _require(is_element_type(described.dtype), f"the element type {described.dtype[:40]!r}")
         _check_shape(described.shape)

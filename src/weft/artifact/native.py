@@ -16,8 +16,9 @@ import numpy as np
 
 from weft.artifact.element_types import numpy_type
 from weft.artifact.manifest import CpuCode, Manifest, Packing, parsed_shape
+from weft.artifact.mistakes import unknown_mistake
 from weft.artifact.signature import Signature
-from weft.errors import ArtifactError, DataError
+from weft.errors import ArtifactError
 from weft.ir.expr import evaluate
 from weft.lower.pack_panels import pack_matrices
 from weft.runtime.cores import available_cores
@@ -66,7 +67,7 @@ class NativeProgram:
         verdict = self._call(*pointers, base, threads or default_threads())
         self._arenas.append(arena)
         if verdict:
-            raise DataError(f"{self.signature.name} has found its data to be wrong: check number {verdict}")
+            raise unknown_mistake(self.signature.name, verdict)
         return tuple(self._result(each.kind, each.index, outputs, arrays) for each in self.code.results)
 
     def _result(self, kind: str, index: int, outputs: list[np.ndarray], inputs: list[np.ndarray]) -> np.ndarray:

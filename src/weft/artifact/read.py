@@ -8,10 +8,11 @@ from typing import Any, Protocol
 import numpy as np
 
 from weft.artifact.manifest import PREPARED, WEIGHTS, Result
+from weft.artifact.mistakes import mistake, unknown_mistake
 from weft.artifact.native import NativeProgram
 from weft.artifact.opened import Artifact, open_artifact
 from weft.artifact.signature import Signature
-from weft.errors import CorruptArtifactError, DataError
+from weft.errors import CorruptArtifactError
 from weft.runtime.cores import checked_threads
 
 _MOST_CODE = 1 << 30
@@ -47,17 +48,18 @@ class Model:
     def outputs(self) -> tuple[Result, ...]:
         """The types and shapes of what a call gives."""
         manifest = self.artifact.manifest
-        return manifest.results[:-1] if manifest.checked else manifest.results
+        return manifest.results[:-1] if manifest.mistakes else manifest.results
 
     def __call__(self, *arrays: Any, **named: Any) -> tuple[Any, ...]:
         results = self._program(arrays, named, self.threads)
-        if not self.artifact.manifest.checked:
+        mistakes = self.artifact.manifest.mistakes
+        if not mistakes:
             return results
-        if verdict := int(np.asarray(results[-1])):
-            raise DataError(
-                f"{self.name} has found its data to be wrong: check number {verdict}",
-                hint="indices have to lie within what they index, divisors must not be 0, and loops have to end",
-            )
+        verdict = int(np.asarray(results[-1]))
+        if 0 < verdict <= len(mistakes):
+            raise mistake(self.name, mistakes[verdict - 1].kind, mistakes[verdict - 1].message)
+        if verdict:
+            raise unknown_mistake(self.name, verdict)
         return results[:-1]
 
     def __repr__(self) -> str:

@@ -65,8 +65,8 @@ def _torch(model: Path, weights: Path | None, function: str | None, sizes: Mappi
         from weft.frontends.torch.exported import read_exported
     except ModuleNotFoundError as error:
         raise missing(error, "a .pt2 model") or error from None
-    text, arrays, checked = read_exported(model)
-    return Source(text, arrays, None, model.stem, checked)
+    text, arrays, mistakes = read_exported(model)
+    return Source(text, arrays, None, model.stem, mistakes)
 
 
 def _onnx(model: Path, weights: Path | None, function: str | None, sizes: Mapping[str, int]) -> Source:
@@ -74,8 +74,8 @@ def _onnx(model: Path, weights: Path | None, function: str | None, sizes: Mappin
         from weft.frontends.onnx.one_graph import read_checked_graph
     except ModuleNotFoundError as error:
         raise missing(error, "an ONNX model") or error from None
-    text, arrays, checked = read_checked_graph(model, sizes)
-    return Source(text, arrays, None, model.stem, checked)
+    text, arrays, mistakes = read_checked_graph(model, sizes)
+    return Source(text, arrays, None, model.stem, mistakes)
 
 
 _READERS: dict[str, Callable[[Path, Path | None, str | None, Mapping[str, int]], Source]] = {

@@ -18,6 +18,7 @@ from weft.artifact.manifest import (
     FORMAT,
     GRAPH,
     MANIFEST,
+    MOST_TOLD,
     PREPARED,
     SIGNATURES,
     WEIGHTS,
@@ -26,6 +27,7 @@ from weft.artifact.manifest import (
     DeviceProgram,
     Digest,
     Manifest,
+    Mistake,
     Range,
     Result,
     to_text,
@@ -56,8 +58,8 @@ class Source:
     weights: Mapping[str, np.ndarray] = field(default_factory=dict[str, np.ndarray])
     function: str | None = None
     name: str = ""
-    checked: bool = False
-    """The last result says what is wrong with the data, or 0: it is looked at, and callers do not see it."""
+    mistakes: tuple[tuple[str, str], ...] = ()
+    """Kinds and texts. The last result says which of them, counted from 1, the data has, or 0: nobody gets it."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +107,7 @@ def write_artifact(path: Path, source: Source, request: Request | None = None) -
         {name: _digest(pieces) for name, pieces in contents.items()},
         _arguments(signature),
         results_of(function),
-        source.checked,
+        tuple(Mistake(kind, message[:MOST_TOLD]) for kind, message in source.mistakes),
         tuple(Range(*each) for each in signature.ranges),
         tuple(processors),
         tuple(devices),

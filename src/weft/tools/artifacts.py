@@ -177,7 +177,7 @@ def _trust(vouched: str) -> str:
 
 
 def _visible(manifest: Manifest) -> tuple[Result, ...]:
-    return manifest.results[:-1] if manifest.checked else manifest.results
+    return manifest.results[:-1] if manifest.mistakes else manifest.results
 
 
 def _result(result: Result) -> str:
