@@ -34,6 +34,7 @@ from weft.passes.convolution.fold_batch_norm import FoldBatchNorm
 from weft.passes.convolution.lay_out_convolutions import LayOutConvolutions
 from weft.passes.dot.align_operands import AlignOperands
 from weft.passes.dot.hoist_reshapes import HoistReshapes
+from weft.passes.dot.pack_loop_weights import PackLoopWeights
 from weft.passes.dot.read_gathered_weights import ReadGatheredWeights
 from weft.passes.dot.scale_after_dots import ScaleAfterDots
 from weft.passes.dot.sink_reshapes import SinkReshapes
@@ -81,10 +82,16 @@ if TYPE_CHECKING:  # imported by what compiles for a GPU: some 140 modules that 
 
 
 def cpu_passes(
-    config: Config, *, blas: bool = True, matrix_tiles: bool = False, byte_products: bool = True
+    config: Config,
+    *,
+    blas: bool = True,
+    matrix_tiles: bool = False,
+    byte_products: bool = True,
+    wide_vectors: bool = False,
 ) -> list[ModulePass]:
     """From an imported function to groups that are kernels; `blas` says that there is a library for products,
-    `matrix_tiles` that the framework has one for bf16, `byte_products` that the processor sums up products of bytes."""
+    `matrix_tiles` that the framework has one for bf16, `byte_products` that the processor sums up products of bytes,
+    `wide_vectors` that its vectors are of 512 bits."""
     return [
         OutlineRegions(),
         FoldConstants(),
@@ -93,12 +100,13 @@ def cpu_passes(
         RecognizeAttention(),
         *([MultiplyCodes()] if byte_products else []),
         FoldBatchNorm(),
-        ConvolveByMatmul(),
+        ConvolveByMatmul(wide=wide_vectors),
         ConvolveTrained(),
         CompareIndices(),
         SinkReshapes(),
         *([QuantizeWeights(dynamic=config.quantize == "int8_dynamic")] if config.quantize.startswith("int8_") else []),
         HoistConstants(),
+        PackLoopWeights(),
         EliminateDead(),
         ClaimLibraries(enabled=not config.strict, blas=blas, matrix_tiles=matrix_tiles),
         SinkCasts(),
@@ -113,7 +121,10 @@ def cpu_passes(
 def cpu_passes_for(config: Config, target: CpuTarget, *, framework: bool = False) -> list[ModulePass]:
     """`cpu_passes` with the libraries that there are: this process's BLAS, and that of a `framework`."""
     tiles = framework and target.capabilities.library_matrix_tiles
-    return cpu_passes(config, blas=bool(blas_symbols()), matrix_tiles=tiles, byte_products=target.packs_bytes)
+    wide = target.vector_bits == 512
+    return cpu_passes(
+        config, blas=bool(blas_symbols()), matrix_tiles=tiles, byte_products=target.packs_bytes, wide_vectors=wide
+    )
 
 
 def dispatch_passes() -> list[ModulePass]:
@@ -219,6 +230,7 @@ def nvidia_kernel_passes() -> tuple[KernelPass, ...]:
         takes_weights_apart,
     )
     from weft.backends.nvidia.pipeline.software_pipeline_dots import SoftwarePipelineDots
+    from weft.backends.nvidia.pipeline.stage_operands import StageOperands
     from weft.backends.nvidia.pipeline.stage_stores import StageStores
     from weft.backends.nvidia.transforms.fold_sums import FoldSums
     from weft.backends.nvidia.transforms.fold_tanh import FoldTanh
@@ -305,6 +317,11 @@ def nvidia_kernel_passes() -> tuple[KernelPass, ...]:
                 Alternative(
                     "threads copy operands of wgmma (cp.async)",
                     (FoldViews(), PipelineCpAsync(), AssignLayouts(), InsertBarriers(), AllocateShared()),
+                    when=(multiplies_from_shared, has_dots, reads_whole_tiles),
+                ),
+                Alternative(
+                    "threads stage operands of wgmma in shared memory",
+                    (FoldViews(), StageOperands(), AssignLayouts(), InsertBarriers(), AllocateShared()),
                     when=(multiplies_from_shared, has_dots, reads_whole_tiles),
                 ),
                 Alternative(

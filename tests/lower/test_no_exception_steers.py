@@ -11,11 +11,15 @@ import pytest
 from weft import errors
 
 SOURCE = Path(errors.__file__).parent
-FOLDERS = ("lower", "passes", "backends", "tile", "runtime")
+FOLDERS = ("ir", "ops", "lower", "passes", "backends", "targets", "tile", "runtime")
 OURS = {name for name, each in vars(errors).items() if isinstance(each, type) and issubclass(each, errors.WeftError)}
-STEERING = {"WeftError", "LoweringError", "UnsupportedError", "ShapeError", "DTypeError", "CompilationError"}
+STEERING = OURS | {"Exception", "BaseException"}
 ALLOWED = {
+    "backends/nvidia/compile.py": "a thread hands its error to the one that waits for it",
+    "backends/target.py": "a package that is no target takes no other with it",
     "passes/transform/autocast.py": "an op's own type rule says which dtypes it takes",
+    "runtime/cuda/cuda_graphs.py": "what a library does not let be captured is launched",
+    "runtime/kept_constants.py": "an entry of the cache that cannot be read is none",
     "runtime/cuda/cubins.py": "PTX that was not assembled ahead is loaded as it is",
     "runtime/tune.py": "a measured candidate that does not compile is no candidate",
     "runtime/tune_device.py": "a measured candidate that does not compile is no candidate",
@@ -34,12 +38,8 @@ def caught(text: str) -> Iterator[tuple[int, str]]:
                 yield node.lineno, ", ".join(sorted(names))
         if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] == "suppress":
             names = {ast.unparse(each) for each in node.args}
-            if names & (STEERING | {"Exception", "BaseException"}):
+            if names & STEERING:
                 yield node.lineno, ", ".join(sorted(names))
-
-
-def test_the_errors_that_are_looked_for_exist() -> None:
-    assert STEERING <= OURS
 
 
 @pytest.mark.parametrize("folder", FOLDERS)
@@ -64,6 +64,7 @@ def test_what_is_allowed_is_there(path: str) -> None:
         ("try:\n    lower()\nexcept LoweringError:\n    other()", 1),
         ("try:\n    lower()\nexcept (KeyError, WeftError) as error:\n    log(error)\n    other()", 1),
         ("try:\n    lower()\nexcept:\n    other()", 1),
+        ("try:\n    lower()\nexcept Exception:\n    other()", 1),
         ("with suppress(LoweringError):\n    lower()", 1),
         ("with contextlib.suppress(Exception):\n    lower()", 1),
         ("try:\n    lower()\nexcept LoweringError as error:\n    raise LoweringError(name) from error", 0),

@@ -14,6 +14,7 @@ from weft.ir.types import DType, bf16, f32, f64, i8, i16, i32, tensor_of
 from weft.lower.lowered import anchor_of
 from weft.lower.packing import Packing, packable, weight_of
 from weft.ops.graph import FuncOp, GroupOp
+from weft.ops.layouts import StridedLayout
 from weft.ops.matmul.dot import Dot
 from weft.passes.grouping.build_groups import TWO_DIGITS
 
@@ -50,8 +51,13 @@ def programs_among(functions: Iterable[FuncOp]) -> list[FuncOp]:
     return [function for function in functions if "prepares" not in function.attributes]
 
 
-def packing_of(group: GroupOp, fixed: Sequence[bool], form: PanelForm) -> Packing | None:
-    """How a group wants its weights packed, if it does; `fixed` tells which of its operands are constants."""
+def packing_of(
+    group: GroupOp, fixed: Sequence[bool], form: PanelForm, layouts: Sequence[StridedLayout] | None = None
+) -> Packing | None:
+    """How a group wants its weights packed, if it does; `fixed` tells which of its operands are constants.
+
+    `layouts` are those of operands that are not row-major.
+    """
     dot = anchor_of(group)
     if not isinstance(dot, Dot):
         return None
@@ -64,5 +70,5 @@ def packing_of(group: GroupOp, fixed: Sequence[bool], form: PanelForm) -> Packin
         together = 1
     if weight == bf16 and tensor_of(dot.operands[0].type).dtype != bf16:
         together = 1
-    packing = packable(group, columns, together)
+    packing = packable(group, columns, together, layouts)
     return packing if packing is not None and fixed[packing.operand] else None

@@ -10,6 +10,7 @@ group that may be, and how the matrix lies in it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -96,8 +97,13 @@ _STEP_BYTES = 64
 """What instructions for matrix tiles take of K."""
 
 
-def packable(group: GroupOp, columns: int, together: int = 1) -> Packing | None:
-    """How the weights of a group's matmul are packed in panels of so many columns, if they are an operand of it."""
+def packable(
+    group: GroupOp, columns: int, together: int = 1, layouts: Sequence[StridedLayout] | None = None
+) -> Packing | None:
+    """How the weights of a group's matmul are packed in panels of so many columns, if they are an operand of it.
+
+    Operands are row-major where there are no `layouts` of them.
+    """
     dot = next((op for op in group.block.ops if isinstance(op, Dot)), None)
     if dot is None:
         return None
@@ -111,7 +117,9 @@ def packable(group: GroupOp, columns: int, together: int = 1) -> Packing | None:
     # The views' own rules say where an element of the matrix lies.
     names = [f"i{d}" for d in range(matrix.rank)]
     space = {name: size for name, size in zip(names, matrix.shape, strict=True)}
-    recorder = AddressRecorder({value: StridedLayout(contiguous_strides(tensor.shape))}, space=space)
+    operand = list(group.block.args).index(value)
+    layout = layouts[operand] if layouts else StridedLayout(contiguous_strides(tensor.shape))
+    recorder = AddressRecorder({value: layout}, space=space)
     index = [0 if size == 1 else symbol(name) for name, size in space.items()]
     recorder.at(Source(dot.operands[1], matrix), index)
     (address,) = recorder.addresses
@@ -129,5 +137,4 @@ def packable(group: GroupOp, columns: int, together: int = 1) -> Packing | None:
         return None
     unit = _STEP_BYTES // tensor.dtype.bytes if together > 1 else 1
     panels = PackedPanels(k, n, columns, tensor.dtype, count, together, unit)
-    operand = list(group.block.args).index(value)
     return Packing(operand, panels, tuple(batch), tuple(strides), rest) if isinstance(rest, int) else None

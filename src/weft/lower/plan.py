@@ -19,6 +19,7 @@ from weft.ir.types import Tensor, tensor_of, tensor_type
 from weft.lower.constants import Constant, PanelForm, packing_of, preparing
 from weft.lower.lowered import Lowered, slice_written_by
 from weft.lower.machine import CPU, Machine
+from weft.lower.pack_before_loops import PackedBefore, wants_packing
 from weft.lower.packing import PackedLayout
 from weft.lower.plan_calls import plan_accumulation, plan_call, plan_dot, plan_launch
 from weft.lower.plan_control import plan_if, plan_loop
@@ -97,6 +98,8 @@ class Planner:
     packed: dict[Constant, int] = field(default_factory=dict[Constant, int])
     given: dict[SSAValue, int] | None = None
     """Of a region: the results that have a buffer already."""
+    before: PackedBefore | None = None
+    """Of what a loop runs: the weights that are packed before it."""
 
     def run(self) -> Planned:
         function = self.function
@@ -126,8 +129,15 @@ class Planner:
         made = self.kernels
         return Planned(plan, made.kernels, made.schedules, prepare, made.sources)
 
-    def region(self, function: FuncOp, arguments: Sequence[Place], given: Sequence[int | None]) -> Planner:
+    def region(
+        self,
+        function: FuncOp,
+        arguments: Sequence[Place],
+        given: Sequence[int | None],
+        captured: Sequence[Place] | None = None,
+    ) -> Planner:
         """Plan what an op of control flow runs, on places of this function's; results go to the buffers given for them.
+        Of a loop is told what its turns have `captured`.
 
         Buffers, kernels and constants are this function's own; the steps are the region's.
         """
@@ -140,6 +150,8 @@ class Planner:
             replacing=set(),
             given={v: n for v, n in zip(function.returned.operands, given, strict=True) if n is not None},
         )
+        if captured is not None:
+            inner.before = PackedBefore(self, frozenset(place.buffer for place in captured))
         inner._plan_ops()
         inner._collect_symbols()
         return inner
@@ -313,9 +325,17 @@ class Planner:
             )
 
     def _packed(self, op: GroupOp, inputs: Sequence[Place]) -> tuple[list[int], list[StridedLayout]]:
-        """The buffers that a group reads and their layouts; constant weights of a matmul are read packed."""
+        """The buffers that a group reads and their layouts; weights of a matmul that stay the same are read packed."""
         buffers, layouts = [place.buffer for place in inputs], [place.layout for place in inputs]
-        if self.panel_form is None or not self.constants:
+        if self.panel_form is None:
+            return buffers, layouts
+        captured = wants_packing(op, inputs, self.before)
+        packing = packing_of(op, captured, self.panel_form, layouts) if any(captured) else None
+        if packing is not None and self.before is not None:
+            place = self.before.place_of(buffers[packing.operand], packing)
+            buffers[packing.operand], layouts[packing.operand] = place.buffer, place.layout
+            return buffers, layouts
+        if not self.constants:
             return buffers, layouts
         fixed = [
             place.buffer in self.constants and place.layout == self.buffers[place.buffer].layout for place in inputs

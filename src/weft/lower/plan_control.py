@@ -55,7 +55,7 @@ def plan_loop(planner: Planner, op: LoopOp, outputs: dict[SSAValue, Target]) -> 
     wanted = [*([] if condition is None else [condition]), *states, *(place for place, _ in made)]
     fixed = [None if place in states else place.buffer for place in wanted]
     (function,) = _functions(op, len(arguments))
-    body = planner.region(function, arguments, fixed)
+    body = planner.region(function, arguments, fixed, captures)
     _bring(body, wanted)
     planner.symbols |= symbols_of(op.trip_count)
     slices = tuple(moving for _, moving in (*taken, *made))

@@ -59,8 +59,8 @@ class Form:
     """Whether an LSTM forgets what it does not take in: f is 1 - i."""
     keep: bool = False
     """Whether what gradients need of every turn is given behind the results (`ops/recurrent_gradients.py`)."""
-    seen: Activation = lambda b, x: x
-    """What an LSTM's products see of the input, and of the state in each turn: quantized layers round both to codes."""
+    times: tuple[Activation, Activation] | None = None
+    """The products of an LSTM's input and state, as rows, with their weights: quantized layers multiply codes."""
     reset_after: bool = True
     """Whether a GRU resets what the product has made of the state (`linear_before_reset`), or the state before."""
 
@@ -88,7 +88,7 @@ def lstm(b: GraphBuilder, x: SSAValue, h: SSAValue, c: SSAValue, weights: Weight
 
     def turn(b: GraphBuilder, inputs: SSAValue, states: Sequence[SSAValue]) -> _Turn:
         h, c = states
-        product = b.dot(form.seen(b, h), hidden)
+        product = b.dot(h, hidden) if form.times is None else form.times[1](b, h)
         given, made = (_gates(b, each, form.order) for each in (_biased(b, inputs, bias), product))
         gates = {name: b.add(given[name], made[name]) for name in form.order}
         i = form.gate(b, _clipped(b, _peeped(b, gates["i"], c, weights, "i"), form))
@@ -103,7 +103,7 @@ def lstm(b: GraphBuilder, x: SSAValue, h: SSAValue, c: SSAValue, weights: Weight
         state = state if projection is None else b.dot(state, projection)
         return [state, new], [i, f, g, o, new]
 
-    return _turns(b, turn, _projected(b, form.seen(b, x), weights.input), [h, c], form)
+    return _turns(b, turn, _projected(b, x, weights.input, form.times and form.times[0]), [h, c], form)
 
 
 def gru(b: GraphBuilder, x: SSAValue, h: SSAValue, weights: Weights, form: Form) -> tuple[SSAValue, ...]:
@@ -192,13 +192,14 @@ def _turns(
     return outputs, *finals, *kept
 
 
-def _projected(b: GraphBuilder, x: SSAValue, weight: SSAValue) -> SSAValue:
+def _projected(b: GraphBuilder, x: SSAValue, weight: SSAValue, times: Activation | None = None) -> SSAValue:
     """What the input contributes to the gates, in all turns: [T, B, gates * H].
 
     The bias is added in each turn, by the kernel that reads this: a library's product would be read and written again.
     """
     turns, rows, size = b.tensor(x).shape
-    flat = _product(b, b.reshape(x, shape=(turns * rows, size)), weight)
+    given = b.reshape(x, shape=(turns * rows, size))
+    flat = _product(b, given, weight) if times is None else times(b, given)
     return b.reshape(flat, shape=(turns, rows, b.tensor(weight).shape[0]))
 
 

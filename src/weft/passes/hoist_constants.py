@@ -19,7 +19,7 @@ from weft.ir.attributes import to_attribute
 from weft.ir.expr import Size, product
 from weft.ir.types import tensor_of
 from weft.ops.base import Elementwise, GraphOp
-from weft.ops.control import LoopOp, functions_run, runner_of
+from weft.ops.control import ControlOp, LoopOp, functions_run, runner_of
 from weft.ops.graph import FuncOp, OpaqueOp, ReturnOp
 from weft.passes.choose_layouts import wanted_strides
 from weft.passes.grouping.build_groups import is_free, strides_of
@@ -67,6 +67,7 @@ class HoistConstants(ModulePass):
             prepare = _Hoisting(function, fixed_values(function)).run()
             if prepare is not None:
                 op.body.block.add_op(prepare)
+                _tell_regions(function)
 
 
 def _leave_region(function: FuncOp, module: ModuleOp) -> None:
@@ -104,6 +105,21 @@ def _leave_region(function: FuncOp, module: ModuleOp) -> None:
         runner.operands = [*runner.operands, values[value]]
     if constants:
         function.attributes["constants"] = to_attribute(tuple(constants))
+
+
+def _tell_regions(function: FuncOp) -> None:
+    """Mark what regions capture of a function's constants as constants of theirs: it was made one after they had it."""
+    constants = set(constant_arguments(function))
+    for runner in function.block.ops:
+        if not isinstance(runner, ControlOp) or constants.isdisjoint(runner.captures):
+            continue
+        for region in functions_run(runner):
+            captured = region.block.args[len(region.block.args) - len(runner.captures) :]
+            pairs = zip(captured, runner.captures, strict=True)
+            places = {argument.index for argument, value in pairs if value in constants}
+            places |= {argument.index for argument in constant_arguments(region)}
+            region.attributes["constants"] = to_attribute(tuple(sorted(places)))
+            _tell_regions(region)
 
 
 def _made_of_alone(function: FuncOp, values: Iterable[SSAValue]) -> set[SSAValue]:

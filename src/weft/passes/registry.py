@@ -26,6 +26,7 @@ from weft.passes.convolution.lay_out_convolutions import LayOutConvolutions
 from weft.passes.differentiate import Vjp
 from weft.passes.dot.align_operands import AlignOperands
 from weft.passes.dot.hoist_reshapes import HoistReshapes
+from weft.passes.dot.pack_loop_weights import PackLoopWeights
 from weft.passes.dot.read_gathered_weights import ReadGatheredWeights
 from weft.passes.dot.scale_after_dots import ScaleAfterDots
 from weft.passes.dot.sink_reshapes import SinkReshapes
@@ -90,6 +91,7 @@ PASSES: dict[str, type[ModulePass]] = {
         TileGroupedGemm,
         SumSmallDots,
         ReadGatheredWeights,
+        PackLoopWeights,
         FuseDequantization,
         ReadPages,
         ScaleAfterDots,

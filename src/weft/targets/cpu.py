@@ -12,6 +12,7 @@ from weft.backends.cpu.target import CpuTarget, target_for
 from weft.backends.target import ALONE, CostFacts, Host
 from weft.capabilities import Capabilities
 from weft.config import Config
+from weft.lower.steps import Plan
 from weft.ops.graph import FuncOp
 from weft.runtime.compiled import Compiled
 from weft.runtime.cores import available_cores
@@ -50,6 +51,11 @@ class Cpu:
         from weft.pipelines import compile_cpu
 
         return compile_cpu(function, config, self.processor, framework=host.libraries)
+
+    def plan(self, function: FuncOp, config: Config, host: Host = ALONE) -> Plan:
+        from weft.pipelines import plan_cpu
+
+        return plan_cpu(function, config, self.processor, framework=host.libraries)
 
     def load(self, compiled: Compiled[bytes], config: Config, host: Host = ALONE) -> PlanProgram[np.ndarray]:
         program = Executable(compiled.plan, compiled.code, compiled.prepare)

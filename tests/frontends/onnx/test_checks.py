@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,11 @@ from onnx import helper
 import weft
 import weft.onnx
 from tests.frontends.onnx.models import F32, I64, info, model
+from weft.artifact.manifest import SIGNATURES
 from weft.artifact.sources import read_source
 from weft.artifact.write import write_artifact
-from weft.errors import DataError, PlaceError, UnsupportedError, WeftError
+from weft.errors import PlaceError, UnsupportedError, WeftError
+from weft.testing.hostile_artifacts import archive, members_of
 
 X = np.arange(12, dtype=np.float32).reshape(3, 4)
 
@@ -91,8 +94,20 @@ def test_an_artifact_checks_too(tmp_path: Path) -> None:
     loaded = weft.load(tmp_path / "rows.weft")
     (y,) = loaded(X, np.array([2, -1]))
     np.testing.assert_array_equal(y, X[[2, -1]])
-    with pytest.raises(DataError, match="check number 1"):
-        loaded(X, np.array([0, 3]))
+    for one in (loaded, weft.load(tmp_path / "rows.weft", trust=True), _of_nobody(tmp_path / "rows.weft")):
+        with pytest.raises(PlaceError, match=r"rows: .*an index is out of range for dimension 0, of size 3"):
+            one(X, np.array([0, 3]))
+
+
+def _of_nobody(path: Path) -> Any:
+    """The model of an artifact whose code nobody vouches for."""
+    members = members_of(path.read_bytes())
+    members[SIGNATURES] = json.dumps({"machine": "0" * 64, "key": "", "signature": ""}).encode()
+    other = path.with_name("other.weft")
+    other.write_bytes(archive(members))
+    loaded = weft.load(other)
+    assert loaded.how.startswith("compiled")
+    return loaded
 
 
 def test_a_split_into_a_great_many_parts_is_refused() -> None:

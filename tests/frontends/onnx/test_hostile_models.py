@@ -368,6 +368,16 @@ def test_mutated_files_are_refused_by_typed_errors_or_read() -> None:
                 continue
 
 
+def test_a_node_of_the_host_with_too_many_outputs_is_refused() -> None:
+    nodes = [
+        helper.make_node("NonZero", ["x"], ["n", "more"], name="nonzero"),
+        helper.make_node("Neg", ["more"], ["y"]),
+    ]
+    loaded = weft.onnx.load(model(nodes, [info("x", F32, (3,))], [info("y", I64)]))
+    with pytest.raises(ModelError, match=r"'nonzero'.* has 2 outputs, expected at most 1"):
+        loaded(np.ones(3, np.float32))
+
+
 def test_sparse_initializers_have_a_limit_in_all() -> None:
     proto = layer(2)
     for number in range(40):  # 16 MB each, of a hundred bytes

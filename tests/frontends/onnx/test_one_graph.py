@@ -60,9 +60,48 @@ def test_a_model_of_several_graphs_is_refused(tmp_path: Path) -> None:
         read_source(saved(tmp_path / "m.onnx", nodes, 4))
 
 
-def test_a_result_that_is_an_input_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedError, match="as its results"):
-        read_source(saved(tmp_path / "m.onnx", PRODUCT, 4, ("y", "tokens")))
+def test_results_that_are_inputs_or_come_twice_are_new(tmp_path: Path) -> None:
+    nodes = [*PRODUCT, helper.make_node("Constant", [], ["one"], value=numpy_helper.from_array(W[:2]))]
+    outputs = ("y", "tokens", "h", "tokens", "one", "w")
+    model = saved(tmp_path / "m.onnx", [*nodes, helper.make_node("Identity", ["y"], ["y2"])], 4, (*outputs, "y2"))
+    write_artifact(tmp_path / "m.weft", read_source(model))
+    x = np.random.default_rng(1).standard_normal((4, 8)).astype(np.float32)
+    loaded = weft.load(tmp_path / "m.weft")
+    assert loaded.how == "machine code for host"
+    results = loaded(tokens=x)
+    expected = (np.maximum(x @ W, 0), x, x @ W, x, W[:2], W, np.maximum(x @ W, 0))
+    for number, (result, right) in enumerate(zip(results, expected, strict=True)):
+        np.testing.assert_allclose(result, right, rtol=1e-5, atol=1e-6)
+        assert not any(np.shares_memory(result, other) for other in (x, *results[:number]))
+
+
+def test_a_result_of_several_tensors_is_refused(tmp_path: Path) -> None:
+    nodes = [helper.make_node("SequenceConstruct", ["tokens", "w"], ["y"])]
+    with pytest.raises(UnsupportedError, match="as one of its results"):
+        read_source(saved(tmp_path / "m.onnx", [*PRODUCT[:1], *nodes], 4, ("y", "h")))
+
+
+@pytest.mark.parametrize("ends_by_data", [False, True])
+def test_a_loop_may_hand_an_input_on(tmp_path: Path, ends_by_data: bool) -> None:
+    nodes = [helper.make_node("Add", ["s", "k"], ["t"]), helper.make_node("ReduceMax", ["t"], ["m"], keepdims=0)]
+    nodes += [helper.make_node("Less", ["m", "limit"], ["c2"])]
+    body = helper.make_graph(
+        nodes if ends_by_data else nodes[:1],
+        "body",
+        [info("i", (), TensorProto.INT64), info("c", (), TensorProto.BOOL), info("s", (2, 8)), info("k", (2, 8))],
+        [info("c2" if ends_by_data else "c", (), TensorProto.BOOL), info("t", (2, 8)), info("k", (2, 8))],
+    )
+    count = helper.make_node("Constant", [], ["n"], value=numpy_helper.from_array(np.array(30)))
+    loop = helper.make_node("Loop", ["n", "yes" if ends_by_data else "", "z", "x"], ["y", "k2"], body=body)
+    given = [info("z", (2, 8)), info("x", (2, 8))]
+    given += [info("limit", ()), info("yes", (), TensorProto.BOOL)] if ends_by_data else []
+    loaded = weft.load(kept(tmp_path, [count, loop], given, ["y", "k2"], "graph.loop"))
+    z, x = np.zeros((2, 8), np.float32), np.full((2, 8), 0.5, np.float32)
+    more = {"limit": np.array(4, np.float32), "yes": np.array(True)} if ends_by_data else {}
+    y, k = loaded(z=z, x=x, **more)
+    np.testing.assert_array_equal(y, np.full((2, 8), 4.0 if ends_by_data else 15.0))
+    np.testing.assert_array_equal(k, x)
+    assert not np.shares_memory(k, x)
 
 
 def info(name: str, shape: tuple[int, ...] | None, type_: int = TensorProto.FLOAT) -> onnx.ValueInfoProto:
@@ -146,3 +185,40 @@ def test_an_artifact_keeps_branches_and_what_they_capture(tmp_path: Path) -> Non
     x = np.abs(np.random.default_rng(3).standard_normal((4, 8))).astype(np.float32)
     np.testing.assert_allclose(loaded(tokens=x)[0], np.tanh(x @ W), rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(loaded(tokens=-x)[0], x @ W, rtol=1e-4, atol=1e-5)
+
+
+def test_inputs_that_nothing_reads_are_still_taken(tmp_path: Path) -> None:
+    sizes = (("a-1", 2), ("tokens", 4), ("x0", 5))
+    graph = helper.make_graph(
+        [helper.make_node("Shape", ["tokens"], ["n"]), helper.make_node("MatMul", ["x0", "w"], ["y"])],
+        "scores",
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, [rows, 8]) for name, rows in sizes],
+        [
+            helper.make_tensor_value_info("n", TensorProto.INT64, [2]),
+            helper.make_tensor_value_info("y", TensorProto.FLOAT, None),
+        ],
+        [numpy_helper.from_array(W, "w")],
+    )
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)]), tmp_path / "m.onnx")
+    write_artifact(tmp_path / "m.weft", read_source(tmp_path / "m.onnx"))
+    loaded = weft.load(tmp_path / "m.weft")
+    assert len(loaded.inputs) == 3 and loaded.inputs[:2] == ("a-1", "tokens")
+    draws = np.random.default_rng(2)
+    given = [draws.standard_normal((rows, 8)).astype(np.float32) for _, rows in sizes]
+    shape, product = loaded(*given)
+    assert shape.tolist() == [4, 8]
+    np.testing.assert_allclose(product, given[2].astype(np.float64) @ W, rtol=1e-5, atol=1e-5)
+
+
+def test_a_model_of_constants_alone_takes_its_input(tmp_path: Path) -> None:
+    graph = helper.make_graph(
+        [helper.make_node("Shape", ["tokens"], ["n"])],
+        "sizes",
+        [helper.make_tensor_value_info("tokens", TensorProto.FLOAT, [4, 8])],
+        [helper.make_tensor_value_info("n", TensorProto.INT64, [2])],
+    )
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)]), tmp_path / "m.onnx")
+    write_artifact(tmp_path / "m.weft", read_source(tmp_path / "m.onnx"))
+    loaded = weft.load(tmp_path / "m.weft")
+    assert loaded.inputs == ("tokens",)
+    assert loaded(tokens=np.zeros((4, 8), np.float32))[0].tolist() == [4, 8]

@@ -10,6 +10,12 @@ import pytest
 import weft.ops  # noqa: F401  (fills the registry)
 from weft.ir.expr import Size, symbol
 from weft.ir.types import DType, Tensor, bf16, f32
+from weft.lower.dispatch import lower
+from weft.lower.machine import Machine
+from weft.lower.packing import PackedLayout, packable
+from weft.lower.refusal import Refusal
+from weft.lower.schedule.schedule import Blocks
+from weft.ops.layouts import contiguous
 from weft.ops.windows.convolution import Convolution, plain_params
 from weft.ops.windows.pool import MaxPool
 from weft.testing.kernels import CpuModule, Symbols, Trial, group_of, run_interpreted
@@ -104,3 +110,24 @@ def test_pooled_rows_are_vectors(width: int, stride: int) -> None:
     trial = Trial.of(group_of([Tensor(f32, x.shape)], lambda b, x: b.max_pool(x, **params)), "pool")
     assert str(trial.lowered.calls[0].kernel.schedule).startswith("#lanes<r2")
     check(trial, [x], MaxPool.reference(x, **params))
+
+
+def test_rows_of_windows_with_the_same_packed_weights_are_neighbours() -> None:
+    """All rows of an image are multiplied by one block of columns before the next, so that it stays in a cache."""
+
+    def body(b: Any, x: Any, w: Any) -> Any:
+        windows = b.windows(x, window=(3, 3), strides=(1, 1), dilation=(1, 1))
+        return b.dot(b.reshape(windows, shape=(6 * 14, 9 * 32)), w)
+
+    group = group_of([Tensor(f32, (1, 8, 16, 32)), Tensor(f32, (9 * 32, 128))], body)
+    packing = packable(group, 32)
+    assert packing is not None
+    layouts = [contiguous(Tensor(f32, (1, 8, 16, 32))), PackedLayout.of(packing.panels)]
+    lowered = lower(group, "windows", layouts, [contiguous(Tensor(f32, (6 * 14, 128)))], Machine(product_rows=14))
+    assert not isinstance(lowered, Refusal)
+    kernel = lowered.calls[0].kernel
+    assert isinstance(kernel.schedule, Blocks)
+    rows, columns, _ = kernel.schedule.sides
+    blocks = [size for size in (-(-128 // columns), 6, -(-14 // rows)) if size > 1]
+    assert len(blocks) >= 2
+    assert [size for size in kernel.op.grid.data if size != 1] == blocks

@@ -24,6 +24,14 @@ def test_eight_threads_have_about_the_same_to_do(m: int, n: int, k: int) -> None
     assert count / 8 / -(-count // 8) >= 0.9
 
 
+@pytest.mark.parametrize(("side", "channels"), [(56, 64), (28, 128), (14, 256)])
+def test_rows_of_windows_are_even_for_eight_threads(side: int, channels: int) -> None:
+    """Each row of an image is one of a batch; more blocks of columns cost little, since windows overlap."""
+    sides = even_blocks(side, channels, 3 * channels, side, (14, 32), 256, windows=True)
+    count = side * programs(side, channels, sides)
+    assert count / 8 / -(-count // 8) >= 0.99
+
+
 def test_columns_are_whole_panels_and_rows_whole_micro_kernels_or_even() -> None:
     for m, n, k in [(1, 1, 1), (1, 50257, 768), (7, 33, 5), (100_000, 64, 576), (49, 2048, 512), (3136, 64, 64)]:
         rows, columns = even_blocks(m, n, k, 1, UNIT, 256)

@@ -110,3 +110,20 @@ def test_what_is_left_to_others(x: Any, w: Any, changed: dict[str, Any]) -> None
     result = Tensor(f32, (x[0], w[0], 3, 3))
     assert geometry_of(Tensor(f32, x), Tensor(f32, w), result, **(PLAIN | changed)) is None
     assert geometry_of(Tensor(i32, (1, 8, 5, 5)), Tensor(i32, (4, 8, 3, 3)), result, **PLAIN) is None
+
+
+@pytest.mark.parametrize(
+    ("x", "w", "narrow", "wide"),
+    [
+        ((1, 3, 20, 20), (64, 3, 7, 7), True, False),  # runs of 21 elements
+        ((1, 256, 16, 16), (256, 256, 3, 3), True, False),  # rows of 14 windows by weights that leave a cache
+        ((1, 256, 9, 9), (256, 256, 3, 3), True, True),  # rows of 7
+        ((1, 2, 20, 20), (64, 2, 3, 3), True, True),
+    ],
+)
+def test_wide_vectors_take_shorter_runs_and_rows_where_they_lie(x: Any, w: Any, narrow: bool, wide: bool) -> None:
+    counts = tuple(size - window + 1 for size, window in zip(x[2:], w[2:], strict=True))
+    geometry = geometry_of(Tensor(f32, x), Tensor(f32, w), Tensor(f32, (1, w[0], *counts)), **PLAIN)
+    assert geometry is not None
+    assert (geometry.copies_windows(), geometry.copies_windows(wide=True)) == (narrow, wide)
+    assert geometry.copies_windows(codes=True, wide=True) == geometry.copies_windows(codes=True)

@@ -6,11 +6,12 @@ rows of floats, as 24 bits of a row's largest element are what a product in f32 
 
 from __future__ import annotations
 
-from weft.backends.cpu.microkernel import BYTES_TOGETHER, Blocking
+from weft.backends.cpu.microkernel import Blocking
 from weft.backends.cpu.target import CpuTarget
 from weft.backends.llvm.builder import Function, Module
 from weft.backends.llvm.values import V, const, i64, vector
 from weft.ir.types import DType, f32, i8, i16, u8
+from weft.ops.matmul.dot import BYTES_TOGETHER
 
 DIGITS = {i8: 1, u8: 1, i16: 2, f32: 3}
 """The digits of 8 bits that an element of a row is split into."""

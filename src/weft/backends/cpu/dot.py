@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from math import gcd
 from typing import TYPE_CHECKING
 
 from xdsl.ir import OpResult, SSAValue
@@ -32,8 +33,9 @@ if TYPE_CHECKING:
 
 _SIDE = 4
 """Streams of memory that are read side by side: few enough for one set of the first-level cache."""
-_WAYS, _SET_BYTES = 4, 2048
-"""Lines of one set that stay in every first-level cache, and a distance at which lines share a set."""
+_WAYS, _SET_BYTES = 7, 4096
+"""Lines of one set that stay in an x86's first-level cache beside what passes by, and a distance at which lines share a
+set. Other processors have blocks of fewer rows than their caches have ways."""
 _LONGEST_SUM = 512
 _LONGEST_SUM_OF_FEW_ROWS = 128
 """Terms that are summed up at a time: sums of sums lose fewer digits. Few rows wait for memory, not for additions."""
@@ -106,9 +108,12 @@ class _Product:
         self.block = self._blocking()
         # The kernels of few rows hold 4 by 4 sums or factors, if there are 32 registers.
         self.few_side = _SIDE if codegen.target.registers == 32 else _SIDE // 2
-        self.few_rows = self.capacity[0] <= _FEW_BLOCKS * min(self.block.rows, _MOST_POINTERS)
+        few = min(self.block.rows, _MOST_POINTERS)
+        # Blocks of rows that walk along panels may have any height up to the most, so that they are even.
+        self.even = self.in_panels and codegen.target.is_x86
+        self.few_rows = self.capacity[0] <= (few if self.even else _FEW_BLOCKS * few)
         if self.few_rows:
-            self.block = replace(self.block, rows=min(self.block.rows, _MOST_POINTERS))
+            self.block = replace(self.block, rows=few)
 
     def _blocking(self) -> Blocking:
         """The target's block, cut down until its columns divide the result's."""
@@ -142,7 +147,10 @@ class _Product:
         if self.few_rows or self.block.rows <= _WAYS:
             return True
         stride = load.strides.data[0]
-        return isinstance(stride, int) and stride * self.dtype.bytes % _SET_BYTES != 0
+        if not isinstance(stride, int):
+            return False
+        apart = _SET_BYTES // gcd(stride * self.dtype.bytes, _SET_BYTES)
+        return self.block.rows <= _WAYS * apart
 
     @property
     def reads_b(self) -> bool:
@@ -305,7 +313,7 @@ class _Product:
         return b.gep(self.a.pointer, b.add(b.mul(row, self.a.rows), k), scalar_type(self.dtype))
 
     def _row_groups(self, rows: int) -> Iterator[tuple[V, int, V]]:
-        return row_groups(self.b, self.extents[0], self.capacity[0], rows)
+        return row_groups(self.b, self.extents[0], self.capacity[0], rows, even=self.even)
 
     def _row_blocks(self, rows: int) -> Iterator[tuple[V, int]]:
         """The blocks of all row groups one by one: the first row and the height."""

@@ -16,6 +16,7 @@ from weft.backends.llvm.cast import load_as
 from weft.backends.llvm.values import V, const, i64, memory_type, scalar_type, vector
 from weft.ir.types import DType, bf16, f32, i8, i32
 from weft.lower.machine import CPU, Machine
+from weft.ops.matmul.dot import BYTES_TOGETHER
 
 _PARAMS = [
     ("ptr noalias", "c"),
@@ -27,8 +28,6 @@ _PARAMS = [
     ("i64", "depth"),
     ("i1", "keep"),
 ]
-BYTES_TOGETHER = 4
-"""Products of 8-bit integers that one instruction sums up."""
 _LEAST_CHAINS = 8
 """Sums that must be under way at a time to hide the latency of a multiply-add."""
 _LINE_VECTORS = 4
@@ -52,8 +51,8 @@ def blocking(target: CpuTarget, dtype: DType) -> Blocking:
     """The block that fills the register file of a target, for products computed in `dtype`."""
     lanes = target.vector_bits // max(dtype.bits, 8)
     match target.vector_bits:
-        case 512:
-            return Blocking(12, 2, lanes)
+        case 512:  # 28 sums of floats leave a register for a factor, and three for what it is multiplied by
+            return Blocking(14 if dtype.is_float else 12, 2, lanes)
         case _ if target.registers == 16:
             return Blocking(6, 2, lanes)
         case _:

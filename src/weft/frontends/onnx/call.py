@@ -33,6 +33,10 @@ class Mistake:
     is_place: bool = False
     """Whether it is an index that is out of range."""
 
+    @property
+    def kind(self) -> str:
+        return "place" if self.is_place else "data"
+
     def error(self) -> WeftError:
         if self.is_place:
             return PlaceError(self.message, hint="indices go from -size to size - 1")

@@ -137,8 +137,7 @@ class Importer:
         return made if made.opsets is not None else replace(made, opsets=node.opsets)
 
     def _bind(self, node: Node, made: Sequence[Value]) -> None:
-        if len(made) < max((place for place, name in enumerate(node.outputs, 1) if name), default=0):
-            raise ModelError(f"{node} has {len(node.outputs)} outputs, expected at most {len(made)}")
+        _require_outputs(node, len(made))
         for name, value in zip(node.outputs, made, strict=False):
             if name:
                 self.values[name] = value
@@ -308,7 +307,15 @@ def call_host(node: Node, function: HostFunction, arguments: Sequence[Any]) -> t
             made = function(*arguments)
     except (ValueError, IndexError, TypeError, AttributeError, OverflowError, np.linalg.LinAlgError) as error:
         raise DataError(f"{node} failed on its data: {error}") from error
-    return tuple(np.asarray(each) for each in (made if isinstance(made, tuple) else (made,)))
+    results = made if isinstance(made, tuple) else (made,)
+    _require_outputs(node, len(results))
+    return tuple(np.asarray(each) for each in results)
+
+
+def _require_outputs(node: Node, made: int) -> None:
+    """Refuse a node that names more outputs than its operator has."""
+    if made < max((place for place, name in enumerate(node.outputs, 1) if name), default=0):
+        raise ModelError(f"{node} has {len(node.outputs)} outputs, expected at most {made}")
 
 
 def _has_graphs(node: Node) -> bool:

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import count
 from pathlib import Path
 
 import numpy as np
+from xdsl.ir import BlockArgument, SSAValue
 
 from weft.config import Config
 from weft.errors import UnsupportedError
 from weft.frontends.onnx import operators as operators  # fills the table of converters
-from weft.frontends.onnx.dtypes import STRINGS
-from weft.frontends.onnx.model import ModelInput
+from weft.frontends.onnx.dtypes import STRINGS, kernel_dtype
+from weft.frontends.onnx.import_nodes import Importer
+from weft.frontends.onnx.model import ModelInput, Node
 from weft.frontends.onnx.read import read_model
 from weft.frontends.onnx.stage_functions import StageFunction
 from weft.frontends.onnx.stages import StagedProgram, Step
-from weft.frontends.onnx.values import Slot, Value
+from weft.frontends.onnx.values import Slot, Traced, Value, has_kernels
 from weft.frontends.text import read_function
 from weft.ir.attributes import to_attribute
+from weft.ir.types import Tensor, tensor_type
 from weft.ops.graph import FuncOp
 from weft.tile.text import print_program
 
@@ -38,18 +42,36 @@ class GraphTexts(StagedProgram):
         self.texts.append((text, constants))
         return StageFunction(text, text, constants)
 
+    def _given_back(self, importer: Importer, values: Sequence[Value]) -> Sequence[Value]:
+        """Copies inside, where nothing stands around the program: a loop may hand an input on as it is."""
+        if not self.whole:
+            return values
+        made: dict[SSAValue, Value] = {}
+        for value in values:
+            if not has_kernels(value):
+                return values  # not for an artifact
+            ssa = importer.traced(value, Node("Identity", "", (), ()))
+            if isinstance(ssa, BlockArgument) or ssa in made:
+                ssa = importer.builder.copy(ssa)
+            made[ssa] = Traced(ssa)
+        return list(made.values())
+
 
 def read_one_graph(path: Path, sizes: Mapping[str, int]) -> tuple[str, dict[str, np.ndarray]]:
     """The text and the weights of a model; `sizes` are those that it leaves open, by name."""
     return _read(path, sizes, checked=False)[:2]
 
 
-def read_checked_graph(path: Path, sizes: Mapping[str, int]) -> tuple[str, dict[str, np.ndarray], bool]:
-    """The text and the weights of a model, and whether its last result is a verdict on its data."""
+def read_checked_graph(
+    path: Path, sizes: Mapping[str, int]
+) -> tuple[str, dict[str, np.ndarray], tuple[tuple[str, str], ...]]:
+    """The text and the weights of a model, and of each mistake in data that its last result tells, kind and text."""
     return _read(path, sizes, checked=True)
 
 
-def _read(path: Path, sizes: Mapping[str, int], *, checked: bool) -> tuple[str, dict[str, np.ndarray], bool]:
+def _read(
+    path: Path, sizes: Mapping[str, int], *, checked: bool
+) -> tuple[str, dict[str, np.ndarray], tuple[tuple[str, str], ...]]:
     model = read_model(path, None)
     inputs = [each for each in model.graph.inputs if each.name not in model.graph.initializers]
     program = GraphTexts(model, Config(strict=True, freeze=True), checked=checked, whole=True)
@@ -65,8 +87,12 @@ def _read(path: Path, sizes: Mapping[str, int], *, checked: bool) -> tuple[str, 
         )
     _require_whole(step)
     ((text, constants),) = program.texts
-    names = [inputs[place].name for place in step.arguments]
-    return _named(text, names), dict(constants), step.verdict is not None
+    found = () if step.verdict is None else step.verdict.mistakes
+    return (
+        _stated(text, inputs, slots, step.arguments),
+        dict(constants),
+        tuple((each.kind, each.message) for each in found),
+    )
 
 
 def _example(given: ModelInput, sizes: Mapping[str, int]) -> np.ndarray:
@@ -97,17 +123,35 @@ def _require_whole(step: Step) -> None:
         )
     if list(step.results) != [("made", number) for number in range(len(step.results))]:
         raise UnsupportedError(
-            "the model gives an input, a constant or one value twice as its results", hint="let it give new tensors"
+            "the model gives a sequence, an optional or text as one of its results", hint="`weft.onnx.load` runs it"
         )
 
 
-def _named(text: str, names: list[str]) -> str:
-    """The text with the model's own names for inputs, where they are plain ones."""
+def _stated(text: str, inputs: Sequence[ModelInput], slots: Sequence[np.ndarray], read: Sequence[int]) -> str:
+    """The text with all inputs of the model, also those that nothing reads, by their own names where they are plain."""
     function, signature = read_function(text)
     free = [place for place, name in enumerate(signature.names) if name.startswith("x")]
     stated = list(signature.names)
-    for place, name in zip(free, names, strict=True):
-        if _PLAIN.fullmatch(name) and not _OWN.fullmatch(name) and name not in stated:
-            stated[place] = name
+    end = free[-1] + 1 if free else 0
+    for number, (given, slot) in enumerate(zip(inputs, slots, strict=True)):
+        place = free[number] if number < len(free) else end
+        if number not in read:
+            function.block.insert_arg(tensor_type(_tensor(given, slot)), place)
+            free = [*free[:number], place, *(each + 1 for each in free[number:])]
+            stated.insert(place, _unused(f"x{number}", stated))
+            end += 1
+        if _PLAIN.fullmatch(given.name) and not _OWN.fullmatch(given.name) and given.name not in stated:
+            stated[place] = given.name
     function.attributes["arg_names"] = to_attribute(tuple(stated))
     return print_program(function)
+
+
+def _tensor(given: ModelInput, slot: np.ndarray) -> Tensor:
+    dtype = kernel_dtype(slot.dtype)
+    if dtype is None:
+        raise UnsupportedError(f"the input {given.name!r} is {given.type}", hint="an artifact takes numbers of kernels")
+    return Tensor(dtype, slot.shape)
+
+
+def _unused(name: str, names: Sequence[str]) -> str:
+    return name if name not in names else next(f"x{n}" for n in count(len(names)) if f"x{n}" not in names)

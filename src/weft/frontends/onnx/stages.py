@@ -212,10 +212,15 @@ class StagedProgram:
         export = _Export(importer.target)
         if missing := [name for name in self._outputs if name not in importer.values]:
             raise ModelError(f"no node has made the output {missing[0]!r}, which the model gives")
-        results = tuple(export.source(importer.values[name]) for name in self._outputs)
+        values = self._given_back(importer, [importer.values[name] for name in self._outputs])
+        results = tuple(export.source(value) for value in values)
         verdict = self._verdict(importer, export)
         made = self._compiled(importer.target, tuple(export.wanted))
         return Step(made.function, made.arguments, None, (), None, results, verdict), made
+
+    def _given_back(self, importer: Importer, values: Sequence[Value]) -> Sequence[Value]:
+        """The results; the call around the compiled function copies inputs, constants, and what comes twice."""
+        return values
 
     def _cut(self, importer: Importer, host: RunsOnHost | None, needed: Traced | Slot | None) -> Step:
         """The step up to where the import stopped, and the state that follows."""

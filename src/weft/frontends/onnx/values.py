@@ -9,6 +9,8 @@ from typing import TypeAlias, TypeGuard
 import numpy as np
 from xdsl.ir import SSAValue
 
+from weft.frontends.onnx.dtypes import kernel_dtype
+
 
 @dataclass(frozen=True, eq=False)
 class Known:
@@ -59,3 +61,14 @@ def leaves(value: Value) -> Iterator[Known | Slot | Traced]:
             yield from leaves(each)
     elif is_tensor(value):
         yield value
+
+
+def has_kernels(value: Value) -> TypeGuard[Known | Slot | Traced]:
+    """Whether a value is a tensor of a type that kernels compute with; strings, for one, are not."""
+    match value:
+        case Known(array):
+            return kernel_dtype(array.dtype) is not None
+        case Slot():
+            return kernel_dtype(value.dtype) is not None
+        case _:
+            return isinstance(value, Traced)

@@ -77,10 +77,11 @@ class _DotLowering(DotRuns):
         self.emit = kernel.emit
         bm, bn, _ = self.blocks.sides
         # Rows with the same weights come one after the other.
-        n_base = kernel.start_of(self.n_run, bn) if self.n_run and self.chosen else 0
+        shared = self.chosen is not None or (self.panels is not None and self.panels.batch == 1)
+        n_base = kernel.start_of(self.n_run, bn) if self.n_run and shared else 0
         for run in self.outer:
             kernel.program(run)
-        n_base = kernel.start_of(self.n_run, bn) if self.n_run and not self.chosen else n_base
+        n_base = kernel.start_of(self.n_run, bn) if self.n_run and not shared else n_base
         if self.tiles is not None:
             self.tiles.find(kernel.frame, self.emit, self.layouts)
             m_base = self.tiles.first

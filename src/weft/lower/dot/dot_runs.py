@@ -155,7 +155,10 @@ class DotRuns:
         in_place = self.panels is not None or self._b_in_place(reads)
         split = as_bytes and self.a_tensor.dtype not in (i8, u8, bf16)
         sizes = [run.size for run in outer]
-        return choose_blocks(m, n, k, sizes, dtype, packed, in_place, split, self.machine, joined=as_bytes)
+        windows = len(self.domain.column_runs) > 1  # K in several runs
+        return choose_blocks(
+            m, n, k, sizes, dtype, packed, in_place, split, self.machine, joined=as_bytes, windows=windows
+        )
 
     def _whole_steps(self, depth: int, panels: PackedPanels) -> int:
         """A side along K that is made of the steps that panels are, or all of K: a block ends where a step does."""

@@ -17,24 +17,27 @@ _LEAST_HEIGHT = 4
 """A block of fewer rows takes as long as one of so many: it waits for memory, or for sums under way."""
 _READ_A, _READ_B, _WRITE, _START = 0.35, 0.35, 1.0, 400.0
 """Cycles for an element of either operand, for one of the result with what follows it, and for a program."""
+_READ_WINDOWS = 0.1
+"""Cycles for an element of windows: most of them are in those that the program before has read."""
 _ADD_PART = 0.25
 """Cycles for an element of the result that is added to once more, as another part of K ends."""
 
 
 @lru_cache(maxsize=1024)
 def even_blocks(
-    m: int, n: int, k: int, batch: int, unit: tuple[int, int], depth: int, rate: float = 1.0
+    m: int, n: int, k: int, batch: int, unit: tuple[int, int], depth: int, rate: float = 1.0, windows: bool = False
 ) -> tuple[int, int]:
     """The rows and columns of a block, of a matmul whose micro-kernels have `unit` rows and columns.
 
-    `depth` is how much of K is summed up at a time, `rate` the time of a multiplication as a share of that in f32.
+    `depth` is how much of K is summed up at a time, `rate` the time of a multiplication as a share of that in f32. Rows
+    may be `windows`, which overlap.
     """
     height, width = unit
     sides = [(rows, columns) for rows in _heights(m, height) for columns in _widths(n, width)]
     times: dict[tuple[int, int], list[float]] = {}
     for rows, columns in sides:
         programs = batch * -(-m // rows) * -(-n // columns)
-        one = _cycles(rows, columns, k, unit, depth, rate)
+        one = _cycles(rows, columns, k, unit, depth, rate, _READ_WINDOWS if windows else _READ_A)
         times[rows, columns] = [-(-programs // threads) * one for threads in _THREADS]
     best = [min(each) for each in zip(*times.values(), strict=True)]
     return min(sides, key=lambda side: sum(t / b for t, b in zip(times[side], best, strict=True)))
@@ -58,12 +61,15 @@ def _widths(n: int, unit: int) -> list[int]:
     return [unit * panels for panels in range(1, min(whole, _MOST_COLUMNS // unit) + 1)]
 
 
-def _cycles(rows: int, columns: int, k: int, unit: tuple[int, int], depth: int, rate: float) -> float:
+def _cycles(rows: int, columns: int, k: int, unit: tuple[int, int], depth: int, rate: float, read_a: float) -> float:
     height, width = unit
-    blocks, rest = divmod(rows, height)
-    tall = blocks * height + (max(rest, _LEAST_HEIGHT) if rest else 0)
+    if rate == 1.0:  # micro-kernels of floats have any height up to the unit: blocks of rows are even
+        tall = max(rows, -(-rows // height) * _LEAST_HEIGHT)
+    else:
+        blocks, rest = divmod(rows, height)
+        tall = blocks * height + (max(rest, _LEAST_HEIGHT) if rest else 0)
     panels = -(-columns // width)
     parts = -(-k // depth)
     multiply = panels * tall * k * rate
-    moved = (_READ_A * rows * k + _READ_B * columns * k) * (1.0 if rate == 1.0 else 0.5)
+    moved = (read_a * rows * k + _READ_B * columns * k) * (1.0 if rate == 1.0 else 0.5)
     return multiply + moved + rows * columns * (_WRITE + _ADD_PART * (parts - 1)) + _START

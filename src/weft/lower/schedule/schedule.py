@@ -109,10 +109,11 @@ def choose_blocks(
     machine: Machine = CPU,
     *,
     joined: bool = False,
+    windows: bool = False,
 ) -> Blocks:
     """The tiles of a matmul [m, k] x [k, n]; `packed` is the width of b's panels if it lies in such.
 
-    Neighbours along K may be `joined` in these; `dtype` is then that of the weights.
+    Neighbours along K may be `joined` in these; `dtype` is then that of the weights. Rows may be `windows`.
 
     A block of a (BM x BK) stays in the L2 cache while panels of b pass; column blocks are narrow enough for
     all threads to have some. With few rows b is read once: if it is read `in_place`, then best from end to end. Where
@@ -136,7 +137,7 @@ def choose_blocks(
     if machine.product_rows and packed is not None and not split and known:
         high, rate = (_TILED_ROWS, _TILED_RATE) if joined else (machine.product_rows, 1.0)
         unit = high, max(packed, _COLUMN_UNIT)
-        return Blocks("dot", (*even_blocks(m, n, _known([k]), _known(batch), unit, depth, rate), depth))
+        return Blocks("dot", (*even_blocks(m, n, _known([k]), _known(batch), unit, depth, rate, windows), depth))
     others = _known(batch) * (-(-m // rows) if isinstance(m, int) else 1)
     columns = 1 if n == 1 else _MOST_COLUMNS
     least = _SPLIT_COLUMNS if split else _LEAST_COLUMNS

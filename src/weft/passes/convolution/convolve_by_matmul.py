@@ -22,7 +22,7 @@ from weft.ir.expr import Size, product
 from weft.ir.types import DType, Tensor, f32, f64, tensor_of, tensor_type
 from weft.ops.base import Elementwise, GraphOp
 from weft.ops.graph import FuncOp, GraphBuilder
-from weft.ops.matmul.dot import Dot
+from weft.ops.matmul.dot import BYTES_TOGETHER, Dot
 from weft.ops.windows.convolution import Convolution
 from weft.ops.windows.window import Padding
 from weft.passes.simplify.constant_values import fixed_values, made_by
@@ -35,12 +35,11 @@ _MANY_TAPS = 16
 """Elements of a window from which on a padded copy costs less than asking for each whether it is inside."""
 _CACHED_BYTES = 3 << 18
 """Weights up to this size stay in a core's cache: reading them anew for every row of an image costs little."""
-_LONG_ROW = 48
-"""Windows of an image's row that are enough for weights to be read once for each row, wherever they lie."""
-_SHORT_RUN = 32
+_LONG_ROW, _LONG_FOR_WIDE = 48, 10
+"""Windows of an image's row that are enough for weights to be read once for each row, wherever they lie; the latter
+where a block in registers is as high, so that fewer would leave some of it empty."""
+_SHORT_RUN, _SHORT_FOR_WIDE = 32, 16
 """Elements of a window that lie side by side, of which fewer are not worth a step of the matmul."""
-_CODES_TOGETHER = 4
-"""Codes of 8 bits along K that lie side by side in panels of weights."""
 
 
 @dataclass(frozen=True)
@@ -66,18 +65,20 @@ class Geometry:
         """Whether the windows are the operand itself."""
         return all(size == 1 for size in (*self.window, *self.strides)) and not any(map(any, self.padding))
 
-    def copies_windows(self, *, codes: bool = False) -> bool:
+    def copies_windows(self, *, codes: bool = False, wide: bool = False) -> bool:
         """Whether all windows are copied first, which makes one tall matmul of many of an image's row each.
 
         The weights are read anew for every such row: that costs more than the copy where they leave the cache and rows
         are short. Windows of few channels are short runs of memory, which make for short sums. Channels of `codes` are
-        multiplied four at a time, from the first one of each place.
+        multiplied four at a time, from the first one of each place. `wide` vectors go through either much faster than
+        through a copy.
         """
-        if codes and self.channels % _CODES_TOGETHER:
+        if codes and self.channels % BYTES_TOGETHER:
             return True
         run = self.channels * (self.window[-1] if self.dilation[-1] == 1 else 1)
         weights = self.channels * self.outputs * prod(self.window) * 4
-        return run < _SHORT_RUN or (self.counts[-1] < _LONG_ROW and weights > _CACHED_BYTES)
+        short, long = (_SHORT_FOR_WIDE, _LONG_FOR_WIDE) if wide and not codes else (_SHORT_RUN, _LONG_ROW)
+        return run < short or (self.counts[-1] < long and weights > _CACHED_BYTES)
 
 
 def geometry_of(
@@ -122,22 +123,23 @@ class ConvolveByMatmul(ModulePass):
                                                   %z = graph.permute (graph.reshape %e : 1x56x56x64)
 
     Permutes, reshapes and windows are views. Only where weights are constants, so that `hoist_constants` makes the
-    matrix of them once.
+    matrix of them once. Windows are copied for other reasons where vectors are `wide`.
     """
 
     name: ClassVar[str] = "convolve_by_matmul"
+    wide: bool = False
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         for function in op.body.block.ops:
             if isinstance(function, FuncOp) and "constants" in function.attributes:
-                _Rewriting(function).run()
+                _Rewriting(function, wide=self.wide).run()
 
 
 class _Rewriting:
     """One walk over a function. `rows` has values [N, C, ...] as matrices [N * ..., C], where they were computed so."""
 
-    def __init__(self, function: FuncOp) -> None:
-        self.function = function
+    def __init__(self, function: FuncOp, *, wide: bool) -> None:
+        self.function, self.wide = function, wide
         self.fixed = fixed_values(function)
         self.rows: dict[SSAValue, SSAValue] = {}
 
@@ -190,7 +192,7 @@ class _Rewriting:
                 low, high = zip(*geometry.padding, strict=True)
                 places = b.pad(places, low=(0, *low, 0), high=(0, *high, 0), value=op.params.get("fill", 0))
             windows = b.windows(places, window=geometry.window, strides=geometry.strides, dilation=geometry.dilation)
-            copies = geometry.copies_windows(codes="dtype" in op.params)
+            copies = geometry.copies_windows(codes="dtype" in op.params, wide=self.wide)
             rows = b.reshape(b.copy(windows) if copies else windows, shape=(count, depth))
         wide = {"dtype": op.params["dtype"]} if "dtype" in op.params else {}
         dot = Dot.make(rows, matrix, location=op.location, **wide)

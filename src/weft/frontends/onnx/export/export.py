@@ -54,8 +54,8 @@ def _exported_by_torch(program: Any, name: str) -> tuple[str, Mapping[str, np.nd
         )
     from weft.frontends.torch.exported import graph_of
 
-    text, arrays, checked = graph_of(program, name)
-    if checked:
+    text, arrays, mistakes = graph_of(program, name)
+    if mistakes:
         raise UnsupportedError("the program raises errors that depend on its data", hint="ONNX has no such operator")
     return text, arrays
 

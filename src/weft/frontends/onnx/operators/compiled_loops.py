@@ -15,9 +15,8 @@ from xdsl.ir import Block, SSAValue
 from weft.errors import UnsupportedError
 from weft.frontends.onnx.call import Call, Mistake, NoRegion
 from weft.frontends.onnx.checks import combined
-from weft.frontends.onnx.dtypes import kernel_dtype
 from weft.frontends.onnx.model import Graph, Node
-from weft.frontends.onnx.values import Known, Slot, Traced, Value
+from weft.frontends.onnx.values import Known, Traced, Value, has_kernels
 from weft.ir.types import Tensor, boolean, i64, tensor_of, tensor_type
 from weft.ops.control import UNBOUNDED, close_if, close_loop
 from weft.ops.graph import GraphBuilder
@@ -189,17 +188,6 @@ def scalar_flag(c: Call, b: GraphBuilder, value: SSAValue) -> SSAValue:
     if tensor.dtype != boolean or any(size != 1 for size in tensor.shape):
         raise NoRegion
     return b.reshape(value, shape=()) if tensor.shape else value
-
-
-def has_kernels(value: Value) -> bool:
-    """Whether a value is a tensor of a type that kernels compute with; strings, for one, are not."""
-    match value:
-        case Known(array):
-            return kernel_dtype(array.dtype) is not None
-        case Slot():
-            return kernel_dtype(value.dtype) is not None
-        case _:
-            return isinstance(value, Traced)
 
 
 def _nodes(c: Call, graph: Graph, given: Mapping[str, Value]) -> tuple[list[Node], dict[str, Value]]:

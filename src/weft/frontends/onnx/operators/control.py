@@ -26,13 +26,12 @@ from weft.frontends.onnx.operators.compiled_loops import (
     Turns,
     compiled_branches,
     compiled_loop,
-    has_kernels,
     scalar_flag,
 )
 from weft.frontends.onnx.operators.counted_loops import counted_turns
 from weft.frontends.onnx.operators.table import onnx_op
 from weft.frontends.onnx.rewrite import INTERNAL, Rewrite
-from weft.frontends.onnx.values import Items, Known
+from weft.frontends.onnx.values import Items, Known, has_kernels
 from weft.ir.types import i64
 from weft.ops.control import UNBOUNDED
 

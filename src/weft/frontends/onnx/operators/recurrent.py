@@ -1,11 +1,14 @@
 """LSTM, GRU and RNN: ONNX's layout of weights, states and directions around the layers of `weft.ops.recurrent`.
 
 `DynamicQuantizeLSTM` has weights of 8 bits, and rounds its input, and the state of each turn, to 256 steps from the
-least to the largest element. Products of codes are those of the numbers that they stand for, which are multiplied here.
+least to the largest element. Products are those of the numbers that codes stand for, written so that `multiply_codes`
+makes products of codes of them, which are a quarter as much to read.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from xdsl.ir import SSAValue
@@ -13,6 +16,7 @@ from xdsl.ir import SSAValue
 from weft.errors import ModelError, ShapeError
 from weft.frontends.onnx.call import Call, static
 from weft.frontends.onnx.operators.table import onnx_op
+from weft.ir.types import f32, i32, u8
 from weft.ops.graph import GraphBuilder
 from weft.ops.recurrent import Activation, Form, Weights, activation, gru, lstm, rnn
 
@@ -22,30 +26,54 @@ _FUNCTIONS = {"RNN": ("Tanh",), "GRU": ("Sigmoid", "Tanh"), "LSTM": ("Sigmoid", 
 
 @onnx_op("LSTM", "GRU", "RNN")
 def recurrent(c: Call) -> Any:
-    return _layer(c, c.node.op, c.x(1), c.x(2), lambda b, x: x)
+    return _layer(c, c.node.op, c.x(1), c.x(2))
 
 
 @onnx_op("DynamicQuantizeLSTM", domain="com.microsoft")
 def dynamic_quantize_lstm(c: Call) -> Any:
-    return _layer(c, "LSTM", _widened(c, 1, 8), _widened(c, 2, 10), _rounded)
+    weight, hidden = _QuantizedWeights.of(c, 1, 8), _QuantizedWeights.of(c, 2, 10)
+
+    def times(way: int) -> tuple[Activation, Activation]:
+        return weight.product(c, way), hidden.product(c, way)
+
+    numbers = [c.b.permute(each.numbers(c.b), dims=(0, 2, 1)) for each in (weight, hidden)]
+    return _layer(c, "LSTM", numbers[0], numbers[1], times)
 
 
-def _widened(c: Call, place: int, factors: int) -> SSAValue:
-    """Weights [ways, inputs, gates * H] of codes as numbers, in the layout of an LSTM's."""
-    b, shape = c.b, c.shape(place)
-    if len(shape) != 3:
-        raise ShapeError(f"{c.node}: its weights are {list(shape)}, expected three dimensions")
-    dtype = c.kernel_type(c.dtype(factors))
-    numbers = b.cast(c.x(place), dtype=dtype)
-    for each, apply in ((factors + 1, b.sub), (factors, b.mul)):
-        if c.has(each):
-            given = b.cast(c.x(each), dtype=dtype)
+@dataclass(frozen=True)
+class _QuantizedWeights:
+    """Codes of weights [..., inputs, gates * H], what stands for 0, and factors, which broadcast to them."""
+
+    codes: SSAValue
+    zero: SSAValue | None
+    scale: SSAValue
+
+    @classmethod
+    def of(cls, c: Call, place: int, factors: int) -> _QuantizedWeights:
+        """Those of all directions, [ways, inputs, gates * H]."""
+        shape = c.shape(place)
+        if len(shape) != 3:
+            raise ShapeError(f"{c.node}: its weights are {list(shape)}, expected three dimensions")
+
+        def beside(each: int) -> SSAValue:
             sizes = c.shape(each)
             if sizes not in ((shape[0],), (shape[0], shape[2])):
                 raise ShapeError(f"{c.node}: input {each} is {list(sizes)}, expected {[shape[0], shape[2]]}")
-            wide = b.reshape(given, shape=(shape[0], 1, 1 if len(sizes) == 1 else shape[2]))
-            numbers = apply(numbers, wide)
-    return b.permute(numbers, dims=(0, 2, 1))
+            return c.b.reshape(c.x(each), shape=(shape[0], 1, 1 if len(sizes) == 1 else shape[2]))
+
+        return cls(c.x(place), beside(factors + 1) if c.has(factors + 1) else None, beside(factors))
+
+    def product(self, c: Call, way: int) -> Activation:
+        """What multiplies rows, rounded to codes, by the weights of one direction."""
+        zero = None if self.zero is None else _one(c, self.zero, way)
+        part = _QuantizedWeights(_one(c, self.codes, way), zero, _one(c, self.scale, way))
+        return lambda b, x: b.dot(_rounded(b, x), part.numbers(b))
+
+    def numbers(self, b: GraphBuilder) -> SSAValue:
+        """What the codes stand for."""
+        whole = b.cast(self.codes, dtype=i32)
+        whole = whole if self.zero is None else b.sub(whole, b.cast(self.zero, dtype=i32))
+        return b.mul(b.cast(whole, dtype=f32), self.scale)
 
 
 def _rounded(b: GraphBuilder, x: SSAValue) -> SSAValue:
@@ -57,11 +85,19 @@ def _rounded(b: GraphBuilder, x: SSAValue) -> SSAValue:
     scale = b.where(b.eq(scale, zero), b.full_like(x, 1), scale)
     offset = b.round(b.div(b.neg(least), scale))
     codes = b.add(b.round(b.div(x, scale)), offset)
-    codes = b.minimum(b.maximum(codes, zero), b.full_like(x, 255))
-    return b.mul(b.sub(codes, offset), scale)
+    codes = b.cast(b.minimum(b.maximum(codes, zero), b.full_like(x, 255)), dtype=u8)
+    whole = b.sub(b.cast(codes, dtype=i32), b.cast(offset, dtype=i32))
+    return b.mul(b.cast(whole, dtype=f32), scale)
 
 
-def _layer(c: Call, kind: str, weight: SSAValue, hidden: SSAValue, seen: Activation) -> Any:
+def _layer(
+    c: Call,
+    kind: str,
+    weight: SSAValue,
+    hidden: SSAValue,
+    times: Callable[[int], tuple[Activation, Activation]] | None = None,
+) -> Any:
+    """A layer; `times` makes the products of a direction's input and state, where those are of codes."""
     way, size = c.string("direction", "forward"), c.int("hidden_size")
     ways = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}.get(way)
     if ways is None:
@@ -89,7 +125,7 @@ def _layer(c: Call, kind: str, weight: SSAValue, hidden: SSAValue, seen: Activat
             output=chosen[-1],
             coupled=c.flag("input_forget") if kind == "LSTM" else False,
             reset_after=c.flag("linear_before_reset") if kind == "GRU" else True,
-            seen=seen,
+            times=None if times is None else times(n),
         )
         state = _state(c, 5, n, batch, size, batch_first)
         weights = _weights(c, kind, _one(c, weight, n), _one(c, hidden, n), n, size)
