@@ -18,10 +18,10 @@ from weft.ops.graph import FuncOp
 from weft.ops.layouts import BLAS_LARGEST
 from weft.ops.matmul.dot import Dot
 from weft.passes.convolution.convolve_by_matmul import ROWS_OF_WINDOWS
-from weft.passes.grouping.build_groups import CLAIM, INLINED, WIDENS
+from weft.passes.grouping.build_groups import CLAIM, INLINED, PACKED_BEFORE, WIDENS
 from weft.passes.simplify.constant_values import constant_arguments
 
-_FEW_ROWS = 128
+FEW_PACKED_ROWS = 128
 """With at most so many rows, packed weights and what follows in one kernel beat a library; with more they do not."""
 _SMALL_SIDE = 64
 """Neither side of weights larger than this: a matmul is over before a library has set out."""
@@ -50,7 +50,7 @@ class ClaimLibraries(ModulePass):
 
     Matmuls with few rows, or of unknown number, or with small weights, and those that convolutions were made into keep
     a kernel of their own if their weights are constants: these can be packed, once. So do all whose weights lie in a
-    type that no library multiplies.
+    type that no library multiplies, and those that a loop packs before its turns (`pack_loop_weights`).
     """
 
     name: ClassVar[str] = "claim_libraries"
@@ -76,7 +76,7 @@ class ClaimLibraries(ModulePass):
                         candidate.attributes[CLAIM] = StringAttr("blas")
 
     def _is_taken(self, dot: Dot, constants: set[SSAValue]) -> bool:
-        if self.fast_matmuls and is_for_tensor_cores(dot):
+        if PACKED_BEFORE in dot.attributes or (self.fast_matmuls and is_for_tensor_cores(dot)):
             return False
         if tensor_of(dot.operands[0].type).dtype != tensor_of(dot.results[0].type).dtype:
             return False  # what widens its operands was claimed as the call that it came from, or not at all
@@ -159,5 +159,5 @@ def _is_for_blas(dot: Dot, constants: set[SSAValue]) -> bool:
     if any(isinstance(size, int) and size > BLAS_LARGEST for size in sizes):
         return False
     small = all(isinstance(size, int) and size <= _SMALL_SIDE for size in sizes[1:])
-    few = small or not isinstance(rows, int) or rows <= _FEW_ROWS or ROWS_OF_WINDOWS in dot.attributes
+    few = small or not isinstance(rows, int) or rows <= FEW_PACKED_ROWS or ROWS_OF_WINDOWS in dot.attributes
     return result.dtype in (f32, f64) and not (few and viewed(dot.operands[1]) in constants)

@@ -12,7 +12,7 @@ from xdsl.ir import Block, Operation, SSAValue
 
 from weft.errors import UnsupportedError
 from weft.ir.locations import line_of
-from weft.ir.types import tensor_of
+from weft.ir.types import is_float
 from weft.ops.base import GraphOp, Movement
 from weft.ops.custom import CustomOp, inline_block, yielded
 from weft.ops.graph import GraphBuilder
@@ -30,10 +30,10 @@ def custom_rule(
     """The gradients of all operands by the rule `vjp`, None for those that have none."""
     rule = op.rule("vjp")
     assert rule is not None, "asked before"
-    seeds = [grad for grad, result in zip(grads, op.results, strict=True) if _is_float(result)]
+    seeds = [grad for grad, result in zip(grads, op.results, strict=True) if is_float(result)]
     found = iter(inline_block(b, rule, [*operands, *results, *seeds]))
     own = set(range(len(op.own)))
-    return tuple(next(found) if n in own and _is_float(x) else None for n, x in enumerate(op.operands))
+    return tuple(next(found) if n in own and is_float(x) else None for n, x in enumerate(op.operands))
 
 
 def propagate_custom(tape: Gradients, op: CustomOp, make: Callable[[GraphBuilder], Gradients]) -> None:
@@ -64,7 +64,7 @@ def check_linear(op: CustomOp) -> None:
     """Raise unless the rule for gradients is seen to be linear in the gradients that it takes."""
     rule = op.rule("vjp")
     assert rule is not None, "asked before"
-    count = sum(map(_is_float, op.results))
+    count = sum(map(is_float, op.results))
     moving = set[SSAValue](rule.args[len(rule.args) - count :])
     for each in rule.ops:
         reached = [n for n, operand in enumerate(each.operands) if operand in moving]
@@ -98,9 +98,9 @@ def push_custom(
 ) -> Sequence[SSAValue]:
     """Tangents of the results by the rule `jvp`, or by the body: the values are then its, and those are given."""
     rule = op.rule("jvp")
-    floats = [result for result in op.results if _is_float(result)]
+    floats = [result for result in op.results if is_float(result)]
     if rule is not None:
-        moving = [tangents[x] if x in tangents else zeros(b, x) for x in op.own if _is_float(x)]
+        moving = [tangents[x] if x in tangents else zeros(b, x) for x in op.own if is_float(x)]
         tangents.update(zip(floats, inline_block(b, rule, [*op.operands, *moving]), strict=True))
         return op.results
     values: dict[SSAValue, SSAValue] = dict(zip(op.body.args, op.operands, strict=True))
@@ -109,14 +109,10 @@ def push_custom(
         copy = b.insert(each.clone(value_mapper=values))
         values.update(zip(each.results, push(b, copy, known), strict=True))
     for result, value in zip(op.results, yielded(op.body), strict=True):
-        if _is_float(result) and values[value] in known:
+        if is_float(result) and values[value] in known:
             tangents[result] = known[values[value]]
     return op.results
 
 
 def _inner(block: Block) -> list[Operation]:
     return [op for op in block.ops if op.results]
-
-
-def _is_float(value: SSAValue) -> bool:
-    return tensor_of(value.type).dtype.is_float

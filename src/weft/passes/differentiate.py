@@ -16,8 +16,9 @@ from xdsl.passes import ModulePass
 
 from weft.errors import UnsupportedError
 from weft.ir.locations import line_of, sourced
-from weft.ir.types import tensor_of
+from weft.ir.types import is_float
 from weft.ops.base import GraphOp
+from weft.ops.call_rules import rules_of
 from weft.ops.control import ControlOp, LoopOp
 from weft.ops.custom import CustomOp
 from weft.ops.graph import FuncOp, GraphBuilder, LaunchOp, OpaqueOp, ReturnOp
@@ -132,10 +133,6 @@ def depending(ops: Sequence[Operation], values: Sequence[SSAValue]) -> set[Opera
     return found
 
 
-def is_float(value: SSAValue) -> bool:
-    return tensor_of(value.type).dtype.is_float
-
-
 class GradientTape:
     """The gradients found so far, of each value that a result depends on."""
 
@@ -197,10 +194,13 @@ class GradientTape:
     def _apply(self, op: Operation, operands: Sequence[SSAValue], results: Sequence[SSAValue]) -> None:
         """Append an op's gradient rule, which reads these values."""
         rule: Callable[..., tuple[SSAValue | None, ...]] | None = getattr(type(op), "vjp", None)
-        if rule is None or not isinstance(op, GraphOp):
+        if isinstance(op, OpaqueOp) and (call := rules_of(op)) is not None:
+            found = call.vjp(self.b, op, [self.gradients.get(result) for result in op.results], operands, results)
+        elif rule is None or not isinstance(op, GraphOp):
             raise no_rule(op, "gradient", "differentiate before grouping into kernels")
-        grads: tuple[Any, ...] = tuple(self.gradients.get(result) or zeros(self.b, result) for result in op.results)
-        found = rule(self.b, grads, tuple(operands), tuple(results), **op.params)
+        else:
+            grads: tuple[Any, ...] = tuple(self.gradients.get(x) or zeros(self.b, x) for x in op.results)
+            found = rule(self.b, grads, tuple(operands), tuple(results), **op.params)
         for operand, gradient in zip(op.operands, found, strict=True):
             if gradient is not None and is_float(operand):
                 self.add(operand, gradient)
@@ -216,10 +216,19 @@ def sum_to_shape(b: GraphBuilder, gradient: SSAValue, value: SSAValue) -> SSAVal
     return b.reshape(b.sum(gradient, dims=dims, keep=False), shape=target)
 
 
+CHECKS_INSIDE = (
+    "torch carries it out: what fails for some data, as `torch.linalg.inv` or an index does, is not looked into inside "
+    "of it; compute it before, or call what does not check, as `torch.linalg.inv_ex`"
+)
+"""What to do about calls in control flow that check their data."""
+
+
 def no_rule(op: Operation, what: str, hint: str) -> UnsupportedError:
     """What to say of an op that has no rule for a transformation."""
     if isinstance(op, OpaqueOp):
         name, hint = op.target.data, "torch carries it out, and Weft does not look into it: give it a rule of your own"
+        if name.startswith("higher_order::"):
+            hint = CHECKS_INSIDE
     elif isinstance(op, LaunchOp):
         name, hint = "a kernel in Triton's language", "give the function around it rules, by `weft.func.custom`"
     else:

@@ -15,7 +15,7 @@ from typing import Protocol
 from xdsl.ir import Block, Operation, Region, SSAValue
 
 from weft.ir.attributes import to_attribute
-from weft.ir.types import Tensor, i64, tensor_of, tensor_type
+from weft.ir.types import Tensor, i64, is_float, tensor_of, tensor_type
 from weft.ops.control import ControlOp, IfOp, LoopOp, if_else, loop
 from weft.ops.graph import GraphBuilder, YieldOp
 from weft.ops.rules import size_value, zeros
@@ -89,7 +89,7 @@ def _sums(op: LoopOp) -> set[int]:
 def result_gradients(tape: Gradients, op: ControlOp) -> dict[SSAValue, SSAValue]:
     """The gradients of the results of control flow; zeros where no result depends on one."""
     grads: dict[SSAValue, SSAValue] = {}
-    for result in filter(_is_float, op.results):
+    for result in filter(is_float, op.results):
         known = tape.gradients.get(result)
         grads[result] = zeros(tape.b, result) if known is None else known
     return grads
@@ -137,9 +137,9 @@ def _turns(
     own = len(op.stacks) - len(kept)
     stacks, history = op.stacks[:own], op.stacks[own:]
     directions = op.stacked[: len(stacks)]
-    states = [n for n, value in enumerate(op.starts) if _is_float(value)]
-    seeds = [n for n, value in enumerate(stacks) if _is_float(value)]
-    wholes = [n for n, value in enumerate(op.wholes) if _is_float(value)]
+    states = [n for n, value in enumerate(op.starts) if is_float(value)]
+    seeds = [n for n, value in enumerate(stacks) if is_float(value)]
+    wholes = [n for n, value in enumerate(op.wholes) if is_float(value)]
     captures = captured_floats(op)
 
     def turn(
@@ -211,8 +211,4 @@ def taken_back(
 def captured_floats(op: ControlOp) -> list[int]:
     """The places of captures that have gradients: of a value that is captured twice, the first has all of it."""
     captures = list(op.captures)
-    return [n for n, value in enumerate(captures) if _is_float(value) and captures.index(value) == n]
-
-
-def _is_float(value: SSAValue) -> bool:
-    return tensor_of(value.type).dtype.is_float
+    return [n for n, value in enumerate(captures) if is_float(value) and captures.index(value) == n]

@@ -18,7 +18,7 @@ from xdsl.ir import SSAValue
 
 from weft.errors import UnsupportedError
 from weft.ir.locations import line_of
-from weft.ir.types import i64, tensor_of
+from weft.ir.types import i64, is_float, tensor_of
 from weft.ops.control import UNBOUNDED, LoopOp, loop
 from weft.ops.graph import GraphBuilder
 from weft.ops.rules import size_value, zeros
@@ -41,7 +41,7 @@ def propagate_while(
             hint="let it have one of them",
         )
     b, turns, slots = tape.b, _Turns(op), _slots(op)
-    states = [n for n, value in enumerate(op.starts) if _is_float(value)]
+    states = [n for n, value in enumerate(op.starts) if is_float(value)]
     captures = captured_floats(op)
     one = b.full(value=1, shape=(), dtype=i64)
     number = turns.counted(b)
@@ -150,7 +150,3 @@ def _slots(op: LoopOp) -> int:
             return _SLOTS.start
         size += prod(each for each in tensor.shape if isinstance(each, int)) * max(1, tensor.dtype.bits // 8)
     return min(max(_KEPT_BYTES // max(size, 1), _SLOTS.start), _SLOTS.stop - 1)
-
-
-def _is_float(value: SSAValue) -> bool:
-    return tensor_of(value.type).dtype.is_float

@@ -35,3 +35,33 @@ def test_tangents_that_torch_forgets_are_not_judged_by_gradients(dtype: torch.dt
     torch.testing.assert_close(written, torch.cat([x.detach().cos()[:1] * along[:1], along[1:]]))
     assert place.dtype == torch.int64
     assert place == 0
+
+
+class _Square(torch.autograd.Function):
+    """Whose gradient is not differentiated on, as those of torch's chunked losses."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x.detach())
+        return x * x
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> torch.Tensor:
+        (x,) = ctx.saved_tensors
+        return (2 * x * grads[0]).detach()
+
+
+def test_tangents_of_gradients_that_are_not_differentiated_on_are_taken_from_differences() -> None:
+    def function(x: torch.Tensor, *_: Any) -> Any:
+        return _Square.apply(x)
+
+    x = torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64, requires_grad=True)
+    (tangent,) = run_oracle(function, (x, (), {}), lambda found: found, "forward-over-reverse")
+    along, seed = (torch.randn(3, generator=torch.Generator().manual_seed(n), dtype=torch.float64) for n in (20, 21))
+    torch.testing.assert_close(tangent, 2 * along * seed)
+
+
+def test_where_reverse_mode_has_no_second_derivative_forward_mode_is_the_oracle() -> None:
+    x = torch.zeros(3, dtype=torch.float64, requires_grad=True)
+    (tangent,) = run_oracle(torch.linalg.norm, (x, (), {}), lambda found: found, "forward-over-reverse")
+    torch.testing.assert_close(tangent, torch.zeros(3, dtype=torch.float64))

@@ -179,7 +179,7 @@ class Pow(Primitive):
         return b.mul(g, b.where(b.eq(y, zero), zero, base)), b.mul(g, b.where(flat, zero, b.mul(p, b.log(x))))
 
 
-@op("neg", aten="neg.default", onnx="Neg", stablehlo="negate", samples=unary(dtypes=NUMBERS))
+@op("neg", aten=("neg.default", "_neg_view.default"), onnx="Neg", stablehlo="negate", samples=unary(dtypes=NUMBERS))
 class Neg(Primitive):
     """The negative."""
 

@@ -46,6 +46,8 @@ def _product(b: GraphBuilder, x: SSAValue, y: SSAValue, turned: bool) -> SSAValu
     return transposed(b, b.dot(transposed(b, y), transposed(b, x))) if turned else b.dot(x, y)
 
 
+BYTES_TOGETHER = 4
+"""Products of 8-bit integers, neighbours along K, that one instruction of a processor sums up (VNNI, SDOT)."""
 _MADE_LATE = "it is made by passes, after differentiation and batching"
 _FLOAT8 = (f8e4m3, f8e5m2)
 _WIDENED = {i32: {(i8, i8), (u8, i8), (i16, i8)}, f32: {*product(_FLOAT8, _FLOAT8), (f16, f16), (bf16, bf16)}}

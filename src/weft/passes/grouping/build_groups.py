@@ -29,6 +29,8 @@ IN_PLACE = "in_place"
 """The attribute of a group that writes results into the memory of operands: pairs of their numbers."""
 INLINED = "weft.inlined"
 """The attribute of an op that every kernel which reads its result computes by itself."""
+PACKED_BEFORE = "weft.packed_before"
+"""The attribute of a matmul in a loop whose weights are packed before the first turn: the loop captures them."""
 TWO_DIGITS = "weft.two_digits"
 """The attribute of a matmul with rows of i16 that two digits of 8 bits make: none is above 127 * 257."""
 

@@ -21,9 +21,10 @@ from xdsl.passes import ModulePass
 from weft.errors import ShapeError
 from weft.ir.locations import line_of, sourced
 from weft.ops.base import GraphOp
+from weft.ops.call_rules import rules_of
 from weft.ops.control import ControlOp
 from weft.ops.custom import CustomOp
-from weft.ops.graph import FuncOp, GraphBuilder, module_of
+from weft.ops.graph import FuncOp, GraphBuilder, OpaqueOp, module_of
 from weft.ops.rules import zeros
 from weft.passes.custom_derivatives import check_linear, custom_rule, push_custom
 from weft.passes.differentiate import GradientTape, depending, is_float, no_rule, return_values, transform_functions
@@ -46,7 +47,7 @@ _HINT = "`detach` what is not to be differentiated, or give a rule of your own"
 Tangents = dict[SSAValue, SSAValue]
 
 
-def jvp_function(function: FuncOp, wanted: Sequence[int] | None = None) -> FuncOp:
+def jvp_function(function: FuncOp, wanted: Sequence[int] | None = None, *, apart: bool = False) -> FuncOp:
     """The function that takes arguments and their tangents, and gives results and their tangents.
 
         graph.func @f(%x, %y) {            graph.func @f_jvp(%x, %y, %tx, %ty) {
@@ -56,6 +57,7 @@ def jvp_function(function: FuncOp, wanted: Sequence[int] | None = None) -> FuncO
                                            }
 
     Arguments of floats have tangents, of which only those at the `wanted` places are taken, and results of floats.
+    With them `apart`, no value is computed by an op that takes tangents, so that values can be had before these.
     """
     made = function.clone()
     block, returned = made.block, made.returned
@@ -75,7 +77,10 @@ def jvp_function(function: FuncOp, wanted: Sequence[int] | None = None) -> FuncO
         marks, before = marks_of(op), op.prev_op
         with sourced(op.location):
             b = GraphBuilder(block, before=after)
-            push(b, op, tangents)
+            if apart and isinstance(op, ControlOp):
+                _push_apart(b, op, tangents)
+            else:
+                push(b, op, tangents)
             inherit_marks(marks, ops_after(before, b))
     b = GraphBuilder(block, before=returned)
     results = [tangents[x] if x in tangents else zeros(b, x) for x in returned.operands if is_float(x)]
@@ -91,6 +96,15 @@ def jvp_function(function: FuncOp, wanted: Sequence[int] | None = None) -> FuncO
     return made
 
 
+def _push_apart(b: GraphBuilder, op: ControlOp, tangents: Tangents) -> None:
+    """Tangents of control flow by an op beside it, which computes the values again."""
+    copy = GraphBuilder(b.block, before=op).insert(op.clone())
+    for value, kept in zip(push(b, op, tangents), copy.results, strict=True):
+        if value in tangents:
+            tangents[kept] = tangents[value]
+        value.replace_all_uses_with(kept)
+
+
 def push(b: GraphBuilder, op: Operation, tangents: Tangents) -> Sequence[SSAValue]:
     """Take the tangents of an op's operands to its results: entries of `tangents`, which lacks what does not change.
 
@@ -104,6 +118,8 @@ def push(b: GraphBuilder, op: Operation, tangents: Tangents) -> Sequence[SSAValu
         if op.rule("jvp") is not None or op.rule("vjp") is None:
             return push_custom(b, op, tangents, push)
         check_linear(op)
+        return _keep(b, op, _transposed(b, op, tangents), tangents)
+    if isinstance(op, OpaqueOp) and rules_of(op) is not None:
         return _keep(b, op, _transposed(b, op, tangents), tangents)
     if not isinstance(op, GraphOp):
         raise no_rule(op, "derivative", _HINT)
@@ -132,16 +148,21 @@ def _keep(b: GraphBuilder, op: Operation, found: Sequence[SSAValue | None], tang
 
 
 def _transposed(
-    b: GraphBuilder, op: GraphOp | CustomOp, tangents: Mapping[SSAValue, SSAValue]
+    b: GraphBuilder, op: GraphOp | CustomOp | OpaqueOp, tangents: Mapping[SSAValue, SSAValue]
 ) -> list[SSAValue | None]:
     """The tangents of the results, by the gradient rule: it is linear in the gradients, and this is its transpose."""
     rule: Callable[..., tuple[SSAValue | None, ...]] | None = getattr(type(op), "vjp", None)
-    if rule is None and not isinstance(op, CustomOp):
+    if rule is None and isinstance(op, GraphOp):
         raise no_rule(op, "derivative", _HINT)
     first = b.block.last_op if b.before is None else b.before.prev_op
     seeds: list[Any] = [zeros(b, result) for result in op.results]  # stand-ins: what is linear does not read them
     if isinstance(op, CustomOp):
         found = custom_rule(b, op, seeds, op.operands, op.results)
+    elif isinstance(op, OpaqueOp):
+        call = rules_of(op)
+        assert call is not None, "asked before"
+        floats = [seed if is_float(seed) else None for seed in seeds]
+        found = call.vjp(b, op, floats, op.operands, op.results)
     else:
         assert rule is not None, "asked before"
         found = rule(b, tuple(seeds), tuple(op.operands), tuple(op.results), **op.params)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from xdsl.ir import Block, Operation, Region, SSAValue
 
 from weft.ir.locations import sourced
-from weft.ir.types import tensor_of
+from weft.ir.types import is_float
 from weft.ops.control import ControlOp, IfOp, LoopOp, if_else, loop
 from weft.ops.graph import GraphBuilder, YieldOp
 from weft.ops.rules import zeros
@@ -29,7 +29,7 @@ def push_control(b: GraphBuilder, op: ControlOp, tangents: dict[SSAValue, SSAVal
     else:
         assert isinstance(op, LoopOp)
         values, found = _turns(b, op, tangents, push)
-    moving = [new for new in values if _is_float(new)]
+    moving = [new for new in values if is_float(new)]
     tangents.update(zip(moving, found, strict=True))
     for old, new in zip(op.results, values, strict=True):
         old.replace_all_uses_with(new)
@@ -58,9 +58,9 @@ def _turns(
 ) -> tuple[Sequence[SSAValue], Sequence[SSAValue]]:
     (region,) = op.bodies
     carried, first = len(op.starts), int(op.conditional)
-    states = [n for n, value in enumerate(op.starts) if _is_float(value)]
+    states = [n for n, value in enumerate(op.starts) if is_float(value)]
     moving = [n for n, value in enumerate(op.wholes) if value in tangents]
-    seeds = [n for n, value in enumerate(op.stacks) if _is_float(value)]
+    seeds = [n for n, value in enumerate(op.stacks) if is_float(value)]
 
     def turn(
         inner: GraphBuilder, index: SSAValue, before: Sequence[SSAValue], slices: Sequence[SSAValue]
@@ -112,8 +112,4 @@ def _pushed(
 
 
 def _of(b: GraphBuilder, values: Sequence[SSAValue], tangents: dict[SSAValue, SSAValue]) -> list[SSAValue]:
-    return [tangents[x] if x in tangents else zeros(b, x) for x in values if _is_float(x)]
-
-
-def _is_float(value: SSAValue) -> bool:
-    return tensor_of(value.type).dtype.is_float
+    return [tangents[x] if x in tangents else zeros(b, x) for x in values if is_float(x)]

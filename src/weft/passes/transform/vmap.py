@@ -21,9 +21,10 @@ from weft.ir.locations import line_of, sourced
 from weft.ir.size_text import parse_size
 from weft.ir.types import Tensor, tensor_of
 from weft.ops.base import GraphOp
+from weft.ops.call_rules import rules_of
 from weft.ops.control import ControlOp
 from weft.ops.custom import CustomOp
-from weft.ops.graph import FuncOp, GraphBuilder, ReturnOp
+from weft.ops.graph import FuncOp, GraphBuilder, OpaqueOp, ReturnOp
 from weft.ops.random import Uniform
 from weft.ops.rules import move_dim, with_batch
 from weft.passes.differentiate import no_rule, transform_functions
@@ -192,9 +193,13 @@ class Batch:
 
     def _batch(self, op: Operation) -> None:
         rule: Callable[..., Any] | None = getattr(type(op), "batch", None)
+        flags = tuple(operand in self.batched for operand in op.operands)
+        if isinstance(op, OpaqueOp) and (call := rules_of(op)) is not None:
+            given = [self.values[operand] for operand in op.operands]
+            self._keep(op, call.batch(self.b, op, given, flags, self.size))
+            return
         if rule is None or not isinstance(op, GraphOp):
             raise no_rule(op, "batching", "call it once for each of the batch, or give a rule of your own")
-        flags = tuple(operand in self.batched for operand in op.operands)
         found = rule(self.b, tuple(self.values[operand] for operand in op.operands), flags, **op.params)
         self._keep(op, cast("tuple[SSAValue, ...]", found if isinstance(found, tuple) else (found,)))
 

@@ -14,7 +14,7 @@ from typing import Any, Protocol, Self
 from xdsl.ir import Block, Operation, Region, SSAValue
 
 from weft.ir.expr import Size
-from weft.ir.types import Tensor, tensor_of, tensor_type
+from weft.ir.types import Tensor, is_float, tensor_of, tensor_type
 from weft.ops.control import ControlOp, IfOp, LoopOp, if_else, loop
 from weft.ops.custom import CustomOp
 from weft.ops.graph import GraphBuilder, YieldOp
@@ -199,7 +199,7 @@ def _pairs(values: Sequence[SSAValue], flags: Sequence[bool]) -> list[tuple[SSAV
 
 def batched_custom(batch: Batched, op: CustomOp, flags: Sequence[bool]) -> CustomOp:
     """A function of a batch: its body and its rules are those of the batch, each."""
-    own, results = [_is_float(x) for x in op.own], [_is_float(x) for x in op.results]
+    own, results = [is_float(x) for x in op.own], [is_float(x) for x in op.results]
     extra = {"vjp": len(op.results) + sum(results), "jvp": sum(own)}
     whole = [flag for flag, moving in zip(flags, own, strict=False) if moving]
     rules = {
@@ -227,7 +227,3 @@ def _batched_block(batch: Batched, block: Block, flags: Sequence[bool], wanted: 
     ]
     made.add_op(YieldOp.create(operands=found))
     return made
-
-
-def _is_float(value: SSAValue) -> bool:
-    return tensor_of(value.type).dtype.is_float

@@ -24,16 +24,8 @@ import torch
 
 from weft.errors import WeftError
 from weft.testing.conformance.journal import part
-from weft.testing.conformance.opinfo_cases import (
-    Backend,
-    CaseResult,
-    CaseSettings,
-    Status,
-    Unit,
-    judge_unit,
-    operators,
-    units,
-)
+from weft.testing.conformance.opinfo_cases import judge_unit
+from weft.testing.conformance.opinfo_units import Backend, CaseResult, CaseSettings, Status, Unit, operators, units
 from weft.testing.conformance.opinfo_worker import OpinfoWorker, operator_names
 
 # Where a backend that goes by name keeps its `TargetRecorder`.

@@ -14,7 +14,7 @@ from typing import Any
 
 from weft.errors import WeftError
 from weft.testing.child import START_LIMIT, Answer, Child, serve_requests
-from weft.testing.conformance.opinfo_cases import CaseResult, CaseSettings, Unit
+from weft.testing.conformance.opinfo_units import CaseResult, CaseSettings, Unit
 
 
 class OpinfoWorker(Child):
@@ -67,7 +67,7 @@ def operator_names(operators: Sequence[Any]) -> list[str]:
 def _prepare(settings: dict[str, Any]) -> Callable[[dict[str, Any], Answer], None]:
     import torch
 
-    from weft.testing.conformance import opinfo_cases
+    from weft.testing.conformance import opinfo_cases, opinfo_units
     from weft.testing.devices import is_usable
 
     warnings.simplefilter("ignore")
@@ -76,15 +76,15 @@ def _prepare(settings: dict[str, Any]) -> Callable[[dict[str, Any], Answer], Non
     # Results are held against float64: a GPU's shortened products would fail there for eager as well.
     torch.backends.cudnn.allow_tf32 = False
     chosen = CaseSettings(**settings)
-    opinfo_cases.operators()
+    opinfo_units.operators()
     opinfo_cases.identity_backend()
 
     def handle(request: dict[str, Any], answer: Answer) -> None:
         if "names" in request:
-            answer({"names": operator_names(opinfo_cases.operators())})
+            answer({"names": operator_names(opinfo_units.operators())})
             return
         if "units" in request:
-            found = opinfo_cases.units(*request["units"], device=chosen.device)
+            found = opinfo_units.units(*request["units"], device=chosen.device)
             answer({"units": [asdict(unit) for unit in found]})
             return
         for result in opinfo_cases.judge_unit(Unit(**request["unit"]), chosen, request["first"]):

@@ -23,7 +23,7 @@ import torch.utils._pytree as pytree
 from torch import Tensor
 from torch.testing._internal.common_utils import DeterministicGuard
 
-from weft.testing.conformance.opinfo_cases import WITHOUT_VALUES, operators
+from weft.testing.conformance.opinfo_units import WITHOUT_VALUES, operators
 
 SEED = 20
 MOST_CASES = 40

@@ -49,9 +49,14 @@ def run_oracle(call: Call, arguments: Any, process: Process, transform: str) -> 
     """What eager gives; tangents that it has not are made of gradients."""
     if transform == "forward-over-reverse":
         # Reverse mode is the better judge: where torch's two modes disagree, finite differences take its side.
+        # Where it has none, at a point without second derivatives, what torch's forward mode takes for one counts.
         with suppress(NotImplementedError, RuntimeError):
             torch.manual_seed(_SEED)
-            return _symmetric_tangents(call, arguments, process)
+            found = _symmetric_tangents(call, arguments, process)
+            if any(each.isnan().any() for each in found):
+                with suppress(NotImplementedError, RuntimeError):
+                    return run_transformed(call, arguments, process, transform)
+            return found
     try:
         if transform == "forward" and _lacks_tangents(call, arguments, process):
             # Gradients of gradients are what the compiled side makes of it: they would judge themselves.
@@ -166,10 +171,31 @@ def _symmetric_tangents(call: Call, arguments: Any, process: Process) -> Any:
     seeds = _random_like(results, 21)
     first: Any = torch.autograd.grad(results, wanted, seeds, create_graph=True, allow_unused=True)
     pairs = [(g, t) for g, t in zip(first, _random_like(wanted), strict=True) if g is not None and g.requires_grad]
-    if not pairs:
-        return [torch.zeros_like(x).detach() for x in wanted]
+    if not pairs:  # linear, or of gradients that are not differentiated on
+        return _tangents_of_gradients_by_differences(call, arguments, process)
     found: Any = torch.autograd.grad([g for g, _ in pairs], wanted, [t for _, t in pairs], allow_unused=True)
     return [torch.zeros_like(x).detach() if g is None else g for g, x in zip(found, wanted, strict=True)]
+
+
+def _tangents_of_gradients_by_differences(call: Call, arguments: Any, process: Process) -> Any:
+    """Tangents of gradients by central differences, with steps so short that few kinks are between them."""
+    step = 1e-5
+
+    def gradients(sign: float) -> list[Tensor]:
+        torch.manual_seed(_SEED)
+        tangents = iter(_random_like(_leaves(arguments)))
+
+        def along(leaf: Tensor) -> Tensor:
+            moved = leaf.detach() + sign * step * next(tangents) if leaf.requires_grad else leaf
+            return moved.requires_grad_(leaf.requires_grad)
+
+        given = pytree.tree_map_only(Tensor, along, arguments)
+        wanted = _leaves(given)
+        results = [each for each in _results(call, given, process) if each.requires_grad]
+        found: Any = torch.autograd.grad(results, wanted, _random_like(results, 21), allow_unused=True)
+        return [torch.zeros_like(x).detach() if g is None else g for g, x in zip(found, wanted, strict=True)]
+
+    return [(a - b) / (2 * step) for a, b in zip(gradients(1), gradients(-1), strict=True)]
 
 
 def _tangents_by_differences(call: Call, arguments: Any, process: Process) -> Any:

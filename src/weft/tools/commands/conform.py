@@ -45,6 +45,21 @@ def conform_opinfo(
         opinfo(terminal, Choice(*chosen, samples, gradients, strict, *limits))
 
 
+@conform.command("transforms")
+def conform_transforms(
+    ops: Annotated[list[str] | None, typer.Argument(help="Ops of the registry by name; all if there are none.")] = None,
+    samples: Annotated[int, typer.Option(help="How many samples of each op.", min=1)] = 1,
+    shard: Shard = None,
+    json: Json = False,
+) -> None:
+    """Every ordered pair of transformations of every op, in float64 against differences and loops."""
+    from weft.tools.conform.transforms import conform_transforms as run
+
+    terminal = Terminal(json=json)
+    with terminal.reporting_errors():
+        run(terminal, tuple(ops or ()), samples, shard)
+
+
 @conform.command("models")
 def conform_models(
     names: Annotated[list[str] | None, typer.Argument(help="Models by name; the twelve families if none.")] = None,

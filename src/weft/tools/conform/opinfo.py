@@ -9,7 +9,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 
 from weft.testing.conformance.conformance import ChoiceError, OpinfoReport, run_opinfo
-from weft.testing.conformance.opinfo_cases import CaseResult, Status
+from weft.testing.conformance.opinfo_units import CaseResult, Status
 from weft.testing.conformance.transform_cases import TRANSFORMS
 from weft.tools.terminal import Terminal, UsageError, check_file, parse_shard
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -254,3 +256,37 @@ def test_gradients_of_a_body_at_its_kinks() -> None:
     hardswish = torch.nn.functional.hardswish
     f = weft.func.custom(hardswish, jvp=lambda args, tangents: tangents[0])
     check(f, hardswish, torch.tensor([-3.0, -1.0, 0.0, 3.0, 4.0]))
+
+
+def _turned(grads: Any, args: Any, results: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """The rule of z * w + conj(z), as torch has it: gradients of z are conj(w) * g + conj(g)."""
+    z, w = args
+    return w.conj() * grads + grads.conj(), z.conj() * grads
+
+
+COMPLEX = weft.func.custom(
+    lambda z, w: z * w + z.conj(),
+    vjp=_turned,
+    jvp=lambda args, tangents: tangents[0] * args[1] + args[0] * tangents[1] + tangents[0].conj(),
+    batch=lambda size, batched, args: args[0] * args[1] + args[0].conj(),
+)
+
+
+def test_rules_of_complex_functions() -> None:
+    generator = torch.Generator().manual_seed(5)
+    z, w, dz, dw = torch.randn(4, 3, dtype=torch.complex128, generator=generator)
+
+    def loss(f: Any, z: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return torch.view_as_real(f(z, w).sin()).pow(2).sum()
+
+    def plain(z: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return z * w + z.conj()
+
+    def of(t: Any, f: Any) -> Any:
+        gradient = t.grad(lambda z, w: loss(f, z, w), (0, 1))
+        rows = torch.stack([z, dz]), torch.stack([w, dw])
+        return gradient(z, w), t.jvp(f, (z, w), (dz, dw)), t.vmap(f)(*rows), t.vmap(gradient)(*rows)
+
+    expected = of(torch.func, plain)
+    torch.testing.assert_close(of(weft.func, COMPLEX), expected)
+    torch.testing.assert_close(of(torch.func, COMPLEX), expected)

@@ -186,10 +186,9 @@ def test_indices_out_of_range_are_found_with_their_line() -> None:
         (lambda x: jvp(layer, (x,), x), WeftError, "structure"),
         (lambda x: grad(lambda x: x.sum() if x.sum() > 0 else x.max())(x), UnsupportedError, "decides by its data"),
         (lambda x: grad(lambda x: nn.functional.gaussian_nll_loss(x, x, x * x))(x), UnsupportedError, "decides by"),
-        (lambda x: grad(lambda x: torch.linalg.solve(x, x).sum())(x @ x.T), UnsupportedError, "linear algebra"),
         (lambda x: jvp(lambda x: x.argmax(), (x,), (x,)), DTypeError, "result 0 is of integers"),
         (lambda x: grad(lambda x: torch.linalg.eigvals(x).real.sum())(x @ x.T), UnsupportedError, "linalg_eig"),
-        (lambda x: grad(lambda x: x.real.sum())(x + 1j), DTypeError, "complex64"),
+        (lambda x: grad(lambda x: (x + 1j).sum())(x), DTypeError, "complex numbers"),
     ],
 )
 def test_mistakes_are_named_with_the_users_line(call: Any, error: type[WeftError], words: str, x: torch.Tensor) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.func as reference
+from torch._higher_order_ops.scan import scan
 from torch.autograd.function import once_differentiable
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -95,3 +96,35 @@ def test_tracing_with_symbolic_sizes(make: str) -> None:
     rows = torch.stack([X, X]) if make == "vmap" else X
     graph = make_fx(getattr(weft.func, make)(function), tracing_mode="symbolic")(rows)
     torch.testing.assert_close(graph(rows), getattr(reference, make)(function)(rows))
+
+
+def test_linear_maps_inside_of_other_transformations() -> None:
+    """Torch's own are computed at once in part, and forget how they depend on the point."""
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        value, push = weft.func.linearize(torch.sin, x)
+        return (value * push(x)).sum()
+
+    torch.testing.assert_close(weft.grad(function)(X), reference.grad(lambda x: (x.sin() * x.cos() * x).sum())(X))
+
+
+def _scanned(x: torch.Tensor) -> torch.Tensor:
+    def turn(state: torch.Tensor, row: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        after = torch.sin(state * row) + state
+        return after, after * row
+
+    last, rows = scan(turn, x[0].clone(), x)
+    return (rows * rows).sum() + last
+
+
+def _branched(x: torch.Tensor) -> torch.Tensor:
+    return torch.cond(x.sum() > 0, lambda x: x.sin() * x, lambda x: x.exp(), (x,)).sum()
+
+
+@pytest.mark.parametrize(("function", "order"), [(_scanned, 2), (_branched, 0)])
+def test_linear_maps_of_control_flow(function: Any, order: int) -> None:
+    """Its values are known before any tangent is, though one op could compute both."""
+    made = weft.hessian(function) if order else function
+    value, push = weft.func.linearize(made, X)
+    for step in (X, X.flip(0)):
+        torch.testing.assert_close((value, push(step)), weft.jvp(made, (X,), (step,)))

@@ -227,3 +227,21 @@ def test_many_narrow_elements_are_told_apart_where_they_are_unpooled() -> None:
     assert form is not None
     with taking_tangents():
         assert torch.equal(form(x, indices, 2), unpool(x, indices, 2))
+
+
+def test_tangents_of_gradients_of_cumulative_logarithms() -> None:
+    """Torch's gradient takes logarithms of gradients, which have no slope at 0."""
+
+    def tangent(function: Any) -> Any:
+        with forward_ad.dual_level():
+            x = forward_ad.make_dual(Y.clone().requires_grad_(), Y.cos())
+            (found,) = torch.autograd.grad(function(x), x, Y.sin())
+            return forward_ad.unpack_dual(found).tangent
+
+    def by_sums(x: Tensor) -> Tensor:
+        return x.exp().cumsum(1).log()
+
+    torch.testing.assert_close(tangent(compiled(lambda x: torch.logcumsumexp(x, 1))), tangent(by_sums))
+    far = torch.tensor([[-800.0, 0.0, 800.0]], dtype=torch.float64)
+    form: Any = form_of(torch.logcumsumexp)
+    torch.testing.assert_close(form(far, -1), torch.logcumsumexp(far, -1))

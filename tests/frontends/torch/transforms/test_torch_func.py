@@ -161,3 +161,19 @@ def test_what_torch_cannot_transform_is_told_with_the_line(caplog: pytest.LogCap
     torch.testing.assert_close(found, X.sin() * X)
     with pytest.raises(Exception, match="untransformed"):
         grad(lambda x: compiled(ordered)(x).sum())(X)
+
+
+def test_tangents_of_gradients_of_a_transposed_convolution_with_output_padding() -> None:
+    def function(x: Tensor, w: Tensor) -> Tensor:
+        return F.conv_transpose3d(x, w, stride=2, padding=2, output_padding=1)
+
+    x, w = torch.randn(1, 3, 4, 4, 4, dtype=torch.float64), torch.randn(3, 3, 3, 3, 3, dtype=torch.float64)
+
+    def tangents(function: Function) -> list[Any]:
+        with forward_ad.dual_level():
+            given = [forward_ad.make_dual(each.requires_grad_(), torch.ones_like(each)) for each in (x, w)]
+            result = function(*given)
+            found = torch.autograd.grad(result, given, torch.ones_like(result))
+            return [forward_ad.unpack_dual(each).tangent.detach() for each in found]
+
+    torch.testing.assert_close(tangents(compiled(function)), tangents(function))

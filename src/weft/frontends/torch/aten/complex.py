@@ -23,7 +23,7 @@ Operand = Complex | SSAValue | complex | Expr
 
 # What these do to a real tensor they do to both parts; tensors that are not complex are indices or masks.
 _BY_PARTS = (
-    *("alias", "clone", "detach", "lift_fresh_copy", "contiguous", "neg"),
+    *("alias", "clone", "detach", "lift_fresh_copy", "contiguous", "neg", "_neg_view"),
     *("view", "_unsafe_view", "reshape", "expand", "permute", "transpose.int", "t", "unsqueeze", "repeat"),
     *("squeeze", "squeeze.dim", "squeeze.dims", "slice.Tensor", "select.int", "split_with_sizes", "split.Tensor"),
     *("unbind.int", "flip", "roll", "diagonal", "as_strided", "unfold", "index.Tensor", "index_select", "gather"),
@@ -156,8 +156,11 @@ def reciprocal(b: ImportBuilder, x: Complex) -> Complex:
 
 
 @complex_aten("_conj", "_conj_physical", "conj_physical", "resolve_conj")
-def conj(b: ImportBuilder, x: Complex | SSAValue) -> Complex | SSAValue:
-    if isinstance(x, SSAValue) or "resolve" in str(b.node.target):
+def conj(b: ImportBuilder, x: Operand) -> Complex | SSAValue:
+    if isinstance(x, SSAValue):
+        return x
+    x = lifted(b, x, b.result.dtype)  # the gradient of a product with a number has that of the number
+    if "resolve" in str(b.node.target):
         return x
     return Complex(b, (x.real, b.emit("neg", x.imag)))
 

@@ -11,9 +11,18 @@ from weft.errors import UnsupportedError
 from weft.frontends.torch.aten.pointwise import apply
 from weft.frontends.torch.aten.table import aten
 from weft.frontends.torch.importer.builder import ImportBuilder
+from weft.frontends.torch.importer.checks import check_that
 from weft.ir.expr import Size, is_nonnegative
 from weft.ir.types import f32, i32
 from weft.passes.dot.tile_grouped_gemm import IN_ORDER
+
+
+@aten("weft.check_matrices")
+def check_matrices(b: ImportBuilder, info: SSAValue, name: str) -> SSAValue:
+    """Raise, when the program has run, where a matrix could not be factored or solved with."""
+    wrong = b.emit("ne", info, b.number(0, b.dtype(info)))
+    check_that(b, "data", f"{name} of a matrix that is singular, or of which a pivot is not positive", wrong)
+    return info
 
 
 @aten("mm", "bmm")

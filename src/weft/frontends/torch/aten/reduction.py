@@ -84,6 +84,12 @@ def _with_place(b: ImportBuilder, name: str, x: SSAValue, dim: int, keep: bool) 
     return value, b.emit(f"arg{name}", _ordered(b, x), dims=dims, keep=keep)
 
 
+def refuse_truths(b: ImportBuilder, x: SSAValue) -> None:
+    """Leave to torch what it has no kernel for; it says so."""
+    if b.dtype(x) == boolean:
+        raise UnsupportedError("an order of booleans, which torch refuses")
+
+
 def _ordered(b: ImportBuilder, x: SSAValue) -> SSAValue:
     """Booleans as numbers, which have an order."""
     return b.to(x, u8) if b.dtype(x) == boolean else x
@@ -91,12 +97,14 @@ def _ordered(b: ImportBuilder, x: SSAValue) -> SSAValue:
 
 @aten("argmax")
 def argmax(b: ImportBuilder, x: SSAValue, dim: int | None = None, keep: bool = False, **options: Any) -> SSAValue:
-    return b.emit("argmax", _ordered(b, x), dims=normal_dims(dim, b.rank(x)), keep=options.get("keepdim", keep))
+    refuse_truths(b, x)
+    return b.emit("argmax", x, dims=normal_dims(dim, b.rank(x)), keep=options.get("keepdim", keep))
 
 
 @aten("argmin")
 def argmin(b: ImportBuilder, x: SSAValue, dim: int | None = None, keep: bool = False, **options: Any) -> SSAValue:
-    return b.emit("argmin", _ordered(b, x), dims=normal_dims(dim, b.rank(x)), keep=options.get("keepdim", keep))
+    refuse_truths(b, x)
+    return b.emit("argmin", x, dims=normal_dims(dim, b.rank(x)), keep=options.get("keepdim", keep))
 
 
 @aten("any", "any.dim", "any.dims")

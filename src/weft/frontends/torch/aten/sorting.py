@@ -8,8 +8,10 @@ from typing import Any
 
 from xdsl.ir import SSAValue
 
+from weft.errors import UnsupportedError
 from weft.frontends.torch.aten.combining import inverse_of, is_order
 from weft.frontends.torch.aten.index import at_least_1d
+from weft.frontends.torch.aten.reduction import refuse_truths
 from weft.frontends.torch.aten.shape import flat
 from weft.frontends.torch.aten.table import aten
 from weft.frontends.torch.importer.builder import ImportBuilder, normal_dim
@@ -41,6 +43,7 @@ def sort_stable(b: ImportBuilder, x: SSAValue, **options: Any) -> Pair:
 
 @aten("topk")
 def topk(b: ImportBuilder, x: SSAValue, k: Size, dim: int = -1, largest: bool = True, ordered: bool = True) -> Pair:
+    refuse_truths(b, x)
     result = b.result
     row = at_least_1d(b, x)
     values, places = b.emit("topk", row, k=k, dim=normal_dim(dim, b.rank(row)), largest=largest, sorted=ordered)
@@ -65,18 +68,21 @@ def _running(b: ImportBuilder, name: str, x: SSAValue, dim: int) -> Pair:
 
 @aten("kthvalue")
 def kthvalue(b: ImportBuilder, x: SSAValue, k: Size, dim: int = -1, keepdim: bool = False) -> Pair:
+    refuse_truths(b, x)
     row = at_least_1d(b, x)
     return _shaped(b, _of_rank(b, row, k - 1, normal_dim(dim, b.rank(row))))
 
 
 @aten("median.dim")
 def median_along(b: ImportBuilder, x: SSAValue, dim: int, keepdim: bool = False) -> Pair:
+    refuse_truths(b, x)
     row = at_least_1d(b, x)
     return _shaped(b, _median(b, row, normal_dim(dim, b.rank(row))))
 
 
 @aten("nanmedian.dim")
 def nanmedian_along(b: ImportBuilder, x: SSAValue, dim: int, keepdim: bool = False) -> Pair:
+    refuse_truths(b, x)
     row = at_least_1d(b, x)
     return _shaped(b, _nanmedian(b, row, normal_dim(dim, b.rank(row))))
 
@@ -93,8 +99,11 @@ def nanmedian(b: ImportBuilder, x: SSAValue) -> SSAValue:
 
 def _of_all(b: ImportBuilder, x: SSAValue, along: Callable[[ImportBuilder, SSAValue, int], Pair]) -> SSAValue:
     """The median of all elements; where there are none, NaN."""
+    refuse_truths(b, x)
     if product(b.shape(x)) == 0:
-        return b.number(math.nan, b.dtype(x)) if b.dtype(x).is_float else b.number(0, b.dtype(x))
+        if not b.dtype(x).is_float:
+            raise UnsupportedError("the median of no integers, for which torch has a number of its own")
+        return b.number(math.nan, b.dtype(x))
     return b.view(along(b, flat(b, x), 0)[0], ())
 
 

@@ -20,6 +20,7 @@ from torch._decomp import decomposition_table as all_decompositions
 
 from weft.frontends.torch.capture import matrix_functions, pooled_windows, special_functions
 from weft.frontends.torch.capture.fused_layers import encoder_layer, multi_head_attention, trilinear
+from weft.frontends.torch.capture.margin_loss import multilabel_margin_loss
 from weft.frontends.torch.capture.random_numbers import dropout_by_counter, multinomial
 
 _ops: Any = torch.ops.aten
@@ -70,8 +71,10 @@ def _table(device: str) -> dict[Any, Callable[..., Any]]:
     table[_ops._transformer_encoder_layer_fwd.default] = encoder_layer
     table[_ops._native_multi_head_attention.default] = multi_head_attention
     table[_ops._trilinear.default] = trilinear
+    table[_ops.convolution_backward.default] = convolution_backward
     table[_ops._new_zeros_with_same_feature_meta.default] = zero_tangent
     table |= get_decompositions([_ops.tril_indices.default, _ops.triu_indices.default])
+    table[_ops.multilabel_margin_loss_forward.default] = multilabel_margin_loss
     table[_ops.triangular_solve.default] = matrix_functions.triangular_solve
     table[_ops.cholesky_solve.default] = matrix_functions.cholesky_solve
     table[_ops.cholesky_inverse.default] = matrix_functions.cholesky_inverse
@@ -97,6 +100,14 @@ def native_dropout(x: torch.Tensor, p: float, train: bool | None) -> tuple[torch
         return torch.zeros_like(x), torch.zeros_like(x, dtype=torch.bool)
     mask = _ops.bernoulli.p(torch.empty_like(x, dtype=torch.bool), 1.0 - p)
     return x * mask * (1.0 / (1.0 - p)), mask
+
+
+def convolution_backward(*args: Any) -> Any:
+    """Torch's second derivative of a transposed one hands its output padding on, which others refuse."""
+    transposed, padding = args[7:9]
+    if transposed or not any(padding):
+        return NotImplemented
+    return _ops.convolution_backward.default(*args[:8], [0] * len(padding), *args[9:])
 
 
 def zero_tangent(x: torch.Tensor, like: torch.Tensor, *, self_num_batch_dims: int = 0) -> torch.Tensor:

@@ -1,8 +1,9 @@
 """Random numbers: drawn by torch, or made by kernels themselves, as an operator of torch: `weft::uniform(seed, size)`.
 
-A GPU's kernel that reads a mask from memory moves more bytes than one that makes its own. The seed is drawn by torch's
-generator in every call, so that `torch.manual_seed` decides and captured graphs go on from replay to replay. Which
-numbers eager draws depends on its kernels' threads: few are still drawn by these, see `dropout_by_counter`.
+A GPU's kernel that reads a mask from memory moves more bytes than one that makes its own. Seeds are drawn by torch's
+generator in every call, so that `torch.manual_seed` decides and captured graphs go on from replay to replay; all of a
+graph at once, see `draw_seeds_once`. Which numbers eager draws depends on its kernels' threads: few are still drawn by
+these, see `dropout_by_counter`.
 """
 
 # Torch's operators have no types that can be followed.
@@ -11,16 +12,52 @@ numbers eager draws depends on its kernels' threads: few are still drawn by thes
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import fx
 
+from weft.frontends.torch.capture.checkpoint_marks import without_marks
 from weft.ops.random import Uniform
 
 _MANY = 1 << 20
 """Elements from which on dropout makes its own numbers."""
 _library = torch.library.Library("weft", "FRAGMENT")
+SEEDS = "weft::seeds"
+"""The operator by which torch's generator draws the seeds of numbers that kernels make themselves."""
+_INT64 = torch.iinfo(torch.int64)
+_library.define("seed(Device device) -> Tensor", tags=(torch.Tag.nondeterministic_seeded,))
+_library.define("seeds(int count, Device device) -> Tensor[]", tags=(torch.Tag.nondeterministic_seeded,))
+
+
+def drawn_seeds(count: int, device: torch.device) -> list[torch.Tensor]:
+    """Seeds that lie beside each other, aligned to 16 bytes as kernels take them."""
+    return list(torch.randint(_INT64.min, _INT64.max, (count, 2), dtype=torch.int64, device=device)[:, :1].unbind())
+
+
+def _fake_seeds(count: int, device: torch.device) -> list[torch.Tensor]:
+    return [torch.empty((1,), dtype=torch.int64, device=device) for _ in range(count)]
+
+
+def _fake_seed(device: torch.device) -> torch.Tensor:
+    return _fake_seeds(1, device)[0]
+
+
+def _seeds(count: int, device: torch.device) -> list[torch.Tensor]:
+    # What an operator gives may not share memory.
+    return [seed.clone() for seed in drawn_seeds(count, device)]
+
+
+def _seed(device: torch.device) -> torch.Tensor:
+    return _seeds(1, device)[0]
+
+
+_library.impl("seed", _seed, "CompositeExplicitAutograd")
+_library.impl("seeds", _seeds, "CompositeExplicitAutograd")
+torch.library.register_fake("weft::seed", _fake_seed)
+torch.library.register_fake(SEEDS, _fake_seeds)
 _library.define("uniform(Tensor seed, SymInt[] size) -> Tensor")
 
 
@@ -32,9 +69,9 @@ def _fake(seed: torch.Tensor, size: Sequence[int]) -> torch.Tensor:
     return seed.new_empty(size, dtype=torch.float32)
 
 
-_library.define("probabilities(Tensor x) -> Tensor")
 _library.impl("uniform", _uniform, "CompositeExplicitAutograd")
 torch.library.register_fake("weft::uniform", _fake)
+_library.define("probabilities(Tensor x) -> Tensor")
 
 
 def _probabilities(x: torch.Tensor) -> torch.Tensor:
@@ -65,8 +102,43 @@ def dropout_by_counter(x: torch.Tensor, p: float, train: bool | None) -> Any:
     if train is False or p in (0, 1) or not isinstance(count, int) or count < _MANY or not x.is_floating_point():
         return NotImplemented
     operators: Any = torch.ops
-    limits = torch.iinfo(torch.int64)
-    seed = operators.aten.randint.low(limits.min, limits.max, [1], dtype=torch.int64, device=x.device)
-    mask = operators.weft.uniform(seed, x.shape) < 1.0 - p
+    mask = operators.weft.uniform(operators.weft.seed(x.device), x.shape) < 1.0 - p
     wide = x if x.dtype == torch.float64 else x.float()
     return torch.where(mask, wide * (1.0 / (1.0 - p)), 0.0).to(x.dtype), mask
+
+
+def draw_seeds_once(module: fx.GraphModule) -> None:
+    """Let torch's generator draw the seeds of a graph, and those of each of its branches and loops, in one call for
+    each device.
+
+        %a = weft.seed cuda             %s = weft.seeds 2, cuda
+        …                          →    %a = %s[0]
+        %b = weft.seed cuda             …
+                                        %b = %s[1]
+
+    Every call stands between kernels that could otherwise be launched together. What was drawn is kept for the
+    backward, so that it makes the same numbers again.
+    """
+    for part in module.modules():
+        if isinstance(part, fx.GraphModule):
+            _draw_once(part)
+
+
+def _draw_once(module: fx.GraphModule) -> None:
+    graph = module.graph
+    drawn: dict[torch.device, list[fx.Node]] = {}
+    for node in graph.find_nodes(op="call_function", target=torch.ops.weft.seed.default):
+        drawn.setdefault(node.meta["val"].device, []).append(node)
+    for device, nodes in drawn.items():
+        first: Any = nodes[0]
+        with graph.inserting_before(first):
+            seeds = graph.call_function(torch.ops.weft.seeds.default, (len(nodes), device))
+            taken = [graph.call_function(operator.getitem, (seeds, number)) for number in range(len(nodes))]
+        kept = without_marks(first.meta)  # what a checkpoint computes again needs the same seeds
+        seeds.meta = {**kept, "val": [node.meta["val"] for node in nodes]}
+        for node, seed in zip(nodes, taken, strict=True):
+            seed.meta = {**kept, "val": node.meta["val"]}
+            node.replace_all_uses_with(seed)
+            graph.erase_node(node)
+    if drawn:
+        module.recompile()

@@ -19,7 +19,7 @@ from weft.frontends.torch.func.capture_function import fake_tensor
 from weft.frontends.torch.func.capturing import current_capture
 from weft.frontends.torch.func.chunked_batches import call_in_chunks, joined
 from weft.frontends.torch.func.custom_batching import batch_by_rule
-from weft.frontends.torch.func.program import SLOT, Program
+from weft.frontends.torch.func.program import Program, Slot
 from weft.frontends.torch.func.transformed import Transformed, is_traced
 from weft.ir.types import tensor_of
 from weft.ops.graph import GraphBuilder
@@ -88,7 +88,11 @@ class Vmap(Transformed):
             if isinstance(leaf, torch.Tensor)
         ]
         outs = leaf_axes(self.out_axes, inner.tree(), "out_axes")
-        wanted = [axis for axis, leaf in zip(outs, inner.leaves, strict=True) if leaf is SLOT]
+        slots = [(axis, leaf) for axis, leaf in zip(outs, inner.leaves, strict=True) if isinstance(leaf, Slot)]
+        wanted = [
+            _axis_in_graph(axis, slot, tensor_of(result.type).rank)
+            for (axis, slot), result in zip(slots, inner.results, strict=True)
+        ]
         held = len(inner.function.block.args) - inner.tensors
         made = vmap_function(
             inner.function,
@@ -129,9 +133,21 @@ class Vmap(Transformed):
         return next(iter(sizes.values()))
 
 
+def _axis_in_graph(axis: int | None, slot: Slot, rank: int) -> int | None:
+    """Where a batch of results of this rank stands, whose last dimension is that of a complex number's parts."""
+    if axis is None or not slot.is_complex:
+        return axis
+    if not -rank <= axis < rank:
+        raise ShapeError(f"out_axes has {axis} for a result of {rank} dimensions", location=calling_line())
+    return axis % rank
+
+
 def _any_verdict(b: GraphBuilder, verdict: SSAValue) -> SSAValue:
     """A verdict on the data of a whole batch."""
-    return b.max(verdict, dims=(0,), keep=False) if tensor_of(verdict.type).rank else verdict
+    shape = tensor_of(verdict.type).shape
+    if not shape:
+        return verdict
+    return b.sum(verdict, dims=(0,), keep=False) if shape[0] == 0 else b.max(verdict, dims=(0,), keep=False)
 
 
 def _without(leaf: Any, axis: int | None) -> Any:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from types import MethodType
 from typing import Any, cast
 
 import torch
@@ -24,7 +25,12 @@ from torch._subclasses.fake_tensor import (
     DynamicOutputShapeException,
     FakeTensorMode,
 )
-from torch._subclasses.functional_tensor import FunctionalTensor, disable_functional_mode, dispatch_functionalize
+from torch._subclasses.functional_tensor import (
+    FunctionalTensor,
+    FunctionalTensorMode,
+    disable_functional_mode,
+    dispatch_functionalize,
+)
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, ShapeEnv
 from torch.overrides import TorchFunctionMode
@@ -32,18 +38,23 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from weft.config import Config
 from weft.diagnostics import calling_line, raising_line
-from weft.errors import DTypeError, UnsupportedError
+from weft.errors import UnsupportedError
+from weft.frontends.torch.capture import matrix_calls
 from weft.frontends.torch.capture.decompositions import decompositions
+from weft.frontends.torch.capture.margin_loss import margins_of_labels
 from weft.frontends.torch.capture.stop_gradients import stop_gradients, stopped
 from weft.frontends.torch.func import tensor_indices
 from weft.frontends.torch.func.capturing import capturing
+from weft.frontends.torch.func.complex_forms import with_complex_forms
+from weft.frontends.torch.func.no_grad_results import NoGradResults, storage_of
 from weft.frontends.torch.func.normalized import SHIFTED
-from weft.frontends.torch.func.program import SLOT, Program
+from weft.frontends.torch.func.program import Program, slot_of
 from weft.frontends.torch.func.random_numbers import Seed, drawing_from
 from weft.frontends.torch.func.smooth_forms import KINKED, SMOOTH
 from weft.frontends.torch.importer.import_graph import import_graph
 from weft.frontends.torch.importer.imported_graph import ImportedGraph, Passed, Returned
 from weft.ops.graph import ReturnOp
+from weft.passes.differentiate import CHECKS_INSIDE
 from weft.passes.transform.arguments import forget_ends
 from weft.passes.transform.checkpoint import read_regions
 
@@ -77,18 +88,15 @@ def _empty(mode: FakeTensorMode, shape: Sequence[int], dtype: torch.dtype, devic
 
 def decompositions_of_functions(device: torch.device) -> dict[Any, Callable[..., Any]]:
     """What operators of a function that is going to be transformed are taken apart into, while it is traced."""
-    table = decompositions(device.type if device.type == "cuda" else "cpu") | SHIFTED | SMOOTH
-    return {target: rule for target, rule in table.items() if target not in _PRODUCTS and target not in KINKED}
+    table = decompositions(device.type if device.type == "cuda" else "cpu") | SHIFTED | SMOOTH | matrix_calls.FORMS
+    kept = {target: rule for target, rule in table.items() if target not in _PRODUCTS and target not in KINKED}
+    return with_complex_forms(kept)
 
 
 def capture(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Program:
     """Trace a function for arguments, of which only the types of tensors matter."""
     leaves, spec = pytree.tree_flatten((tuple(args), dict(kwargs)))
     given = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-    for each in given:
-        if each.is_complex():
-            hint = "pass `torch.view_as_real` of it"
-            raise DTypeError(f"an argument of {each.dtype}", location=calling_line(), hint=hint)
     own: dict[str, Any] = {}
     if isinstance(function, nn.Module):
         own = dict([*function.named_parameters(), *function.named_buffers()])
@@ -109,11 +117,11 @@ def capture(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[s
                 returned = function(*taken, **named)
         calls.refuse_writes()
         found, shape["spec"] = pytree.tree_flatten(returned)
-        shape["leaves"] = tuple(SLOT if isinstance(leaf, torch.Tensor) else leaf for leaf in found)
+        shape["leaves"] = tuple(slot_of(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in found)
         return [leaf.clone(memory_format=_ROWS) for leaf in found if isinstance(leaf, torch.Tensor)]
 
     table = decompositions_of_functions(device) | drawing_from(seed)
-    functional: Any = dispatch_functionalize(flat)
+    functional: Any = functionalized(flat)
 
     def seeded(*tensors: torch.Tensor) -> Any:
         seed.value = tensors[-1]  # operators are taken apart where nothing is mutated any more
@@ -174,10 +182,6 @@ def _writes(func: Any, kwargs: Any) -> bool:
     return (name.endswith("_") and name != "requires_grad_") or (kwargs or {}).get("out") is not None
 
 
-def _storage(tensor: torch.Tensor) -> int | None:
-    return tensor.untyped_storage()._cdata if torch._C._has_storage(tensor) else None
-
-
 class _UsersCalls(TorchFunctionMode):
     """Notes the user's line of every call; what is computed without gradients, under `no_grad()`, has none later.
 
@@ -190,6 +194,7 @@ class _UsersCalls(TorchFunctionMode):
         self._originals: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._given: set[int] = set()
         self._lines: dict[int, str | None] = {}
+        self._no_grad = NoGradResults()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if torch.compiler.is_dynamo_compiling():  # control flow, whose regions Dynamo traces
@@ -212,19 +217,26 @@ class _UsersCalls(TorchFunctionMode):
             (first, out), rest = (args[:1], (kwargs or {}).get("out")), args[1:]
             first, out = pytree.tree_map_only(nn.Parameter, self._traced, (first, out))
             args, kwargs = (*first, *rest), {**kwargs, "out": out} if out is not None else kwargs
+        no_grad = not torch.is_grad_enabled()
+        if no_grad:
+            args, kwargs = self._no_grad.shared((args, kwargs))
+        before = self._no_grad.before_write(args) if no_grad and writes else None
         if tensor_indices.is_read(func, args):
             found = tensor_indices.read(*args)
         elif tensor_indices.is_written(func, args):
             found = tensor_indices.write(*args)
         else:
             found = func(*args, **(kwargs or {}))
+        if writes:
+            self._no_grad.after_write(args, before)
+            self._no_grad.refresh(args)
         self._note_writes(self._outside if writes else self._given, place)
         if func not in _ASKING:
             found = pytree.tree_map_only(_is_outside, partial(self._own, args=args), found)
-        if torch.is_grad_enabled() and func not in _DETACHING:
-            return found
+        if func not in _DETACHING:
+            return self._no_grad.results(found, args) if no_grad else found
         found = pytree.tree_map_only(torch.Tensor, stopped, found)
-        if func in _DETACHING and known is not None:
+        if known is not None:
             self._originals[id(found)] = found, known
         return found
 
@@ -250,8 +262,8 @@ class _UsersCalls(TorchFunctionMode):
     def _own(self, result: torch.Tensor, args: Any) -> torch.Tensor:
         """What a call makes of parameters alone is the function's own, unless it has the memory of one."""
         given = [leaf for leaf in pytree.tree_leaves(args) if isinstance(leaf, nn.Parameter)]
-        memory = _storage(result)
-        if memory is not None and any(memory == _storage(each) for each in given):
+        memory = storage_of(result)
+        if memory is not None and any(memory == storage_of(each) for each in given):
             return result
         return FunctionalTensor.to_functional(_recorded(result))
 
@@ -283,9 +295,25 @@ def _recorded(tensor: torch.Tensor) -> torch.Tensor:
         return torch.ops.aten.alias.default(tensor)
 
 
+def functionalized(flat: Callable[..., Any]) -> Callable[..., Any]:
+    """A function whose trace writes to nothing; factorisations that may fail are looked at when the graph has run."""
+    mode = FunctionalTensorMode()
+    dispatch = mode.__torch_dispatch__
+
+    def checked(_: FunctionalTensorMode, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten._linalg_check_errors.default:
+            dispatch(matrix_calls.check_matrices.default, types, args[:2], {})
+            return None
+        return dispatch(func, types, args, kwargs)
+
+    # On the mode itself: operators with regions know its very class.
+    object.__setattr__(mode, "__torch_dispatch__", MethodType(checked, mode))
+    return dispatch_functionalize(flat, mode)
+
+
 def traced(flat: Callable[..., Any], inputs: Sequence[torch.Tensor], table: Mapping[Any, Any]) -> fx.GraphModule:
     try:
-        with torch.enable_grad(), fx_traceback.preserve_node_meta():
+        with torch.enable_grad(), fx_traceback.preserve_node_meta(), margins_of_labels():
             return make_fx(flat, table, _allow_non_fake_inputs=True)(*inputs)
     except (DataDependentOutputException, DynamicOutputShapeException, GuardOnDataDependentSymNode) as error:
         raise _decides(error) from error
@@ -295,13 +323,11 @@ def traced(flat: Callable[..., Any], inputs: Sequence[torch.Tensor], table: Mapp
             location=raising_line(error) or calling_line(),
             hint="transform the function from outside: `vmap(jvp(f, ...))`, not `jvp` in a function that has a batch",
         ) from error
-    except AssertionError as error:
-        if "token for effect" not in str(error):
-            raise
+    except torch.linalg.LinAlgError as error:  # torch runs a branch as it is traced, on memory that nobody has filled
         raise UnsupportedError(
-            "a call of linear algebra that checks its arguments, which torch carries out, has no rules",
+            f"control flow with a call that checks its data: {str(error).partition(chr(10))[0]}",
             location=raising_line(error) or calling_line(),
-            hint="give the function around it rules, by `weft.func.custom`, or use `torch.func`",
+            hint=CHECKS_INSIDE,
         ) from error
     except RuntimeError as error:
         if "get value out of a tracing tensor" not in str(error):
@@ -331,12 +357,10 @@ def _return_outputs(imported: ImportedGraph) -> None:
     for output in calling.outputs:
         if isinstance(output, Passed):
             results.append(function.block.args[output.argument])
-        elif isinstance(output, Returned) and not output.is_complex:
+        elif isinstance(output, Returned):
             results.append(returned[output.result])
         else:
-            raise UnsupportedError(
-                "the function returns complex numbers", location=calling_line(), hint="return `torch.view_as_real(x)`"
-            )
+            raise UnsupportedError("the function returns what is no tensor of its graph", location=calling_line())
     verdict = [returned[-1]] if calling.checks else []
     last = function.returned
     last.detach()

@@ -25,9 +25,9 @@ from torch._subclasses.fake_tensor import FakeTensor
 from weft.diagnostics import calling_line
 from weft.errors import ShapeError, WeftError
 from weft.frontends.torch.capture.custom_calls import CALLS
-from weft.frontends.torch.func.capture_function import decompositions_of_functions, fake_tensors, traced
+from weft.frontends.torch.func.capture_function import decompositions_of_functions, fake_tensors, functionalized, traced
 from weft.frontends.torch.func.capturing import capturing, current_capture
-from weft.frontends.torch.func.custom_eager import eager_call
+from weft.frontends.torch.func.custom_eager import eager_call, is_inexact
 
 Rule = Callable[..., Any]
 _is_wrapped: Callable[[torch.Tensor], bool] = is_functorch_wrapped_tensor
@@ -75,7 +75,7 @@ class Custom:
         if capture is None or any(map(_is_wrapped, tensors)):
             return eager_call(self, args)
         kept = [_TENSOR if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
-        call = Call(self, kept, spec, calling_line())
+        call = Call(self, kept, spec, calling_line(), tuple(each.is_complex() for each in tensors))
         if self.batch is not None:
             BATCHING[call.batching or ""] = call
         key = f"{self.name}.{next(_keys)}"
@@ -93,6 +93,8 @@ class Call:
     leaves: list[Any]
     spec: pytree.TreeSpec
     line: str | None
+    complexes: tuple[bool, ...]
+    """Which of its tensors are of complex numbers."""
     out: tuple[list[Any], pytree.TreeSpec] | None = None
 
     @property
@@ -101,7 +103,9 @@ class Call:
         if self.custom.batch is None:
             return None
         own = [leaf for leaf in self.leaves if leaf is not _TENSOR]
-        return f"{self.custom.place}({hashlib.sha256(repr((self.spec, own)).encode()).hexdigest()[:12]})"
+        return (
+            f"{self.custom.place}({hashlib.sha256(repr((self.spec, own, self.complexes)).encode()).hexdigest()[:12]})"
+        )
 
     @property
     def name(self) -> str:
@@ -139,11 +143,8 @@ class Call:
         results: list[torch.Tensor] = []
 
         def trace(flat: Callable[..., list[torch.Tensor]], given: Sequence[torch.Tensor]) -> fx.GraphModule:
-            from torch._subclasses.functional_tensor import dispatch_functionalize
-
-            functional: Any = dispatch_functionalize(flat)
             with capturing():
-                graph = traced(functional, fake_tensors(given), table)
+                graph = traced(functionalized(flat), fake_tensors(given), table)
             graph.graph.eliminate_dead_code()
             return graph
 
@@ -153,14 +154,14 @@ class Call:
             return [each.clone(memory_format=torch.contiguous_format) for each in found]
 
         found = {"body": trace(body, tensors)}
-        floats = [each for each in results if each.is_floating_point()]
-        moving = [each for each in tensors if each.is_floating_point()]
+        floats = [each for each in results if is_inexact(each)]
+        moving = [each for each in tensors if is_inexact(each)]
         if (vjp := self.custom.vjp) is not None:
 
             def gradients(*given: torch.Tensor) -> list[torch.Tensor]:
                 arguments, values = self.arguments(given[:count]), given[count : count + len(results)]
                 seeds = iter(given[count + len(results) :])
-                grads = [next(seeds) if each.is_floating_point() else None for each in results]
+                grads = [next(seeds) if is_inexact(each) else None for each in results]
                 made = vjp(self.tree_of(grads), arguments, self.tree_of(values))
                 return self._gradients(made, arguments, given[:count])
 
@@ -169,7 +170,7 @@ class Call:
 
             def tangents(*given: torch.Tensor) -> list[torch.Tensor]:
                 seeds = iter(given[count:])
-                directions = [next(seeds) if each.is_floating_point() else None for each in tensors]
+                directions = [next(seeds) if is_inexact(each) else None for each in tensors]
                 made = jvp(self.arguments(given[:count]), self.arguments(directions))
                 return self._tangents(made, results)
 
@@ -189,7 +190,7 @@ class Call:
             if given is None:
                 raise self._error(f"the vjp rule of {self.custom.name} gives another tree than that of its argument")
             for leaf, each in zip(leaves, given, strict=True):
-                if isinstance(leaf, torch.Tensor) and leaf.is_floating_point():
+                if isinstance(leaf, torch.Tensor) and is_inexact(leaf):
                     found.append(self._checked("vjp", each, leaf))
         return found
 
@@ -198,7 +199,7 @@ class Call:
         if len(given) != len(results):
             raise self._error(f"the jvp rule of {self.custom.name} gives {len(given)} for {len(results)} results")
         pairs = zip(given, results, strict=True)
-        return [self._checked("jvp", each, like) for each, like in pairs if like.is_floating_point()]
+        return [self._checked("jvp", each, like) for each, like in pairs if is_inexact(like)]
 
     def _checked(self, rule: str, found: Any, like: torch.Tensor) -> torch.Tensor:
         if found is None:

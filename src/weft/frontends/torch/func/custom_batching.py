@@ -17,8 +17,16 @@ from weft.frontends.torch.dtypes import to_torch
 from weft.frontends.torch.func.capture_function import capture, fake_tensor
 from weft.frontends.torch.func.custom import BATCHING
 from weft.ir.expr import Size
-from weft.ir.types import tensor_of
+from weft.ir.types import Tensor, tensor_of
 from weft.ops.graph import GraphBuilder, ReturnOp
+
+
+def _fake(x: Tensor, is_complex: bool) -> torch.Tensor:
+    """A tensor of a graph's type; parts of complex numbers alternate in the last dimension."""
+    sizes, kind = [int(size) for size in x.shape], to_torch(x.dtype)  # pyright: ignore[reportArgumentType]
+    if is_complex:
+        sizes, kind = sizes[:-1], kind.to_complex()
+    return fake_tensor(sizes, kind, torch.device("cpu"))
 
 
 def batch_by_rule(
@@ -29,7 +37,8 @@ def batch_by_rule(
     if not isinstance(size, int):
         raise UnsupportedError(f"the batching rule of {call.name} for a batch of {size}", hint="give a size")
     tensors = [tensor_of(value.type) for value in operands]
-    fakes = [fake_tensor([int(s) for s in x.shape], to_torch(x.dtype), torch.device("cpu")) for x in tensors]  # pyright: ignore[reportArgumentType]
+    pairs = zip(tensors, [*call.complexes, *(False for _ in tensors)], strict=False)
+    fakes = [_fake(x, is_complex) for x, is_complex in pairs]
 
     def rule(*given: torch.Tensor) -> Any:
         return tuple(pytree.tree_leaves(call.batched(size, flags, given)))

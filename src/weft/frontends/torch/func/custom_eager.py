@@ -24,6 +24,11 @@ class Rules(Protocol):
     batch: Callable[..., Any] | None
 
 
+def is_inexact(tensor: torch.Tensor) -> bool:
+    """Whether a tensor has derivatives: of real or complex numbers."""
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
 def eager_call(rules: Rules, args: Sequence[Any]) -> Any:
     """Call a function so that torch's transformations take its rules."""
     if rules.vjp is None and rules.jvp is None and rules.batch is None:
@@ -78,7 +83,7 @@ def eager_call(rules: Rules, args: Sequence[Any]) -> Any:
         ctx.save_for_backward(*inputs, *output)
         ctx.save_for_forward(*inputs, *output)
         ctx.tensors = inputs
-        ctx.mark_non_differentiable(*(each for each in output if not each.is_floating_point()))
+        ctx.mark_non_differentiable(*(each for each in output if not is_inexact(each)))
 
     def batched(info: Any, in_dims: Any, *tensors: Any) -> Any:
         front = [x if d is None else x.movedim(d, 0) for x, d in zip(tensors, in_dims, strict=True)]
@@ -124,13 +129,13 @@ def _check_linear(made: Sequence[Any], grads: Sequence[Any]) -> None:
 
 def _derived(evaluate: Callable[..., Any], tensors: Sequence[Any], grads: Sequence[Any]) -> tuple[Any, ...]:
     """Gradients by the function itself, where it has no rule for them."""
-    floats = [n for n, x in enumerate(tensors) if x.is_floating_point()]
+    floats = [n for n, x in enumerate(tensors) if is_inexact(x)]
 
     def function(*moving: torch.Tensor) -> tuple[torch.Tensor, ...]:
         given = list(tensors)
         for place, tensor in zip(floats, moving, strict=True):
             given[place] = tensor
-        return tuple(each for each in evaluate(given) if each.is_floating_point())
+        return tuple(each for each in evaluate(given) if is_inexact(each))
 
     derived: Any = torch.func.vjp(function, *(tensors[n] for n in floats))
     found, pull = derived

@@ -16,12 +16,12 @@ from xdsl.ir import SSAValue
 from weft.diagnostics import calling_line
 from weft.errors import DTypeError, ShapeError, WeftError
 from weft.frontends.torch.func.capturing import current_capture
-from weft.frontends.torch.func.program import SLOT, Program
+from weft.frontends.torch.func.program import Program, Slot, slot_of
 from weft.frontends.torch.func.tangents_by_gradients import jvp_by_gradients, unless_torch_has_no_rule
 from weft.frontends.torch.func.transformed import Transformed, tensor_places
-from weft.ir.types import tensor_of
+from weft.ir.types import is_float, tensor_of
 from weft.ops.graph import GraphBuilder
-from weft.passes.differentiate import is_float, value_and_vjp_function
+from weft.passes.differentiate import value_and_vjp_function
 from weft.passes.transform.arguments import bind_arguments, order_arguments, without_dead_ops
 from weft.passes.transform.jvp import jvp_function
 
@@ -29,7 +29,7 @@ Argnums = int | tuple[int, ...]
 
 
 def with_tensors(args: Sequence[Any], argnums: Argnums) -> list[Any]:
-    """The arguments, with tensors for the floats of Python among those that are differentiated."""
+    """The arguments, with tensors for Python's floats and complex numbers among those that are differentiated."""
     wanted = range(len(args)) if argnums == () else [argnums] if isinstance(argnums, int) else argnums
     found = list(args)
     for number in wanted:
@@ -39,12 +39,12 @@ def with_tensors(args: Sequence[Any], argnums: Argnums) -> list[Any]:
                 location=calling_line(),
                 hint="keyword arguments are not differentiated: pass it by place",
             )
-        found[number] = pytree.tree_map_only(float, torch.tensor, found[number])
+        found[number] = pytree.tree_map_only((float, complex), torch.tensor, found[number])
     return found
 
 
 def differentiated(program: Program, args: Sequence[Any], argnums: Argnums) -> tuple[list[int], Any]:
-    """The places of the tensors of differentiated arguments, and the tree of these, with `SLOT` for tensors."""
+    """The places of the tensors of differentiated arguments, and the tree of these, with slots for tensors."""
     numbers = [argnums] if isinstance(argnums, int) else list(argnums)
     numbers = [number % len(args) for number in numbers]
     if twice := [number for number in numbers if numbers.count(number) > 1]:
@@ -64,7 +64,7 @@ def differentiated(program: Program, args: Sequence[Any], argnums: Argnums) -> t
                     hint="differentiate floats: choose other `argnums`, or convert it by `.float()`",
                 )
             wanted.append(place)
-    tree = [pytree.tree_map(lambda _: SLOT, args[number]) for number in numbers]
+    tree = [pytree.tree_map(slot_of, args[number]) for number in numbers]
     return wanted, tree[0] if isinstance(argnums, int) else tuple(tree)
 
 
@@ -77,7 +77,7 @@ def split_aux(program: Program, has_aux: bool, what: str) -> tuple[list[SSAValue
         raise WeftError(
             f"{what} with has_aux takes a function that returns a pair", hint="return (what is differentiated, aux)"
         )
-    count = sum(leaf is SLOT for leaf in pytree.tree_leaves(tree[0]))
+    count = sum(isinstance(leaf, Slot) for leaf in pytree.tree_leaves(tree[0]))
     return program.results[:count], program.results[count:], tree[0], tree[1]
 
 
@@ -106,7 +106,7 @@ class Grad(Transformed):
         inner = self.inner.program(args, kwargs)
         wanted, gradients = differentiated(inner, args, self.argnums)
         values, aux, tree, aux_tree = split_aux(inner, self.has_aux, "grad")
-        _check_scalar(values)
+        _check_scalar(values, tree)
         made = value_and_vjp_function(inner.function, wanted, [0])
         bind_arguments(made, {len(made.block.args) - 1: _ones})
         found = list(made.returned.operands)
@@ -126,7 +126,13 @@ class Grad(Transformed):
         return program
 
 
-def _check_scalar(values: Sequence[SSAValue]) -> None:
+def _check_scalar(values: Sequence[SSAValue], tree: Any) -> None:
+    if any(isinstance(leaf, Slot) and leaf.is_complex for leaf in pytree.tree_leaves(tree)):
+        raise DTypeError(
+            "grad of a function that returns complex numbers",
+            location=calling_line(),
+            hint="return a real number, as `.abs()` or `.real` of it; `vjp` takes the gradient of a complex one",
+        )
     if len(values) != 1 or tensor_of(values[0].type).shape != ():
         given = ", ".join(str(tensor_of(value.type)) for value in values) or "nothing"
         raise ShapeError(

@@ -17,6 +17,7 @@ from weft.frontends.torch.compiled_graph import CompiledGraph
 from weft.frontends.torch.devices import target_on
 from weft.frontends.torch.executors import LaterExecutor, executor_for, load_graph
 from weft.frontends.torch.func.program import Program
+from weft.frontends.torch.importer.complex_numbers import resolved
 from weft.frontends.torch.importer.imported_graph import Calling, ImportedGraph, Returned
 from weft.frontends.torch.importer.sizes import SymbolReader
 from weft.passes.transform.inline_custom import inline_custom
@@ -37,9 +38,15 @@ def compile_program(program: Program, config: Config) -> Call:
 
     def call(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         given = [*tensors, *(program.held if program.seed is None else drawn(program))]
-        return list(run([each if each.is_contiguous() else each.contiguous() for each in given]))
+        return list(run([_row_by_row(each) for each in given]))
 
     return call
+
+
+def _row_by_row(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor as graphs take it: of complex numbers, parts alternate."""
+    tensor = resolved(tensor)
+    return tensor if tensor.is_contiguous() else tensor.contiguous()
 
 
 def drawn(program: Program) -> list[torch.Tensor]:

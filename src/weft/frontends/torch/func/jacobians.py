@@ -17,14 +17,14 @@ from weft.diagnostics import calling_line
 from weft.errors import DTypeError
 from weft.frontends.torch.func.capturing import current_capture
 from weft.frontends.torch.func.derivatives import Argnums, differentiated, split_aux, with_tensors
-from weft.frontends.torch.func.program import SLOT, Program
+from weft.frontends.torch.func.program import Program, Slot
 from weft.frontends.torch.func.tangents_by_gradients import jacobian_by_gradients, unless_torch_has_no_rule
 from weft.frontends.torch.func.transformed import Transformed
 from weft.ir.expr import Size, product
-from weft.ir.types import Tensor, i64, tensor_of
+from weft.ir.types import Tensor, i64, is_float, tensor_of
 from weft.ops.graph import FuncOp, GraphBuilder
 from weft.ops.rules import move_dim
-from weft.passes.differentiate import is_float, value_and_vjp_function
+from weft.passes.differentiate import value_and_vjp_function
 from weft.passes.transform.arguments import bind_arguments, without_dead_ops
 from weft.passes.transform.jvp import jvp_function
 from weft.passes.transform.vmap import vmap_function
@@ -58,17 +58,27 @@ class Jacobian(Transformed):
                 location=calling_line(),
                 hint="integers and booleans have none: return floats, and others as aux",
             )
+        _refuse_complex((tree, arguments))
         ends = [tensor_of(value.type) for value in values]
         starts = [tensor_of(inner.function.block.args[place].type) for place in wanted]
         build = _columns if self.forward else _rows
         made, blocks = build(inner.function, wanted, ends, starts)
         found = list(made.returned.operands)
         aux_values, verdict = found[len(values) :][: len(aux)], found[len(values) + len(aux) :][: len(inner.verdict)]
-        jacobian = pytree.tree_map(lambda leaf: arguments if leaf is SLOT else leaf, tree)
+        jacobian = pytree.tree_map(lambda leaf: arguments if isinstance(leaf, Slot) else leaf, tree)
         made_tree = (jacobian, aux_tree) if self.has_aux else jacobian
         program = inner.returning(made, [*blocks, *aux_values, *verdict], made_tree)
         without_dead_ops(program.function)
         return program
+
+
+def _refuse_complex(tree: Any) -> None:
+    if any(isinstance(leaf, Slot) and leaf.is_complex for leaf in pytree.tree_leaves(tree)):
+        raise DTypeError(
+            "a Jacobian of complex numbers",
+            location=calling_line(),
+            hint="take that of their parts, by `torch.view_as_real`; `vjp` and `jvp` take complex numbers",
+        )
 
 
 def _rows(

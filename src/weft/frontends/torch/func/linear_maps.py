@@ -20,12 +20,19 @@ from weft.diagnostics import calling_line
 from weft.errors import DTypeError
 from weft.frontends.torch.dtypes import to_torch
 from weft.frontends.torch.func.capture_function import fake_tensors
-from weft.frontends.torch.func.derivatives import check_tangents, differentiated, kept, split_aux, with_tensors
+from weft.frontends.torch.func.derivatives import (
+    Jvp,
+    check_tangents,
+    differentiated,
+    kept,
+    split_aux,
+    with_tensors,
+)
 from weft.frontends.torch.func.execute import compile_program, drawn
-from weft.frontends.torch.func.program import SLOT, Program
+from weft.frontends.torch.func.program import SLOT, Program, Slot
 from weft.frontends.torch.func.transformed import Transformed, is_traced, type_of
-from weft.ir.types import tensor_of
-from weft.passes.differentiate import is_float, return_values, value_and_vjp_function
+from weft.ir.types import is_float, tensor_of
+from weft.passes.differentiate import return_values, value_and_vjp_function
 from weft.passes.split_joint import split_joint
 from weft.passes.transform.arguments import forget_ends, order_arguments, without_dead_ops
 from weft.passes.transform.jvp import jvp_function
@@ -46,7 +53,7 @@ class Split:
         self.inner = inner
         results = len(inner.function.returned.operands)
         if forward:
-            joint = jvp_function(inner.function, wanted)
+            joint = jvp_function(inner.function, wanted, apart=True)
             found = list(joint.returned.operands)
             moving = [n for n, value in enumerate(inner.function.returned.operands) if is_float(value)]
             tangents = dict(zip(moving, found[results:], strict=True))
@@ -103,15 +110,15 @@ class LinearMap(Transformed):
 
     def _check(self, args: Sequence[Any]) -> None:
         arguments = iter(self.split.program.function.block.args)
-        expected = pytree.tree_map(lambda _: _like(next(arguments)), tuple(self.split.takes))
+        expected = pytree.tree_map(lambda slot: _like(next(arguments), slot), tuple(self.split.takes))
         check_tangents(expected, tuple(args))
 
 
-def _like(value: Any) -> torch.Tensor:
+def _like(value: Any, slot: Slot) -> torch.Tensor:
     """A tensor of a value's type, without contents."""
     tensor = tensor_of(value.type)
     shape: Any = tensor.shape
-    return torch.empty(shape, dtype=to_torch(tensor.dtype), device="meta")
+    return slot.restored(torch.empty(shape, dtype=to_torch(tensor.dtype), device="meta"))
 
 
 class Linearized(Transformed):
@@ -126,8 +133,8 @@ class Linearized(Transformed):
         raise AssertionError("it returns a function, and is not transformed itself")
 
     def eager(self, *args: Any, **kwargs: Any) -> Any:
-        if self.forward:
-            return torch.func.linearize(self.inner.eager, *args)
+        if self.forward:  # by tangents: torch's own computes part of it at once, which tracing has no data for
+            return self.inner.eager(*args), lambda *tangents: Jvp(self.inner).eager(args, tangents)[1]
         return torch.func.vjp(self.inner.eager, *args, has_aux=self.has_aux)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from weft.frontends.torch.capture.stop_gradients import stopped
+from weft.frontends.torch.func.half_floats import widened
 
 _ops: Any = torch.ops.aten
 
@@ -27,14 +28,10 @@ def _shifted(x: torch.Tensor, dims: list[int]) -> tuple[torch.Tensor, torch.Tens
     return x - shift, shift
 
 
-def _wide(x: torch.Tensor) -> torch.Tensor:
-    return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
-
-
 def _softmax(x: torch.Tensor, dim: int, half_to_float: bool) -> Any:
     if x.dim() == 0 or x.numel() == 0:
         return NotImplemented
-    wide = _wide(x)
+    wide = widened(x)
     powers = torch.exp(wide - stopped(torch.amax(wide, [dim], keepdim=True)))
     result = powers / powers.sum(dim, keepdim=True)
     return result if half_to_float else result.to(x.dtype)
@@ -43,7 +40,7 @@ def _softmax(x: torch.Tensor, dim: int, half_to_float: bool) -> Any:
 def _log_softmax(x: torch.Tensor, dim: int, half_to_float: bool) -> Any:
     if x.dim() == 0 or x.numel() == 0:
         return NotImplemented
-    wide = _wide(x)
+    wide = widened(x)
     below = wide - stopped(torch.amax(wide, [dim], keepdim=True))
     result = below - torch.log(torch.exp(below).sum(dim, keepdim=True))
     return result if half_to_float else result.to(x.dtype)
@@ -52,7 +49,7 @@ def _log_softmax(x: torch.Tensor, dim: int, half_to_float: bool) -> Any:
 def _logsumexp(x: torch.Tensor, dim: Sequence[int], keepdim: bool = False) -> Any:
     if x.dim() == 0 or x.numel() == 0 or not x.is_floating_point():
         return NotImplemented
-    wide = _wide(x)
+    wide = widened(x)
     dims = list(dim) or list(range(x.dim()))
     below, shift = _shifted(wide, dims)
     result = torch.log(torch.exp(below).sum(dims, keepdim=True)) + shift
@@ -62,7 +59,7 @@ def _logsumexp(x: torch.Tensor, dim: Sequence[int], keepdim: bool = False) -> An
 def _sinc(x: torch.Tensor) -> Any:
     if not x.is_floating_point():
         return NotImplemented
-    angle = _wide(x) * math.pi
+    angle = widened(x) * math.pi
     none = angle == 0
     divisor = torch.where(none, 1, angle)
     return torch.where(none, 1 - angle * angle / 6, torch.sin(divisor) / divisor).to(x.dtype)

@@ -20,14 +20,28 @@ from weft.ops.graph import FuncOp
 from weft.passes.differentiate import return_values
 
 
+@dataclass(frozen=True)
 class Slot:
-    """Stands in a tree of results for a tensor: the next result of the function."""
+    """Stands in a tree of results for a tensor: the next result of the function.
+
+    One of complex numbers has a last dimension of two in graphs, in which their parts alternate.
+    """
+
+    is_complex: bool = False
 
     def __repr__(self) -> str:
-        return "tensor"
+        return "complex tensor" if self.is_complex else "tensor"
+
+    def restored(self, result: torch.Tensor) -> torch.Tensor:
+        """The tensor that a call gives for a result of the graph."""
+        return torch.view_as_complex(result) if self.is_complex else result
 
 
-SLOT = Slot()
+SLOT, COMPLEX_SLOT = Slot(), Slot(is_complex=True)
+
+
+def slot_of(tensor: torch.Tensor) -> Slot:
+    return COMPLEX_SLOT if tensor.is_complex() else SLOT
 
 
 @dataclass(frozen=True)
@@ -44,7 +58,7 @@ class Program:
     held: tuple[torch.Tensor, ...]
     out_spec: pytree.TreeSpec
     leaves: tuple[Any, ...]
-    """The results' leaves: `SLOT` for tensors."""
+    """The results' leaves: a slot for tensors."""
     device: torch.device
     checks: tuple[Check, ...] = ()
     objects: Mapping[str, Any] = field(default_factory=dict[str, Any])
@@ -66,15 +80,16 @@ class Program:
         if self._build is not None:
             return self._build(iter(results))
         given = iter(results)
-        return pytree.tree_unflatten([next(given) if leaf is SLOT else leaf for leaf in self.leaves], self.out_spec)
+        leaves = [leaf.restored(next(given)) if isinstance(leaf, Slot) else leaf for leaf in self.leaves]
+        return pytree.tree_unflatten(leaves, self.out_spec)
 
     @cached_property
     def _build(self) -> Build | None:
-        """What makes the tree, where it is of the usual kinds and its leaves are tensors."""
+        """What makes the tree, where it is of the usual kinds and its leaves are tensors of real numbers."""
         return builder_of(self.tree(), SLOT)
 
     def tree(self) -> Any:
-        """The tree of results, with `SLOT` for tensors."""
+        """The tree of results, with slots for tensors."""
         return pytree.tree_unflatten(list(self.leaves), self.out_spec)
 
     def returning(self, function: FuncOp, values: Sequence[SSAValue], tree: Any, tensors: int | None = None) -> Program:

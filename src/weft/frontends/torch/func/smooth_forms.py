@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from weft.frontends.torch.capture.stop_gradients import stopped
+from weft.frontends.torch.func.half_floats import widened
 from weft.frontends.torch.transforms.differentiable_forms import written_in_strides
 
 _ops: Any = torch.ops.aten
@@ -28,33 +29,29 @@ def _reduced(losses: Tensor, reduction: int, dtype: torch.dtype) -> Tensor:
     return (losses, losses.mean(), losses.sum())[reduction].to(dtype)
 
 
-def _wide(x: Tensor) -> Tensor:
-    return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
-
-
 def _smooth_l1_loss(x: Tensor, target: Tensor, reduction: int = _MEAN, beta: float = 1.0) -> Any:
-    off = _wide(x) - _wide(target)
+    off = widened(x) - widened(target)
     size = off.abs()
     losses = size if beta == 0 else torch.where(size < beta, off * off * (0.5 / beta), size - 0.5 * beta)
     return _reduced(losses, reduction, torch.result_type(x, target))
 
 
 def _huber_loss(x: Tensor, target: Tensor, reduction: int = _MEAN, delta: float = 1.0) -> Any:
-    off = _wide(x) - _wide(target)
+    off = widened(x) - widened(target)
     size = off.abs()
     losses = torch.where(size < delta, 0.5 * off * off, delta * (size - 0.5 * delta))
     return _reduced(losses, reduction, torch.result_type(x, target))
 
 
 def _huber_loss_backward(grad: Tensor, x: Tensor, target: Tensor, reduction: int, delta: float) -> Any:
-    off = _wide(x) - _wide(target)
+    off = widened(x) - widened(target)
     slope = torch.where(off.abs() < delta, off, delta * torch.sign(off))
     share = 1 / x.numel() if reduction == _MEAN else 1.0
     return (slope * grad * share).to(x.dtype)
 
 
 def _log_sigmoid_forward(x: Tensor) -> Any:
-    wide = _wide(x)
+    wide = widened(x)
     buffer = torch.exp(-wide.abs()) if x.device.type == "cpu" else wide.new_zeros((0,))
     return (-torch.nn.functional.softplus(-wide, threshold=50)).to(x.dtype), buffer.to(x.dtype)
 
@@ -63,7 +60,7 @@ def _xlogy(x: Tensor, y: Tensor) -> Any:
     kind = torch.result_type(x, y)
     if not kind.is_floating_point:
         return NotImplemented
-    a, b = _wide(x.to(kind)), _wide(y.to(kind))
+    a, b = widened(x.to(kind)), widened(y.to(kind))
     none = (a == 0) & (b <= 0)  # elsewhere the slope is log(y), at 0 too
     found = torch.where(none, 0, a * torch.log(torch.where(none, 1, b)))
     return torch.where(torch.isnan(b), b, found).to(kind)
@@ -74,7 +71,7 @@ def _vector_norm(x: Tensor, order: float = 2, dim: Any = None, keepdim: bool = F
     if not 1 < order < math.inf or not x.is_floating_point():
         return NotImplemented
     kind = dtype or x.dtype
-    wide = _wide(x.to(kind))
+    wide = widened(x.to(kind))
     power = (wide * wide if order == 2 else wide.abs().pow(order)).sum(dim, keepdim)
     none = power == 0
     safe = torch.where(none, 1, power)

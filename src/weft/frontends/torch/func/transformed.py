@@ -22,6 +22,7 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from weft.config import Config
 from weft.errors import WeftError
 from weft.frontends.torch.func import autograd_functions as autograd_functions
+from weft.frontends.torch.func import matrix_rules as matrix_rules
 from weft.frontends.torch.func.capture_function import capture, fake_tensors
 from weft.frontends.torch.func.execute import Call, compile_program
 from weft.frontends.torch.func.program import Program

@@ -63,8 +63,7 @@ def memory_owners(
     return {
         item: owner
         for item, owner in owned.items()
-        if _reading(owner) == _reading(item)
-        and (owner not in written if owner.op == "placeholder" else storages[item] in shared and _is_made(owner))
+        if (owner not in written if owner.op == "placeholder" else storages[item] in shared and _is_made(owner))
     }
 
 
@@ -99,15 +98,11 @@ def _is_symbolic(node: fx.Node) -> bool:
     return any(isinstance(size, torch.SymInt) for size in (*meta.shape, *meta.stride(), meta.storage_offset()))
 
 
-def _reading(node: fx.Node) -> tuple[bool, bool]:
-    """Whether what lies in the memory of a tensor is conjugated or negated when it is read."""
-    meta: torch.Tensor = node.meta["val"]
-    return meta.is_conj(), meta.is_neg()
-
-
 def _is_made(node: fx.Node) -> bool:
-    """Whether a node's result is new memory, all of which it covers."""
-    return node.op == "call_function" and not getattr(node.target, "is_view", False)
+    """Whether a node's result is new memory, all of which it covers, and which is read as it is."""
+    meta: torch.Tensor = node.meta["val"]
+    is_view = getattr(node.target, "is_view", False) or meta.is_conj() or meta.is_neg()
+    return node.op == "call_function" and not is_view
 
 
 def view_of(base: Returned | Passed, owner: torch.Tensor, meta: torch.Tensor) -> Viewed:
@@ -116,7 +111,8 @@ def view_of(base: Returned | Passed, owner: torch.Tensor, meta: torch.Tensor) ->
     if meta.itemsize != owner.itemsize:
         start = start * owner.itemsize // meta.itemsize
     dtype = str(meta.dtype).removeprefix("torch.")
-    return Viewed(base, sizes_of(meta.shape), sizes_of(meta.stride()), size_of(meta.storage_offset() - start), dtype)
+    shape, strides, offset = sizes_of(meta.shape), sizes_of(meta.stride()), size_of(meta.storage_offset() - start)
+    return Viewed(base, shape, strides, offset, dtype, meta.is_conj(), meta.is_neg())
 
 
 def replaced(mutated: Sequence[tuple[int, int]], outputs: Sequence[Output]) -> tuple[tuple[int, int], ...]:

@@ -27,8 +27,6 @@ def tensor_of_meta(meta: torch.Tensor) -> Tensor:
     """The type of a captured tensor; that of its parts, if it is complex."""
     if meta.layout != torch.strided or meta.is_quantized:
         raise UnsupportedError(f"a tensor with layout {meta.layout}, quantised: {meta.is_quantized}")
-    if meta.is_neg():
-        raise UnsupportedError("a tensor that is negated when it is read")
     if meta.device.type not in DEVICES:
         raise UnsupportedError(f"a tensor on the device {meta.device}")
     return Tensor(from_torch(_PARTS.get(meta.dtype, meta.dtype)), sizes_of(meta.shape))

@@ -18,6 +18,7 @@ from torch import fx
 from weft.capabilities import PROCESSOR, Capabilities
 from weft.errors import UnsupportedError
 from weft.frontends.torch.aten.convolution import convolution_params
+from weft.frontends.torch.capture.random_numbers import SEEDS
 from weft.frontends.torch.dtypes import from_torch
 from weft.frontends.torch.importer.builder import normal_dim, tensor_of_meta
 from weft.ir.types import DType
@@ -356,7 +357,8 @@ def is_draw(node: fx.Node) -> bool:
     Which numbers eager draws depends on its kernels: on the CPU those of a vectorised Box-Muller transform from 16
     elements on, or of MKL's generators; on a GPU those of as many threads as a launch has.
     """
-    return getattr(node.target, "overloadpacket", None) in _DRAWS
+    drawn = getattr(node.target, "overloadpacket", None)
+    return drawn in _DRAWS or getattr(drawn, "_qualified_op_name", None) == SEEDS
 
 
 def _is_long_in_bf16(node: fx.Node) -> bool:

@@ -86,6 +86,7 @@ def lifted(b: ImportBuilder, value: Complex | SSAValue | complex | Expr, dtype: 
     return Complex(b, (b.number(number.real, dtype), b.number(number.imag, dtype)))
 
 
-def as_real(tensor: torch.Tensor) -> torch.Tensor:
-    """A complex tensor's memory as a real one."""
-    return torch.view_as_real(tensor.resolve_conj())
+def resolved(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor's memory as it is read, neither conjugated nor negated; that of a complex one as a real tensor."""
+    read = tensor.resolve_conj().resolve_neg()
+    return torch.view_as_real(read) if read.is_complex() else read

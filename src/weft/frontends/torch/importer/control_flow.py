@@ -5,17 +5,20 @@ Their functions are graphs of their own, whose nodes are imported like any other
 """
 
 # Torch's graphs have no types that can be followed.
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false, reportUnknownLambdaType=false
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+import torch
+import torch.utils._pytree as pytree
 from torch import fx
 from xdsl.ir import Block, SSAValue
 
-from weft.errors import UnsupportedError
+from weft.errors import UnsupportedError, WeftError
+from weft.frontends.torch.importer.complex_numbers import Complex
 from weft.ir.types import Tensor, i64, tensor_of, tensor_type
 from weft.ops.control import UNBOUNDED, close_if, close_loop
 
@@ -32,7 +35,15 @@ def is_control(node: fx.Node) -> bool:
 
 def import_control(nodes: NodeImporter, node: fx.Node, args: Sequence[Any]) -> tuple[SSAValue, ...]:
     """The results of a node that `is_control`, of the values of its arguments."""
-    return _IMPORTERS[str(getattr(node.target, "_name", ""))](nodes, *args)
+    given = pytree.tree_map_only(Complex, lambda value: value.interleaved, list(args))
+    found = _IMPORTERS[str(getattr(node.target, "_name", ""))](nodes, *given)
+    return tuple(_as_traced(nodes, value, meta) for value, meta in zip(found, node.meta["val"], strict=True))
+
+
+def _as_traced(nodes: NodeImporter, value: Any, meta: Any) -> Any:
+    """A value that goes into a region or comes out of one: parts of complex numbers alternate there."""
+    is_complex = isinstance(meta, torch.Tensor) and meta.is_complex() and isinstance(value, SSAValue)
+    return Complex(nodes.builder, joined=value) if is_complex else value
 
 
 def _cond(nodes: NodeImporter, predicate: Any, then: Any, otherwise: Any, operands: Sequence[Any]) -> tuple[Any, ...]:
@@ -147,16 +158,24 @@ def _loop(
 
 def _import(nodes: NodeImporter, graph: Any, block: Block, values: Sequence[Any]) -> list[SSAValue]:
     """The results of a graph whose ops go to the end of a region's block."""
-    with nodes.inside(block):
-        return list(_inline(nodes, graph, values))
+    try:
+        with nodes.inside(block):
+            return list(_inline(nodes, graph, values))
+    except WeftError:  # what is left to torch as a whole must not be read from here
+        for op in reversed(list(block.ops)):
+            block.erase_op(op)
+        raise
 
 
 def _inline(nodes: NodeImporter, graph: Any, values: Sequence[Any]) -> tuple[Any, ...]:
     if not isinstance(graph, fx.GraphModule):
         raise UnsupportedError(f"a {type(graph).__name__} as a function")
-    results = nodes.traced(graph, values, nodes.call)
-    _require_tensors(results)
-    return results
+    metas = [node.meta.get("val") for node in graph.graph.nodes if node.op == "placeholder"]
+    given = [_as_traced(nodes, value, meta) for value, meta in zip(values, metas, strict=True)]
+    results = nodes.traced(graph, given, nodes.call)
+    joined = tuple(value.interleaved if isinstance(value, Complex) else value for value in results)
+    _require_tensors(joined)
+    return joined
 
 
 def _require_tensors(values: Sequence[Any]) -> None:

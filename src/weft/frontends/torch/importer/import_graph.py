@@ -152,10 +152,10 @@ class _Importer:
             fallbacks=tuple(self.nodes.fallbacks),
             checks=checks,
             deferred=not waits and all(map(is_of_data, checks)),
-            complex_arguments=tuple(
+            resolved_arguments=tuple(
                 position
                 for position, value in enumerate((*map(meta_of, tensors), *self.nodes.constants))
-                if value.is_complex()
+                if value.is_complex() or value.is_neg()
             ),
         )
         return ImportedGraph(function, calling, tuple(self.nodes.constants), self.nodes.objects)

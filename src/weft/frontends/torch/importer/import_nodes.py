@@ -27,6 +27,7 @@ from weft.errors import UnsupportedError, WeftError
 from weft.frontends.torch.aten import COMPLEX_CONVERTERS, CONVERTERS
 from weft.frontends.torch.aten.attention import flex_attention
 from weft.frontends.torch.capture.decompositions import decomposition_of
+from weft.frontends.torch.capture.matrix_calls import is_matrix_call
 from weft.frontends.torch.dtypes import FLOAT8
 from weft.frontends.torch.importer.attention_matmuls import may_be_attention
 from weft.frontends.torch.importer.builder import ImportBuilder, tensor_of_meta
@@ -177,6 +178,8 @@ class NodeImporter:
         if is_draw(node):
             reason = "random numbers are drawn by torch's generator"
             return self._opaque(as_drawn(node), node.args, node.kwargs, meta_of(node), reason, claim="generator")
+        if is_matrix_call(node):
+            return self._opaque(node.target, node.args, node.kwargs, meta_of(node), "LAPACK", claim="library")
         if self.capabilities.own_memory and copies_away(node):
             return self._opaque(node.target, node.args, node.kwargs, meta_of(node), COPIES_AWAY)
         last = self.block.last_op

@@ -36,7 +36,8 @@ class Passed:
 class Viewed:
     """An output that lies in the memory of an argument, or of a result in which other outputs lie too.
 
-    `offset` counts elements from the first one of that; they are read as `dtype`, as torch names it.
+    `offset` counts elements from the first one of that; they are read as `dtype`, as torch names it, and conjugated or
+    negated then, however the argument itself is read.
     """
 
     base: Returned | Passed
@@ -44,6 +45,8 @@ class Viewed:
     strides: tuple[Size, ...]
     offset: Size
     dtype: str
+    is_conjugated: bool = False
+    is_negated: bool = False
 
     @property
     def symbols(self) -> set[str]:
@@ -78,8 +81,9 @@ class Calling:
     """What the number that is the last result, after all outputs, stands for."""
     deferred: bool = False
     """Whether nobody waits for that number: later calls say what it was."""
-    complex_arguments: tuple[int, ...] = ()
-    """The arguments (and constants) that are passed as real tensors with the parts in a last dimension."""
+    resolved_arguments: tuple[int, ...] = ()
+    """The arguments (and constants) that are complex, and passed as real tensors with the parts in a last dimension, or
+    negated when they are read."""
 
 
 @dataclass(frozen=True)

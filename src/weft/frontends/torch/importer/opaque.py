@@ -10,20 +10,23 @@ A call sees its operands with the strides that eager execution would give them, 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, cast
 
 import torch
 import torch.utils._pytree as pytree
 from torch import fx
 from xdsl.dialects.builtin import LocationAttr
 
-from weft.frontends.torch.importer.complex_numbers import as_real
+from weft.frontends.torch.capture.matrix_calls import CALLS
+from weft.frontends.torch.capture.random_numbers import SEEDS, drawn_seeds
+from weft.frontends.torch.importer.complex_numbers import resolved
 from weft.frontends.torch.importer.encoding import Decoder, Encoder, dumps, operator_named
 from weft.frontends.torch.importer.strides import restrided
 from weft.ir.attributes import to_attribute
-from weft.ir.expr import Size, evaluate
+from weft.ir.expr import evaluate
 from weft.ir.size_text import parse_size
 from weft.ir.types import Tensor
 from weft.ops.graph import OpaqueOp
@@ -42,7 +45,7 @@ def is_pure(target: Any) -> bool:
     """Whether a call may be dropped when nobody reads its results, or carried out twice."""
     return (
         isinstance(target, torch._ops.OpOverload)
-        and target.namespace in ("aten", "prims")
+        and (target.namespace in ("aten", "prims") or target.name() in CALLS)
         and not target._schema.is_mutable
         and torch.Tag.nondeterministic_seeded not in target.tags
     )
@@ -103,17 +106,105 @@ _STARTS = tuple(
 """Calls that read their operands after they have returned, when the memory may have been given to others."""
 _WAITS = "_c10d_functional::wait_tensor"
 """Gives its operand, which nobody else reads: no copy is needed."""
+_MAKE_NEW = frozenset(
+    f"aten::{name}"
+    for name in (
+        *("mm", "addmm", "bmm", "baddbmm", "convolution", "convolution_backward", "embedding_dense_backward"),
+        *("_scaled_dot_product_flash_attention", "_scaled_dot_product_flash_attention_backward"),
+        *("_scaled_dot_product_efficient_attention", "_scaled_dot_product_efficient_attention_backward"),
+        *("_scaled_dot_product_cudnn_attention", "_scaled_dot_product_cudnn_attention_backward"),
+        "_scaled_dot_product_flash_attention_for_cpu",
+        "_scaled_dot_product_flash_attention_for_cpu_backward",
+    )
+)
+"""Operators that are called often, and whose kernels give nothing but new tensors. Schemas do not tell: by theirs
+`dequantize`, `lift` and `_unsafe_view` make new tensors too, and give their operand."""
+_OWN = {SEEDS: drawn_seeds}
+"""Weft's own operators whose results may share memory here."""
 
 
 @dataclass(frozen=True)
-class _Call:
-    """An opaque op, read once."""
+class OpaqueCall:
+    """An opaque call, read once for known sizes.
+
+    `args` and `named` are its arguments; those at `places` and under `names` hold operands, in encoded form.
+    """
 
     function: Any
     args: list[Any]
-    kwargs: dict[str, Any]
+    named: dict[str, Any]
+    places: list[int]
+    names: list[str]
     results: list[int]
-    strides: dict[int, list[Size]]
+    strides: Mapping[int, tuple[int, ...]]
+    """Those that eager execution would give operands, by position, where they are not row-major."""
+    decoder: Callable[[list[torch.Tensor]], Decoder]
+    copies_operands: bool
+    keeps_operands: bool
+    """Whether results may be operands themselves."""
+    is_fresh: bool
+    """Whether the operator is one of those that are known to make new tensors; results of others are looked at."""
+
+    def __call__(self, operands: list[torch.Tensor]) -> list[torch.Tensor | None]:
+        """The tensors that the call returns; none of them shares memory with an operand.
+
+        What the operator leaves undefined is None: nobody reads it.
+        """
+        operands = self._as_eager_has_them(operands)
+        args, named = self._arguments(operands)
+        if torch.is_grad_enabled():
+            with torch.no_grad():
+                returned = self.function(*args, **named)
+        else:
+            returned = self.function(*args, **named)
+        outputs = [returned] if isinstance(returned, torch.Tensor) else _leaves(returned)
+        found = [outputs[position] for position in self.results]
+        return found if self.keeps_operands else self._separate(found, operands)
+
+    def _as_eager_has_them(self, operands: list[torch.Tensor]) -> list[torch.Tensor]:
+        strides = self.strides
+        for position, operand in enumerate(operands):
+            wanted = strides.get(position)
+            if wanted is None:
+                operands[position] = operand.contiguous()
+            elif operand.stride() != wanted:
+                operands[position] = restrided(operand, wanted)
+        return [operand.clone() for operand in operands] if self.copies_operands else operands
+
+    def _arguments(self, operands: list[torch.Tensor]) -> tuple[list[Any], dict[str, Any]]:
+        args, named = self.args, self.named
+        if self.places or self.names:
+            decode = self.decoder(operands)
+            args = args.copy()
+            for place in self.places:
+                argument = args[place]
+                args[place] = operands[int(argument[1:])] if type(argument) is str else decode(argument)
+            named = {**named, **{name: decode(named[name]) for name in self.names}}
+        return args, named
+
+    def _separate(self, found: list[Any], operands: list[torch.Tensor]) -> list[torch.Tensor | None]:
+        """Results in memory of their own: that of operands is used again when they are not needed any more."""
+        results = [resolved(r) if r is not None and (r.is_complex() or r.is_neg()) else r for r in found]
+        if self.is_fresh:
+            return results
+        taken = {operand.untyped_storage().data_ptr() for operand in operands}
+        return [r.clone() if r is not None and r.untyped_storage().data_ptr() in taken else r for r in results]
+
+
+def _leaves(returned: Any) -> Sequence[Any]:
+    if type(returned) in (tuple, list) and all(each is None or isinstance(each, torch.Tensor) for each in returned):
+        return returned
+    return pytree.tree_leaves(returned)
+
+
+def _holds_operand(value: Any) -> bool:
+    """Whether an encoded argument has an operand in it."""
+    if isinstance(value, list):
+        return any(map(_holds_operand, cast("list[Any]", value)))
+    if not isinstance(value, dict):
+        return isinstance(value, str)
+    ((kind, content),) = cast("dict[str, Any]", value).items()
+    return kind in ("as_complex", "item") or (kind in ("tuple", "dict", "complex") and _holds_operand(content))
 
 
 @dataclass
@@ -121,43 +212,35 @@ class OpaqueRuntime:
     """Carries out the opaque calls of one graph."""
 
     objects: Mapping[str, Any]
-    _calls: dict[tuple[str, str], _Call] = field(default_factory=dict[tuple[str, str], _Call])
 
     def call(
         self, target: str, arguments: str, operands: Sequence[torch.Tensor], symbols: Mapping[str, int]
     ) -> list[torch.Tensor | None]:
-        """The tensors that the call returns; none of them shares memory with an operand.
+        """What a call gives that is made once."""
+        return self.bound(target, arguments, symbols)(list(operands))
 
-        What the operator leaves undefined is None: nobody reads it.
-        """
-        call = self._calls.get((target, arguments))
-        if call is None:
-            call = self._calls[target, arguments] = self._read(target, arguments)
-        operands = [
-            restrided(operand, [evaluate(stride, symbols) for stride in call.strides[position]])
-            if position in call.strides
-            else operand.contiguous()
-            for position, operand in enumerate(operands)
-        ]
-        if target in _STARTS:
-            operands = [operand.clone() for operand in operands]
-        decode = Decoder(operands, symbols, self.objects)
-        with torch.no_grad():
-            returned = call.function(
-                *(decode(argument) for argument in call.args),
-                **{key: decode(argument) for key, argument in call.kwargs.items()},
-            )
-        outputs = pytree.tree_leaves(returned)
-        # The memory of operands is used again when they are not needed any more.
-        taken = {operand.untyped_storage().data_ptr() for operand in operands}
-        found = [outputs[position] for position in call.results]
-        if target == _WAITS:
-            return found
-        results = [as_real(r) if r is not None and r.is_complex() else r for r in found]
-        return [r.clone() if r is not None and r.untyped_storage().data_ptr() in taken else r for r in results]
-
-    def _read(self, target: str, arguments: str) -> _Call:
+    def bound(self, target: str, arguments: str, symbols: Mapping[str, int]) -> OpaqueCall:
+        """A call for known sizes, to be made often."""
         text = json.loads(arguments)
-        function = self.objects[text["callee"]["object"]] if "callee" in text else operator_named(target)
-        strides = {int(key): [parse_size(s) for s in value] for key, value in text.get("strides", {}).items()}
-        return _Call(function, text["args"], text["kwargs"], text["results"], strides)
+        fixed = Decoder((), symbols, self.objects)
+        if "callee" in text:
+            function = self.objects[text["callee"]["object"]]
+        else:
+            function = _OWN[target] if target in _OWN else operator_named(target)
+        given, named = text["args"], text["kwargs"]
+        return OpaqueCall(
+            function=function,
+            args=[each if _holds_operand(each) else fixed(each) for each in given],
+            named={name: each if _holds_operand(each) else fixed(each) for name, each in named.items()},
+            places=[place for place, each in enumerate(given) if _holds_operand(each)],
+            names=[name for name, each in named.items() if _holds_operand(each)],
+            results=text["results"],
+            strides={
+                int(position): tuple(evaluate(parse_size(stride), symbols) for stride in strides)
+                for position, strides in text.get("strides", {}).items()
+            },
+            decoder=partial(Decoder, symbols=symbols, objects=self.objects),
+            copies_operands=target in _STARTS,
+            keeps_operands=target == _WAITS,
+            is_fresh=target in _MAKE_NEW,
+        )

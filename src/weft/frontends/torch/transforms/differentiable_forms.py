@@ -9,6 +9,7 @@ trace(x)  ─►  diagonal(x).sum()        `evaluate_graph` runs these in place 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -107,6 +108,15 @@ def cdist(x: Tensor, y: Tensor, p: float = 2.0, compute_mode: str = "use_mm_for_
     return torch.linalg.vector_norm(x.unsqueeze(-2) - y.unsqueeze(-3), p, -1)
 
 
+def logcumsumexp(x: Tensor, dim: int) -> Tensor:
+    """By `logsumexp` of what is so far: torch's gradient takes logarithms of gradients, which have no slope at 0."""
+    if x.dim() == 0 or x.numel() * x.shape[dim] > _MOST_FACTORS or not x.is_floating_point():
+        return torch.logcumsumexp(x, dim)
+    last = x.movedim(dim, -1)
+    later = torch.ones(last.shape[-1:] * 2, dtype=torch.bool, device=x.device).triu(1)
+    return last.unsqueeze(-2).masked_fill(later, -math.inf).logsumexp(-1).movedim(-1, dim)
+
+
 def pdist(x: Tensor, p: float = 2.0) -> Tensor:
     """The same for each pair of rows."""
     if x.numel() * x.shape[0] > _MOST_FACTORS:
@@ -177,6 +187,7 @@ _FUNCTIONS: dict[Any, Callable[..., Any]] = {
     torch.pdist: pdist,
     functional.pdist: pdist,
     torch.scatter_reduce: scatter_reduce,
+    torch.logcumsumexp: logcumsumexp,
     torch.index_reduce: index_reduce,
     functional.soft_margin_loss: soft_margin_loss,
     functional.embedding_bag: segmented_forms.embedding_bag,
@@ -187,6 +198,7 @@ _METHODS: dict[str, Callable[..., Any]] = {
     "trace": trace,
     "as_strided_scatter": as_strided_scatter,
     "scatter_reduce": scatter_reduce,
+    "logcumsumexp": logcumsumexp,
     "index_reduce": index_reduce,
 }
 
