@@ -105,17 +105,18 @@ class ArrayAdapter(Protocol[ArrayT]):
 class ForeignCalls(Protocol[ArrayT]):
     """Calls that the framework which brought a graph carries out."""
 
-    def call(
-        self, target: str, arguments: str, operands: Sequence[ArrayT], symbols: Mapping[str, int]
-    ) -> Sequence[ArrayT | None]:
-        """The results of the call that a graph names `target`; None for one that it does not have."""
+    def bound(
+        self, target: str, arguments: str, symbols: Mapping[str, int]
+    ) -> Callable[[list[ArrayT]], Sequence[ArrayT | None]]:
+        """The call that a graph names `target`, of its operands: it may change the list. A result that it does not
+        have is None."""
         ...
 
 
 class NoForeignCalls:
     """For graphs that no framework stands behind."""
 
-    def call(self, target: str, arguments: str, operands: Sequence[Any], symbols: Mapping[str, int]) -> Sequence[Any]:
+    def bound(self, target: str, arguments: str, symbols: Mapping[str, int]) -> Callable[[list[Any]], Sequence[Any]]:
         raise UnsupportedError(
             f"{target} is a call to the framework that brought it",
             hint="export the graph with `strict`, so that every op is one of Weft's own",

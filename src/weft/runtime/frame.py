@@ -8,8 +8,9 @@ from typing import Any, Generic, TypeAlias
 
 import numpy as np
 
-from weft.lower.steps import Place, Step
+from weft.lower.steps import Step
 from weft.runtime.array_adapter import ArrayT
+from weft.runtime.bound_calls import BoundCall, BoundPlace
 from weft.runtime.constant_sets import ConstantSet
 from weft.runtime.program import Binding, Segment
 
@@ -35,7 +36,9 @@ class Frame(Generic[ArrayT]):
     results: list[tuple[int, Callable[..., ArrayT], tuple[int, ...], tuple[int, ...], Any]]
     arena: ArrayT | None = None
     constants: ConstantSet[ArrayT] | None = None
-    views: dict[Place, ArrayT] = field(default_factory=dict[Place, Any])
+    views: dict[BoundPlace, ArrayT] = field(default_factory=dict[BoundPlace, Any])
+    calls: dict[int, BoundCall[ArrayT]] = field(default_factory=dict[int, Any])
+    """What the framework carries out, by the identities of the plan's steps."""
     single_steps: SingleSteps | None = None
     """The program's steps one by one, once a profiler has asked for them."""
     base: int = 0

@@ -12,18 +12,16 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from weft.ir.expr import evaluate
-from weft.ir.types import Tensor, boolean, u8
-from weft.lower.steps import CallStep, DotStep, IfStep, LoopStep, Place, all_steps
-from weft.ops.layouts import contiguous
+from weft.ir.types import boolean, u8
+from weft.lower.steps import CallStep, DotStep, IfStep, LoopStep, all_steps
 from weft.runtime.array_adapter import ArrayAdapter, ArrayT, ForeignCalls
+from weft.runtime.bound_calls import BoundPlace, bind_call, bind_place
 from weft.runtime.constant_sets import ConstantSet, Preparing, make_set
 from weft.runtime.frame import Frame, SingleSteps
 from weft.runtime.profile import Profile, active_profile, single_steps
 from weft.runtime.program import Apart, ControlSegment, Program, Segment
 from weft.runtime.tape import Tape, slice_step, slice_words, trip_count
 
-_FLAG = Tensor(boolean, ())
 _MOST_SIZES = 8
 """Sets of sizes that memory is kept for."""
 
@@ -322,18 +320,14 @@ class PlanExecutor(Generic[ProgramT, ArrayT]):
         if isinstance(step, ControlSegment):
             self._control(step, frame, held)
             return
-        if isinstance(step, DotStep):
-            a, b, out = (self._operand(place, frame, held) for place in (step.a, step.b, step.out))
-            self.arrays.multiply(a, b, out, accumulates=step.accumulates)
-            return
-        operands = [self._operand(place, frame, held) for place in step.operands]
-        results = self.opaque.call(step.target, step.arguments, operands, frame.binding.sizes)
-        for number, result in zip(step.results, results, strict=True):
-            if result is None:
-                continue
-            result = self._fitting(result, frame.binding.strides[number])
-            held[number] = result
-            frame.table[number] = self._address(result)
+        call = frame.calls.get(id(step))
+        if call is None:
+            call = frame.calls[id(step)] = bind_call(step, frame.binding, self.opaque, self.arrays)
+        results = call.function([self._operand(place, frame, held) for place in call.operands])
+        for (number, strides), result in zip(call.results, results, strict=True):
+            if result is not None:
+                held[number] = result = self._fitting(result, strides)
+                frame.table[number] = self._address(result)
 
     def _control(self, segment: ControlSegment, frame: Frame[ArrayT], held: dict[int, ArrayT]) -> None:
         """Run a branch, or turns, as buffers say that the device has filled."""
@@ -345,7 +339,9 @@ class PlanExecutor(Generic[ProgramT, ArrayT]):
         turns, turn = trip_count(step, sizes), 0
         # Tapes read addresses; what the framework carries out reads arrays, and so does who decides on a branch.
         shown = any(isinstance(each, CallStep | DotStep | LoopStep | IfStep) for each in all_steps(step.body))
-        wholes = [(each, self._operand(each.whole, frame, held)) for each in step.slices] if shown else []
+        wholes = (
+            [(each, self._operand(bind_place(each.whole, sizes), frame, held)) for each in step.slices] if shown else []
+        )
         for each in step.slices:
             _, place, whole, start = slice_words(each, sizes)
             frame.table[place] = frame.table[whole] + start
@@ -371,21 +367,18 @@ class PlanExecutor(Generic[ProgramT, ArrayT]):
 
     def _is_true(self, number: int, frame: Frame[ArrayT], held: dict[int, ArrayT]) -> bool:
         """Whether the first element of a buffer is true; the rest of it, if there is any, is not the condition."""
-        return bool(self.arrays.number(self._operand(Place(number, _FLAG, contiguous(_FLAG)), frame, held)))
+        return bool(self.arrays.number(self._operand(BoundPlace(number, boolean, (), (), 0), frame, held)))
 
-    def _operand(self, place: Place, frame: Frame[ArrayT], held: dict[int, ArrayT]) -> ArrayT:
-        sizes = frame.binding.sizes
-        shape = [evaluate(size, sizes) for size in place.tensor.shape]
-        strides = [evaluate(stride, sizes) for stride in place.layout.strides]
-        offset = evaluate(place.layout.offset, sizes)
+    def _operand(self, place: BoundPlace, frame: Frame[ArrayT], held: dict[int, ArrayT]) -> ArrayT:
         base = held.get(place.buffer)
         if base is not None:
-            if (tuple(shape), tuple(strides), offset) == (tuple(self.arrays.shape(base)), self._strides(base), 0):
+            if self._strides(base) == place.strides and self.arrays.shape(base) == place.shape and not place.offset:
                 return base
-            return self.arrays.view(base, shape, strides, offset)
-        if place not in frame.views:
+            return self.arrays.view(base, place.shape, place.strides, place.offset)
+        view = frame.views.get(place)
+        if view is None:
             assert frame.arena is not None
             start = int(frame.table[place.buffer]) - self._address(frame.arena)
-            dtype = place.tensor.dtype
-            frame.views[place] = self.arrays.view_of_arena(frame.arena, start, dtype, shape, strides, offset)
-        return frame.views[place]
+            lies = place.dtype, place.shape, place.strides, place.offset
+            view = frame.views[place] = self.arrays.view_of_arena(frame.arena, start, *lies)
+        return view

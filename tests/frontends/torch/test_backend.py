@@ -211,6 +211,42 @@ def test_a_conjugate_beside_what_it_is_of() -> None:
     check(function, torch.randn(6))
 
 
+def test_tensors_that_are_negated_when_they_are_read() -> None:
+    def function(x: torch.Tensor, negated: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        negated.mul_(3)
+        return x.conj().imag, (x.mH @ x).imag.sin(), negated + 1, negated[1:], torch.ops.aten._neg_view(negated[0])
+
+    x = torch.randn(4, 3, dtype=torch.complex64)
+    theirs, mine = (x.clone().conj().imag for _ in range(2))
+    assert mine.is_neg()
+    expected = function(x, theirs)
+    torch.testing.assert_close(compiled(function)(x, mine), expected)
+    torch.testing.assert_close(mine, theirs)
+
+
+def test_several_arguments_that_are_negated_or_conjugated_when_they_are_read_are_written_to() -> None:
+    def function(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, d: torch.Tensor) -> torch.Tensor:
+        a.mul_(b)
+        b.neg_()
+        c.mul_(d)
+        d.add_(1j)
+        return a - b
+
+    numbers = [torch.randn(5, dtype=torch.complex64) for _ in range(4)]
+    found: list[list[torch.Tensor]] = []
+    for call in (function, torch.compile(function, backend="weft", options={"fallback": "error"})):
+        z, w, u, v = memory = [each.clone() for each in numbers]
+        found.append([call(z.conj().imag, w.conj().imag, u.conj(), v.conj()), *memory])
+    torch.testing.assert_close(found[1], found[0])
+
+
+def test_gradients_of_a_tensor_that_is_negated_when_it_is_read() -> None:
+    x = torch.randn(5, dtype=torch.complex64, requires_grad=True)
+    compiled = torch.compile(lambda x: x.conj().imag.sin(), backend="weft", options={"fallback": "error"})
+    compiled(x).sum().backward()
+    torch.testing.assert_close(x.grad, torch.complex(torch.zeros(5), -torch.cos(-x.detach().imag)))
+
+
 def test_attention_stays_whole_at_inference() -> None:
     q, k, v = (torch.randn(1, 2, 5, 8) for _ in range(3))
     mask = torch.randn(5, 5)

@@ -26,6 +26,8 @@ from weft.frontends.torch.capture.chunked_loss import with_chunked_losses
 from weft.frontends.torch.capture.constant_masks import without_constant_masks
 from weft.frontends.torch.capture.decompositions import decompositions
 from weft.frontends.torch.capture.grouped_matmuls import with_traced_gradients
+from weft.frontends.torch.capture.margin_loss import margins_of_labels
+from weft.frontends.torch.capture.random_numbers import draw_seeds_once
 from weft.frontends.torch.capture.recurrent_layers import with_recurrent_layers
 from weft.frontends.torch.collectives.captured_collectives import has_collectives, lower_captured
 from weft.frontends.torch.collectives.failures import naming_dead_ranks_of
@@ -130,6 +132,7 @@ def _by_aot_autograd(
         mark_gathers(joint)
         traced.note(joint.graph)
         state_causal_masks(joint)
+        draw_seeds_once(joint)
         return partition_joint(joint, *args, config=config, **kwargs)
 
     backend: Any = aot_autograd(
@@ -140,7 +143,7 @@ def _by_aot_autograd(
         partition_fn=partition,
         keep_inference_input_mutations=True,
     )
-    with functions_made() as functions:
+    with functions_made() as functions, margins_of_labels():
         compiled = shortcut.shortened(backend(module, example_inputs))
     leading = len([*module.parameters(), *module.buffers()])
     for function in functions:
@@ -163,6 +166,7 @@ def compile_graph(
 
     `traced_inputs` are what Dynamo traced it with: the weights among them can be frozen.
     """
+    draw_seeds_once(module)
     try:
         ask_sizes(module)
     except Exception as error:  # whatever is wrong in asking, what is not known is found out where it is needed

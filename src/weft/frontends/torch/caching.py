@@ -147,7 +147,7 @@ def _check_calling(calling: Calling, plan: Plan) -> None:
         tensors != expected
         or not {*plan.symbols, *named} <= known
         or any(result not in range(len(plan.outputs)) for result in results)
-        or any(place not in range(tensors) for place in calling.complex_arguments)
+        or any(place not in range(tensors) for place in calling.resolved_arguments)
         or any(number < 0 for number in (*arguments, *calling.arguments))
         or any(rule.source.argument < 0 for rule in calling.symbols.rules)
     ):

@@ -13,7 +13,7 @@ from weft.frontends.torch.execution.donated import with_own_arguments
 from weft.frontends.torch.execution.returning import needs_arguments, output_of, write_back
 from weft.frontends.torch.execution.torch_executor import TorchExecutor
 from weft.frontends.torch.importer.checks import failure
-from weft.frontends.torch.importer.complex_numbers import as_real
+from weft.frontends.torch.importer.complex_numbers import resolved
 from weft.frontends.torch.importer.imported_graph import Calling
 from weft.frontends.torch.report import record_targets as record_targets
 from weft.runtime.plan_executor import WrongData
@@ -50,7 +50,7 @@ class CompiledGraph:
         executor, calling = self.executor, self.calling
         if not isinstance(executor, TorchExecutor):
             return self
-        is_plain = not calling.complex_arguments and not calling.symbols.rules
+        is_plain = not calling.resolved_arguments and not calling.symbols.rules
         direct = executor.direct(calling, self.constants, self, self.watch) if is_plain else None
         donated = [calling.arguments[place] for place in executor.donated]
         return with_own_arguments(direct or self, donated)
@@ -62,8 +62,8 @@ class CompiledGraph:
         symbols = calling.symbols(arguments)
         tensors = [arguments[position] for position in calling.arguments]
         tensors.extend(self.constants)
-        for position in calling.complex_arguments:
-            tensors[position] = as_real(tensors[position])
+        for position in calling.resolved_arguments:
+            tensors[position] = resolved(tensors[position])
         given = list(arguments) if self.needs_arguments else []
         arguments.clear()
         try:

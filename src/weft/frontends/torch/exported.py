@@ -15,7 +15,9 @@ from torch import fx
 from weft.config import Config
 from weft.errors import ArtifactError, UnsupportedError
 from weft.frontends.torch.capture.decompositions import decompositions
+from weft.frontends.torch.capture.margin_loss import margins_of_labels
 from weft.frontends.torch.dtypes import from_torch
+from weft.frontends.torch.importer.checks import is_of_data
 from weft.frontends.torch.importer.import_graph import import_graph
 from weft.frontends.torch.importer.imported_graph import ImportedGraph, Returned
 from weft.ops.graph import ReturnOp
@@ -24,8 +26,8 @@ from weft.tile.text import print_program
 _ROWS: dict[str, Any] = {"memory_format": torch.contiguous_format}
 
 
-def read_exported(path: Path) -> tuple[str, dict[str, np.ndarray], bool]:
-    """The text and the weights of a saved program, and whether its last result says what is wrong with its data."""
+def read_exported(path: Path) -> tuple[str, dict[str, np.ndarray], tuple[tuple[str, str], ...]]:
+    """The text and the weights of a saved program, and what its last result says to be wrong with its data."""
     try:
         program = torch.export.load(path)
     except Exception as error:  # torch raises whatever it meets in a file that is none
@@ -33,9 +35,12 @@ def read_exported(path: Path) -> tuple[str, dict[str, np.ndarray], bool]:
     return graph_of(program, path.stem)
 
 
-def graph_of(program: torch.export.ExportedProgram, name: str) -> tuple[str, dict[str, np.ndarray], bool]:
-    """The text and the weights of an exported program, and whether its last result is a verdict on its data."""
-    program = program.run_decompositions(decompositions())
+def graph_of(
+    program: torch.export.ExportedProgram, name: str
+) -> tuple[str, dict[str, np.ndarray], tuple[tuple[str, str], ...]]:
+    """The text and the weights of a program, and of each mistake that it tells by its last result, kind and text."""
+    with margins_of_labels():
+        program = program.run_decompositions(decompositions())
     signature = program.graph_signature
     if signature.buffers_to_mutate or signature.user_inputs_to_mutate:
         changed = [*signature.buffers_to_mutate.values(), *signature.user_inputs_to_mutate.values()]
@@ -58,7 +63,9 @@ def graph_of(program: torch.export.ExportedProgram, name: str) -> tuple[str, dic
     own = {f"constant{n}": _array(each) for n, each in enumerate(imported.constants)}
     taken = {placeholders[position] for position in imported.calling.arguments}
     kept = {each: array for each, array in weights.items() if each in taken}
-    return print_program(imported.function), {**kept, **own}, bool(imported.calling.checks)
+    # What a kernel of the user's asserts is of the data, too, where there is no line to point to.
+    mistakes = tuple((each.kind if is_of_data(each) else "data", each.message) for each in imported.calling.checks)
+    return print_program(imported.function), {**kept, **own}, mistakes
 
 
 def _copy_outputs(module: fx.GraphModule) -> None:

@@ -78,6 +78,39 @@ def test_memory_that_is_read_as_another_type_is_shared(name: str, dynamic: bool)
     assert mine == eagers, "which of them lie in one memory"
 
 
+READ_BY_BITS: dict[str, Callable[[torch.Tensor], tuple[torch.Tensor, ...]]] = {
+    "parts": lambda z: (z.imag.reshape(-1)[1:3],),
+    "negated parts": lambda z: (z.conj().imag.reshape(-1)[1:3],),
+    "negated parts beside a result": lambda z: (z.conj().imag.reshape(-1)[1:3], z.abs()),
+    "conjugated": lambda z: (z.conj().reshape(-1)[1:3],),
+    "negated": lambda z: (torch.ops.aten._neg_view(z).reshape(-1)[1:3],),
+    "of a result": lambda z: ((y := z * 2), y.conj().imag.reshape(-1)[1:3], y.conj().reshape(-1)[2:]),
+}
+
+
+# Torch itself, which makes views of arguments again, does not give parts of such as have bits.
+GIVEN_WITH_BITS = ("conjugated", "negated", "of a result")
+
+
+@pytest.mark.parametrize(
+    "given, name",
+    [
+        *(("plain", name) for name in READ_BY_BITS),
+        *((given, name) for given in ("conjugated", "negated") for name in GIVEN_WITH_BITS),
+    ],
+)
+def test_views_with_symbolic_sizes_that_are_negated_or_conjugated_when_they_are_read(given: str, name: str) -> None:
+    function = READ_BY_BITS[name]
+    compiled = torch.compile(function, backend="weft", dynamic=True, options={"fallback": "quiet"})
+    for rows in (4, 5):
+        z = torch.randn(rows, 3, dtype=torch.complex64)
+        z = {"plain": z, "conjugated": z.conj(), "negated": torch.ops.aten._neg_view(z)}[given]
+        for mine, eagers in zip(compiled(z), function(z), strict=True):
+            torch.testing.assert_close(mine, eagers)
+            shared = eagers.untyped_storage().data_ptr() == z.untyped_storage().data_ptr()
+            assert not shared or mine.data_ptr() == eagers.data_ptr()
+
+
 def test_a_view_of_a_value_that_is_copied_to_an_argument_is_not_one_of_the_argument() -> None:
     def function(x: torch.Tensor, n: int) -> torch.Tensor:
         y = x + 1
@@ -97,7 +130,7 @@ def test_gradients_through_views_of_arguments(dynamic: bool) -> None:
     def function(x: torch.Tensor, n: int) -> tuple[torch.Tensor, torch.Tensor]:
         return x[n:], (x.t() * x.t()[:n].sum()).exp()
 
-    x = torch.randn(7, 5, requires_grad=True)
+    x = torch.randn(7, 5, dtype=torch.float64, requires_grad=True)
     eager = x.detach().clone().requires_grad_()
     compiled = torch.compile(function, backend="weft", dynamic=dynamic)
     for values, f in ((eager, function), (x, compiled)):

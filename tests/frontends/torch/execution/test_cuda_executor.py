@@ -647,3 +647,9 @@ def test_device_code_is_kept_as_plain_data() -> None:
     meta["launches"][0][1]["threads"] = -1
     with pytest.raises(ParseError, match="k"):
         decode_code(meta, blobs)
+
+
+@pytest.mark.parametrize(("device", "captured"), [("cuda:0", True), ("cpu", False)])
+def test_seeds_are_drawn_anew_by_replays(device: str, captured: bool) -> None:
+    step = CallStep("weft::seeds", json.dumps({"args": [3, {"device": device}], "kwargs": {}}), (), (0, 1, 2), "seeds")
+    assert (TorchGraphs().why_not_called(step) is None) == captured

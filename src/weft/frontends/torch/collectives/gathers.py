@@ -7,6 +7,8 @@ from typing import Any
 from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
+from weft.frontends.torch.capture.checkpoint_marks import mark
+
 GATHERS_AGAIN = "weft.gathers_again"
 """Stands in the metadata of calls which the backward is to repeat instead of keeping what they give."""
 
@@ -16,5 +18,4 @@ def mark_gathers(joint: fx.GraphModule) -> None:
     for node in joint.graph.nodes:
         marks: Any = node.meta.get("custom")
         if node.op == "call_function" and marks and GATHERS_AGAIN in marks:
-            node.meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
-            node.meta["ac_graph_id"] = 0
+            mark(node, CheckpointPolicy.MUST_RECOMPUTE)

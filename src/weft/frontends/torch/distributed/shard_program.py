@@ -16,9 +16,9 @@ from xdsl.dialects.builtin import ArrayAttr, ModuleOp, StringAttr
 from weft.frontends.torch.distributed.capture_model import CapturedModel
 from weft.frontends.torch.distributed.hints import Plan
 from weft.ir.sharding import Mesh, Sharding
-from weft.ir.types import tensor_of
+from weft.ir.types import is_float, tensor_of
 from weft.ops.graph import FuncOp, module_of
-from weft.passes.differentiate import is_float, value_and_vjp_function
+from weft.passes.differentiate import value_and_vjp_function
 from weft.passes.sharding.annotations import ARGS, RESULTS, set_late_axes, set_mesh, set_shardings
 from weft.passes.split_joint import SplitFunctions, split_joint
 from weft.pipelines import arrange_collectives, dispatch_passes, partition_passes

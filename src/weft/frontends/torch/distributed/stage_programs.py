@@ -12,9 +12,9 @@ from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import SSAValue
 
 from weft.ir.sharding import Mesh, Sharding
-from weft.ir.types import tensor_of
+from weft.ir.types import is_float, tensor_of
 from weft.ops.graph import FuncOp, module_of
-from weft.passes.differentiate import is_float, value_and_vjp_function
+from weft.passes.differentiate import value_and_vjp_function
 from weft.passes.sharding.annotations import ARGS, RESULTS, set_late_axes, set_mesh, set_shardings, shardings_at
 from weft.passes.sharding.stage_functions import Message, Stage, cut_into_stages, with_transfers
 from weft.passes.split_joint import split_joint

@@ -16,8 +16,14 @@ from weft.runtime.strides import lies_dense
 
 def copy_all(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
     """Copy tensors to others of their shapes, which are the first of each pair."""
-    for numbers in _by_type([target for target, _ in pairs]):
-        _copied([pairs[n][0] for n in numbers], [pairs[n][1] for n in numbers])
+    together: list[tuple[torch.Tensor, torch.Tensor]] = []
+    for target, source in pairs:
+        if target.is_neg() or target.is_conj():
+            target.copy_(source)  # torch writes to no list of tensors that are negated or conjugated when they are read
+        else:
+            together.append((target, source))
+    for numbers in _by_type([target for target, _ in together]):
+        _copied([together[n][0] for n in numbers], [together[n][1] for n in numbers])
 
 
 class CopiesIn:

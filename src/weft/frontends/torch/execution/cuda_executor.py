@@ -36,7 +36,7 @@ from weft.runtime.cache import DiskCache
 from weft.runtime.constant_sets import Preparing
 from weft.runtime.constants import as_program, prepared_by
 from weft.runtime.cuda.cuda_graphs import GraphedCalls
-from weft.runtime.cuda.device_executor import DeviceExecutor
+from weft.runtime.cuda.device_executor import ALIGNMENT, DeviceExecutor
 from weft.runtime.cuda.device_program import DeviceProgram, DeviceTape
 from weft.runtime.frame import Frame
 from weft.runtime.tape import Tape
@@ -170,6 +170,16 @@ class CudaExecutor(DeviceExecutor[torch.Tensor], TorchExecutor[DeviceProgram]):
 
     def _is_here(self, tensor: torch.Tensor) -> bool:
         return tensor.is_cuda
+
+    def _input(self, tensor: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
+        if tensor.is_cuda and tensor.stride() == strides and tensor.data_ptr() % ALIGNMENT == 0:
+            return tensor
+        return super()._input(tensor, strides)
+
+    def _fitting(self, tensor: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
+        if tensor.stride() == strides and tensor.data_ptr() % ALIGNMENT == 0:
+            return tensor
+        return super()._fitting(tensor, strides)
 
     def _enter(self, frame: Frame[torch.Tensor]) -> None:
         if size := frame.binding.arena.size:

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from weft.frontends.torch.capture.random_numbers import SEEDS
 from weft.frontends.torch.execution.alignment import copied_whole, spanned
 from weft.frontends.torch.execution.copies import CopiesIn, CopiesOut, copy_all
 from weft.frontends.torch.execution.graph_pools import GraphPool, pool_of
@@ -66,7 +67,7 @@ class TorchGraphs:
         return CopiesOut(statics)
 
     def why_not_called(self, step: CallStep) -> str | None:
-        if step.target.partition("::")[0] not in ("aten", "prims"):
+        if step.target.partition("::")[0] not in ("aten", "prims") and step.target != SEEDS:
             return "may do anything on the processor"
         arguments = json.loads(step.arguments)
         if _mentions(arguments, "item"):

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from weft.frontends.torch.execution.reference import to_array
-from weft.frontends.torch.importer.complex_numbers import as_real
+from weft.frontends.torch.importer.complex_numbers import resolved
 from weft.frontends.torch.importer.imported_graph import Calling
 from weft.runtime.record import CompilationRecord
 
@@ -26,8 +26,8 @@ class ObservedCall:
 
     def __call__(self, arguments: list[Any]) -> list[Any]:
         tensors = [*(arguments[position] for position in self.calling.arguments), *self.constants]
-        for position in self.calling.complex_arguments:
-            tensors[position] = as_real(tensors[position])
+        for position in self.calling.resolved_arguments:
+            tensors[position] = resolved(tensors[position])
         given = [to_array(tensor).copy() for tensor in tensors]
         self.record.checks = [f"{check.message} at {check.line}" for check in self.calling.checks]
         try:

@@ -1,7 +1,7 @@
 """What a caller gets of a call's results: outputs, and new values of its arguments."""
 
 # torch leaves some of its functions without types.
-# pyright: reportUnknownMemberType=false
+# pyright: reportUnknownMemberType=false, reportPrivateUsage=false, reportPrivateImportUsage=false
 
 from __future__ import annotations
 
@@ -40,7 +40,9 @@ def written_inputs(calling: Calling) -> dict[int, int]:
     """The results that replace a tensor and are nothing else, with the number of the function's argument that it is."""
     numbers = {place: number for number, place in enumerate(calling.arguments)}
     pairs = [
-        (numbers[place], result) for place, result in calling.mutated if numbers[place] not in calling.complex_arguments
+        (numbers[place], result)
+        for place, result in calling.mutated
+        if numbers[place] not in calling.resolved_arguments
     ]
     return {result: number for number, result in replaced(pairs, calling.outputs)}
 
@@ -59,24 +61,40 @@ def output_of(
             return arguments[argument]
         case Number(value):
             return evaluate(value, symbols) if isinstance(value, Expr) else value
-        case Viewed(base, shape, strides, offset, dtype):
-            memory: torch.Tensor = output_of(base, arguments, results, symbols)
+        case Viewed(base, shape, strides, offset, dtype, is_conjugated, is_negated):
+            memory = _as_it_lies(output_of(base, arguments, results, symbols))
             sizes, steps = ([evaluate(each, symbols) for each in values] for values in (shape, strides))
             start = memory.storage_offset()
             if (read_as := getattr(torch, dtype)) != memory.dtype:
                 start = start * memory.itemsize // read_as.itemsize
                 memory = _reinterpreted(memory, read_as)
-            return memory.as_strided(sizes, steps, start + evaluate(offset, symbols))
+            view = memory.as_strided(sizes, steps, start + evaluate(offset, symbols))
+            view = torch._neg_view(view) if is_negated else view
+            return view.conj() if is_conjugated else view
         case _:
             result = results[output.result]
             return torch.view_as_complex(result) if output.is_complex else result
 
 
+def _as_it_lies(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor neither negated nor conjugated when it is read."""
+    tensor = tensor.conj() if tensor.is_conj() else tensor
+    return torch._neg_view(tensor) if tensor.is_neg() else tensor
+
+
 def _reinterpreted(memory: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """All the memory that a tensor lies in, as a row of elements of another type."""
+    """All the memory that a tensor lies in, as a row of elements of another type.
+
+    Torch, which may make the view again of its argument, follows those of parts of complex numbers by their names only.
+    """
     size = memory.untyped_storage().nbytes()
     count = size // max(dtype.itemsize, memory.itemsize) * max(dtype.itemsize, memory.itemsize) // memory.itemsize
-    return memory.as_strided((count,), (1,), 0).view(dtype)
+    row = memory.as_strided((count,), (1,), 0)
+    if row.is_complex() and dtype == row.dtype.to_real():
+        return torch.view_as_real(row).view(-1)
+    if dtype.is_complex and row.dtype == dtype.to_real():
+        return torch.view_as_complex(row.view(-1, 2))
+    return row.view(dtype)
 
 
 def picked_from(output: Output) -> Callable[[Sequence[Any], Sequence[Any]], Any] | None:

@@ -22,6 +22,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.checkpoint import CheckpointPolicy
 from torch.utils.flop_counter import flop_registry
 
+from weft.frontends.torch.capture.checkpoint_marks import policy_of
 from weft.passes.remat.recompute_problem import RecomputeProblem, Value
 
 _FLOPS_A_BYTE: Mapping[str, int] = {"cpu": 8, "cuda": 150}
@@ -85,7 +86,7 @@ def _value(node: fx.Node, operands: tuple[int, ...], is_read: bool) -> Value:
         return Value(0, 0, (), is_read, can_be_kept=is_there, can_be_computed_again=False)
     if node.op == "get_attr":
         return Value(0, 0, (), is_read, can_be_kept=False)
-    policy = node.meta.get("recompute")
+    policy = policy_of(node)
     in_checkpoint = policy in (CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.PREFER_RECOMPUTE)
     # Torch lets what a checkpoint has drawn be drawn again from the same state.
     again = (_is_pure(node) or (in_checkpoint and _is_random(node))) and policy is not CheckpointPolicy.MUST_SAVE

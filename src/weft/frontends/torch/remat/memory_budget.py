@@ -24,7 +24,7 @@ from weft.config import Config, MemoryBudget
 from weft.diagnostics import warn
 from weft.frontends.torch.remat.joint_problem import JointProblem, joint_problem
 from weft.frontends.torch.remat.predict_peak import predict_peak
-from weft.frontends.torch.remat.recompute_repeats import recompute_repeats
+from weft.frontends.torch.remat.recompute_cheap import recompute_cheap
 from weft.passes.remat.exact_choice import exact_choices
 from weft.passes.remat.minimum_cut import choices, choices_by_peak, lowest_peaks, problems_by_layer
 from weft.passes.remat.recompute_problem import Choice, RecomputeProblem
@@ -60,7 +60,7 @@ class _Chooser:
 def partition_joint(joint: fx.GraphModule, arguments: Sequence[Any], *, config: Config, **options: Any) -> Parts:
     """The forward and backward graph of a joint one: as torch cuts it, or within the budget that there is."""
     if not config.memory_budget:
-        recompute_repeats(joint)
+        recompute_cheap(joint)
         return partitioners.min_cut_rematerialization_partition(joint, arguments, **options)
     results: int = options["num_fwd_outputs"]
 

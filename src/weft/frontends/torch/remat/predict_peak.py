@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from torch import fx
 
+from weft.backends.target import Host, PlansMemory
 from weft.config import Config
 from weft.errors import WeftError
 from weft.frontends.torch.devices import target_on
@@ -20,10 +21,8 @@ from weft.frontends.torch.importer.import_graph import import_graph
 from weft.frontends.torch.importer.imported_graph import Calling, Passed, Returned, Viewed
 from weft.frontends.torch.splitting import split_graph
 from weft.lower.steps import Plan
-from weft.pipelines import plan_cpu
 from weft.runtime.executable import frugal_parts
 from weft.runtime.memory import bytes_of, peak_of
-from weft.targets.cpu import Cpu
 
 log = logging.getLogger("weft")
 
@@ -98,8 +97,8 @@ def _names(module: fx.GraphModule) -> list[str]:
 
 def _planned(module: fx.GraphModule, name: str, config: Config) -> _Planned | None:
     target = target_on(graph_device(module), config)
-    if not isinstance(target, Cpu) or split_graph(module) is not None:
+    if not isinstance(target, PlansMemory) or split_graph(module) is not None:
         return None
     imported = import_graph(module, name, config, {}, target.capabilities)
-    plan = plan_cpu(imported.function, config, target.processor, framework=True)
+    plan = target.plan(imported.function, config, Host(libraries=True))
     return None if plan.symbols else _Planned(plan, imported.calling)

@@ -1,11 +1,15 @@
-"""Lets backward graphs repeat keys and values (GQA, `repeat_kv`) again, in place of keeping them repeated.
+"""Lets backward graphs compute again what is large and cheap: repeated keys and values, and masks of dropout.
 
     %r = expand %k (4, 8, 4, 2048, 64)   of (4, 8, 1, 2048, 64)
     %c = clone %r                        ← is not kept: what it repeats is, four times smaller
     %y = attention %q, %c, …
 
+    %u = weft.uniform %seed (8, 1024, 768)
+    %m = lt %u, 0.9                      ← is not kept: the seed is, of eight bytes
+
 Torch's partitioner keeps whatever an operator of the backward reads that it does not fuse. Attention that knows groups
-of heads reads what is repeated once (`passes/attention/pack_gqa.py`), and any other gets a copy that is made again.
+of heads (GQA, `repeat_kv`) reads what is repeated once (`passes/attention/pack_gqa.py`), and any other gets a copy that
+is made again.
 """
 
 # torch leaves some of its functions without types.
@@ -19,21 +23,23 @@ import torch
 from torch import Tensor, fx
 from torch.utils.checkpoint import CheckpointPolicy
 
+from weft.frontends.torch.capture.checkpoint_marks import mark, policy_of
+
 _aten: Any = torch.ops.aten
-_RECOMPUTE, _REGION = "recompute", "ac_graph_id"
-"""Where the metadata of a node says whether it is computed again, and in which region the user said so."""
 
 
-def recompute_repeats(joint: fx.GraphModule) -> None:
-    """Mark copies of repeated tensors as such that the backward makes again.
+def recompute_cheap(joint: fx.GraphModule) -> None:
+    """Mark copies of repeated tensors, and random numbers made of a seed, as such that the backward makes again.
 
     Where the user has said what is to be computed again, that stays as it is.
     """
-    if any(_RECOMPUTE in node.meta for node in joint.graph.nodes):
+    if any(policy_of(node) is not None for node in joint.graph.nodes):
         return
-    for node in joint.graph.find_nodes(op="call_function", target=_aten.clone.default):
-        if isinstance(node.args[0], fx.Node) and _is_repeated(node.args[0]):
-            node.meta |= {_RECOMPUTE: CheckpointPolicy.PREFER_RECOMPUTE, _REGION: 0}
+    copies = joint.graph.find_nodes(op="call_function", target=_aten.clone.default)
+    repeats = [node for node in copies if isinstance(node.args[0], fx.Node) and _is_repeated(node.args[0])]
+    numbers = joint.graph.find_nodes(op="call_function", target=torch.ops.weft.uniform.default)
+    for node in (*repeats, *numbers):
+        mark(node, CheckpointPolicy.PREFER_RECOMPUTE)
 
 
 def _is_repeated(node: fx.Node) -> bool:
