@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Self
 
@@ -187,6 +188,20 @@ def _warn_of_unknown_variables(known: Mapping[str, Any]) -> None:
                 "nothing reads it",
                 f"there are {listed}",
             )
+
+
+@contextmanager
+def compiling_anew() -> Generator[None]:
+    """Within it, programs are neither found in the disk cache nor kept there."""
+    before = os.environ.get("WEFT_CACHE")
+    os.environ["WEFT_CACHE"] = "0"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["WEFT_CACHE"]
+        else:
+            os.environ["WEFT_CACHE"] = before
 
 
 def truth(variable: str, default: bool = False) -> bool:

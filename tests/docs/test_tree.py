@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import re
 import tomllib
+from collections.abc import Iterable, Iterator
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,6 +14,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from weft.backends.nvidia.ir.kernel_passes import FirstThatMatches, KernelPass
+from weft.pipelines import nvidia_kernel_passes
 from weft.tools.bench.cpu_tables import side_by_side
 from weft.tools.bench.gpu_report import markdown
 from weft.tools.bench.result_files import chart_of, read_files
@@ -212,6 +215,21 @@ def test_a_technique_is_where_the_table_says(row: list[str]) -> None:
 @cache
 def backend_text() -> str:
     return "\n".join(path.read_text() for path in sorted((PACKAGE / "backends/nvidia").rglob("*.py")))
+
+
+def choices(passes: Iterable[KernelPass], inside: str = "") -> Iterator[str]:
+    """The alternatives of kernel passes, as rows of the table that lists them."""
+    for choice in passes:
+        if isinstance(choice, FirstThatMatches):
+            place = f', inside of "{inside}"' if inside else ""
+            yield f"| `{choice.name}`{place} | {'; '.join(each.name for each in choice.alternatives)} |"
+            for each in choice.alternatives:
+                yield from choices(each.passes, each.name)
+
+
+def test_the_alternatives_of_kernels_are_those_of_the_list() -> None:
+    table = PAGES["docs/nvidia.md"].partition("\n| choice | ")[2].partition("\n\n")[0]
+    assert table.splitlines()[2:] == list(choices(nvidia_kernel_passes()))
 
 
 def test_the_table_has_the_words_that_are_searched_for() -> None:

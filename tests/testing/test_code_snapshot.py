@@ -45,3 +45,13 @@ def test_cases_of_both_machines_have_code(tmp_path: Path) -> None:
     assert write(tmp_path, names, None) == 0
     gemm, add, softmax = ((tmp_path / name).read_text() for name in names)
     assert "wgmma" in gemm and ".entry" in add and ".globl" in softmax
+
+
+def test_a_case_without_code_has_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = [("cpu/none.s", lambda: ""), ("cpu/some.s", lambda: "ret")]
+    monkeypatch.setattr("weft.testing.code_snapshot.cases", lambda tutorials: made)
+    assert write(tmp_path, (), None) == 1
+    assert "cpu/none.s: no code" in capsys.readouterr().out
+    assert [path.name for path in tmp_path.rglob("*.s")] == ["some.s"]

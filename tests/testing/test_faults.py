@@ -22,7 +22,7 @@ import itertools, random, torch
 torch.set_num_threads(1)
 from weft.testing.faults import calls, storage
 from weft.testing.faults.programs import captured_programs
-programs, draw = captured_programs()[:2], random.Random()
+programs, draw = captured_programs()[:2], random.Random(0)
 cases = [
     *itertools.islice(storage.kills(programs, draw), 5),
     *itertools.islice(storage.flips(programs, draw), 22),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, TypeAlias, runtime_checkable
 
 from xdsl.passes import ModulePass
 
@@ -21,6 +21,9 @@ from weft.ir.expr import symbols_of
 from weft.ir.types import tensor_of
 from weft.ops.graph import FuncOp, OpaqueOp
 from weft.tile.text import place_of
+
+if TYPE_CHECKING:
+    from weft.lower.steps import Plan
 
 Opaque: TypeAlias = Callable[[OpaqueOp, Sequence[Any], Mapping[str, int]], Sequence[Any]]
 """Takes a call, the arrays of its operands and the values of symbols; gives arrays."""
@@ -118,6 +121,15 @@ class Target(Protocol):
 
         It is empty where programs are not kept on disk; those that are, are `weft.pipelines.Compiled`.
         """
+        ...
+
+
+@runtime_checkable
+class PlansMemory(Protocol):
+    """A target that also knows what memory a function will take before there is code of it."""
+
+    def plan(self, function: FuncOp, config: Config, host: Host = ALONE) -> Plan:
+        """The buffers and steps that `compile` would make of a function, which is changed, without measuring."""
         ...
 
 

@@ -220,28 +220,34 @@ def _split(word: str, text: str) -> Split:
 
 def local_size(size: Size, splits: Splits, mesh: Mesh, what: str) -> Size:
     """How much of a dimension a rank has."""
+    found = _local_size(size, splits, mesh, what)
+    if isinstance(found, ShardingError):
+        raise found
+    return found
+
+
+def fits(size: Size, splits: Splits, mesh: Mesh) -> bool:
+    """Whether a dimension can be split like this."""
+    return not isinstance(_local_size(size, splits, mesh, ""), ShardingError)
+
+
+def _local_size(size: Size, splits: Splits, mesh: Mesh, what: str) -> Size | ShardingError:
+    """How much of a dimension a rank has, or what is wrong with splitting it."""
     for split in splits:
-        count = mesh.size([split.axis])
+        if split.axis not in mesh.sizes:
+            return ShardingError(f"mesh {mesh} has no axis {split.axis}")
+        count = mesh.sizes[split.axis]
         if count == 1:
             continue
         if not isinstance(size, int):
-            raise ShardingError(f"{what}: a symbolic size is split over {split.axis}", hint="give its value")
+            return ShardingError(f"{what}: a symbolic size is split over {split.axis}", hint="give its value")
         if size % (split.blocks * count):
-            raise ShardingError(
+            return ShardingError(
                 f"{what}: {size} is not a multiple of {split.blocks * count}, and cannot be split over {split.axis}",
                 hint=f"pad it to {-(-size // (split.blocks * count)) * split.blocks * count}, or leave it whole",
             )
         size = size // count
     return size
-
-
-def fits(size: Size, splits: Splits, mesh: Mesh) -> bool:
-    """Whether a dimension can be split like this."""
-    try:
-        local_size(size, splits, mesh, "")
-    except ShardingError:
-        return False
-    return True
 
 
 def axes_of(splits: Iterable[Split]) -> Iterator[str]:

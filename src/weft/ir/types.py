@@ -15,7 +15,7 @@ from typing import TypeVar
 import ml_dtypes
 import numpy as np
 from xdsl.dialects import builtin
-from xdsl.ir import Attribute, ParametrizedAttribute
+from xdsl.ir import Attribute, ParametrizedAttribute, SSAValue
 from xdsl.irdl import irdl_attr_definition
 from xdsl.utils.hints import isa
 
@@ -205,6 +205,11 @@ def tensor_of(attribute: Attribute) -> Tensor:
     if isinstance(attribute.encoding, SizesAttr):
         return Tensor(dtype, tuple(parse_size(size.data) for size in attribute.encoding.sizes))
     return Tensor(dtype, attribute.get_shape())
+
+
+def is_float(value: SSAValue) -> bool:
+    """Whether a value is a tensor of floats: it has a gradient then."""
+    return tensor_of(value.type).dtype.is_float
 
 
 def contiguous_strides(shape: Sequence[Size]) -> tuple[Size, ...]:

@@ -202,6 +202,10 @@ def write(folder: Path, patterns: Sequence[str], tutorials: Path | None) -> int:
             failed += 1
             print(f"{name}: {type(error).__name__}: {str(error).partition(chr(10))[0]}", flush=True)
             continue
+        if not text:  # two of these would be equal, and say nothing
+            failed += 1
+            print(f"{name}: no code", flush=True)
+            continue
         path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_suffix(".part")
         part.write_text(text)

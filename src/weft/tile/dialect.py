@@ -244,6 +244,8 @@ class ScatterOp(WeftOp):
 CONTRACTS, FLUSHES, ROUGH, EXACT = "contracts", "flushes", "rough", "exact"
 """On a map: its product need not be rounded before something is added to it; a result below the normal numbers may be
 zero; its result may be 2 ulp away; it must be rounded to nearest."""
+IMPLIED = "implied"
+"""On a cast: it is the rounding of arithmetic in narrow floats, which is done in f32, and nobody wrote it."""
 
 
 @irdl_op_definition

@@ -111,9 +111,26 @@ NEAR_A_ROOT = """"graph.func"() ({
 
 
 def test_what_the_last_place_of_inputs_decides_is_not_either() -> None:
-    graph = GraphCase(NEAR_A_ROOT, {"x0": (0.1, 4.0)}, 810452, "cpu")
+    graph = GraphCase(NEAR_A_ROOT, {"x0": (1.9999, 2.0001)}, 810452, "cpu")
     for judged in (judge_graph(graph), judge_kernel(draw_kernel(810075))):
         assert judged.status == "undecided", judged
+
+
+def test_a_number_where_16_bits_leave_eager_none_has_to_be_that_of_float64() -> None:
+    steep = TorchCase(
+        ("x0 = draw((A,), torch.bfloat16)",),
+        ("v0 = (x0 * 0 + 4).tanh()", "v1 = v0.acos()"),
+        ("v1",),
+        ({"A": 4},),
+        "train",
+    )
+    assert torch.isnan(TorchRuns(steep).run()[0][0]["gradients"][0]).all()
+    assert judge(steep).status == "right"
+
+    def no_slope(graph: torch.fx.GraphModule, _: Any) -> Any:
+        return lambda x: ((x * 0.3).float().sin().bfloat16(),)
+
+    assert judge(steep, no_slope).status == "wrong"
 
 
 def test_the_oracle_draws_the_numbers_of_the_program() -> None:

@@ -19,6 +19,7 @@ import torch.utils._pytree as pytree
 from torch import Tensor
 
 import weft.func
+from weft.config import compiling_anew
 from weft.runtime.record import recording
 from weft.testing.bench.benchmark import (
     COMPILED,
@@ -59,7 +60,7 @@ def run_transform_case(
     started, fallbacks = Started(Race()), 0
     with torch.no_grad():
         for contender in transform_contenders(device):
-            with recording() as records:
+            with recording() as records, compiling_anew():
                 started.first_call_of(contender, lambda c: _call(case, c, inputs), progress)
             if contender.name == WEFT:  # its own transformations do not come through AOTAutograd
                 started.backend_seconds[WEFT] = sum(took for record in records for took in record.seconds.values())
@@ -78,13 +79,13 @@ def run_transform_case(
 def transform_contenders(device: Device) -> list[Contender]:
     """Those that can run here: Inductor needs a C++ compiler on the CPU, and what it needs on a GPU it says itself."""
 
-    def compiled(backend: str, **options: Any) -> Compile:
-        return lambda function: torch.compile(own_code(function), backend=backend, options=options or None)
+    def compiled(backend: str) -> Compile:
+        return lambda function: torch.compile(own_code(function), backend=backend)
 
     found = [Contender(EAGER, lambda function: function)]
     if device.name != "cpu" or cpp_compiler() is not None:
         found.append(Contender(INDUCTOR, compiled(INDUCTOR)))
-    return [*found, Contender(COMPILED, compiled("weft", cache=False)), Contender(WEFT, lambda function: function)]
+    return [*found, Contender(COMPILED, compiled("weft")), Contender(WEFT, lambda function: function)]
 
 
 def _call(case: TransformCase, contender: Contender, inputs: Inputs) -> Call:

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn, Protocol
 
 import torch
+import torch.utils._pytree as pytree
 from torch import Tensor, nn
 
 from weft.testing.comparison import Comparison, TensorComparison, compare, compare_close, error_vs_float64
@@ -135,11 +136,25 @@ def _compared(runs: Runs, number: int, found: Result, expected: Result) -> Compa
     oracle, _ = runs.run(wide=True, only=number)
     if not oracle:
         return close
+    wider = {part: oracle[0][part] for part in VALUES}
     try:
-        wide = compare(mine, theirs, {part: oracle[0][part] for part in VALUES})
+        wide = compare(mine, pytree.tree_map(_finite_as_the_oracle, theirs, mine, wider), wider)
     except (ValueError, RuntimeError):
         return close
     return Comparison(tuple(b if _acquits(b) else a for a, b in zip(close.leaves, wide.leaves, strict=True)))
+
+
+def _finite_as_the_oracle(theirs: Any, mine: Any, oracle: Any) -> Any:
+    """Eager's result, and the oracle's where 16 bits left eager no number: tanh of 4 rounds to 1, where acos is steep.
+
+    Kernels round what they store, not each step, and may keep a number there; it has to be the oracle's.
+    """
+    if not isinstance(theirs, Tensor) or theirs.dtype not in (torch.float16, torch.bfloat16):
+        return theirs
+    if not all(isinstance(each, Tensor) and each.shape == theirs.shape for each in (mine, oracle)):
+        return theirs
+    lost = ~torch.isfinite(theirs) & torch.isfinite(mine) & torch.isfinite(oracle)
+    return torch.where(lost, oracle.to(theirs.dtype), theirs)
 
 
 def _acquits(leaf: TensorComparison) -> bool:

@@ -7,18 +7,17 @@ sizes.
 
 from __future__ import annotations
 
-import os
 import runpy
 import sys
 import time
 import traceback
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 from weft.backends.nvidia.target import NvidiaTarget
-from weft.config import MODES, Config
+from weft.config import MODES, Config, compiling_anew
 from weft.errors import UnsupportedError, WeftError
 from weft.runtime.profile import Profile, profile
 from weft.runtime.record import recording
@@ -114,16 +113,8 @@ def explain_script(
     """
     if not Path(path).is_file():
         raise UnsupportedError(f"there is no script {path}", location=path)
-    before = os.environ.get("WEFT_CACHE")
-    if not cached:
-        os.environ["WEFT_CACHE"] = "0"
-    try:
+    with nullcontext() if cached else compiling_anew():
         return _explained_run(path, arguments, programs=programs, passes=passes, inputs=inputs)
-    finally:
-        if before is None:
-            os.environ.pop("WEFT_CACHE", None)
-        else:
-            os.environ["WEFT_CACHE"] = before
 
 
 def _explained_run(
