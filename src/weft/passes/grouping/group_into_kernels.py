@@ -17,9 +17,8 @@ from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import Operation, OpResult, SSAValue
 from xdsl.passes import ModulePass
 
-from weft.ir.expr import Size, product
 from weft.ir.types import tensor_of
-from weft.ops.base import Elementwise, GraphOp, Movement, Reduction, Scan, Scatter, Structured, View
+from weft.ops.base import Elementwise, GraphOp, Movement, Reduction, Scan, Scatter, Structured
 from weft.ops.graph import FuncOp, ReturnOp
 from weft.ops.reduce import DimensionReduction
 from weft.passes.dot.split_dots import share_rows
@@ -31,11 +30,10 @@ from weft.passes.grouping.build_groups import (
     result_targets,
 )
 from weft.passes.grouping.epilogue_costs import epilogue_cost
-from weft.passes.grouping.kernel_groups import Group, is_column_sum
+from weft.passes.grouping.fusion_legality import MOST_OPS, FusionLegality
+from weft.passes.grouping.kernel_groups import Group
 from weft.passes.grouping.rebuild_groups import RebuildGroups
 from weft.passes.grouping.sink_epilogue import sink_epilogue
-
-_MOST_OPS = 48
 
 
 @dataclass(frozen=True)
@@ -73,7 +71,7 @@ class _Grouping:
 
     def __init__(self, function: FuncOp, products: int, updates: bool, column_sums: bool) -> None:
         self.function = function
-        self.products, self.updates, self.column_sums = products, updates, column_sums
+        self.products, self.column_sums = products, column_sums
         self.groups: dict[int, Group] = {}
         self.seen_through: dict[SSAValue, tuple[SSAValue, ...]] = {}
         self.group_of: dict[Operation, Group] = {}
@@ -85,6 +83,7 @@ class _Grouping:
         self.targets = result_targets(function)
         self.replaced = replaced_arguments(function)
         self.layouts = ValueLayouts(function)
+        self.legality = FusionLegality(self._sources, self.consumers, self.apart, updates, column_sums)
 
     @property
     def accumulation(self) -> AccumulateProducts:
@@ -102,7 +101,7 @@ class _Grouping:
             self._place_all(operations)
         for group in self.groups.values():
             if group.kind == "dot":
-                sink_epilogue(group, self.group_of, self.consumers, self._reads_in_place)
+                sink_epilogue(group, self.group_of, self.consumers, self.legality.reads_in_place)
         RebuildGroups(
             self.function,
             list(self.groups.values()),
@@ -156,7 +155,7 @@ class _Grouping:
             self._depend(adding, producers)
             return
         for group in self._latest_product_first(op, producers):
-            if isinstance(op, GraphOp) and self._fits(op, group) and self._acyclic(group, producers):
+            if isinstance(op, GraphOp) and self.legality.fits(op, group) and self._acyclic(group, producers):
                 self._join(op, group)
                 self._depend(group, producers)
                 for other in producers:
@@ -200,111 +199,9 @@ class _Grouping:
                 shape = tensor_of(
                     op.operands[0].type if isinstance(op, DimensionReduction) else op.results[0].type
                 ).shape
-                if shape == group.shape == tensor_of(value.type).shape and self._fits(op, group):
+                if shape == group.shape == tensor_of(value.type).shape and self.legality.fits(op, group):
                     return group
         return None
-
-    def _fits(self, op: GraphOp, group: Group) -> bool:
-        """Whether the op can be computed in the group's kernel."""
-        if CLAIM in op.attributes or len(group.ops) >= _MOST_OPS or (group.kind == "dot" and op in self.apart):
-            return False
-        if group.finished and any(value in group.finished for value in self._sources(op.operands)):
-            return self._follows_sums(op, group)
-        if isinstance(op, Elementwise | Movement):
-            shape = tensor_of(op.results[0].type).shape
-            if group.kind in ("pointwise", "rows", "dot", "window"):
-                if group.takes(shape) and self._reads_in_place(op, group):
-                    return True
-                return group.kind == "pointwise" and self._moves_domain(op, group, shape)
-            return False
-        if isinstance(op, DimensionReduction) and group.kind in ("pointwise", "rows"):
-            shape = tensor_of(op.operands[0].type).shape
-            dims = op.params["dims"]
-            if not dims:
-                return False
-            if self._sums_columns(op):
-                if group.sums_columns(dims) and shape == group.shape and self._reads_in_place(op, group):
-                    return True
-                return group.kind == "pointwise" and self._moves_domain(op, group, shape)
-            if group.summed and dims != group.rows_beside(group.summed):
-                return False
-            if group.kind == "rows":
-                return shape == group.shape and dims == group.dims and self._reads_in_place(op, group)
-            if shape == group.shape and self._reads_in_place(op, group):
-                return True
-            return self._moves_domain(op, group, shape)
-        return isinstance(op, Scatter) and self.updates and self._makes_updates(op, group)
-
-    def _sums_columns(self, op: GraphOp) -> bool:
-        """Whether an op sums up columns of many rows, and nothing of a row needs the sums."""
-        if not self.column_sums or not is_column_sum(op):
-            return False
-        columns = tensor_of(op.results[0].type).shape
-        waiting = list(op.results)
-        while waiting:
-            for user in self.consumers.get(waiting.pop(), []):
-                if not isinstance(user, Elementwise | Movement):
-                    continue
-                if product(tensor_of(user.results[0].type).shape) != product(columns):
-                    return False
-                waiting += user.results
-        return True
-
-    def _follows_sums(self, op: GraphOp, group: Group) -> bool:
-        """Whether an op can be computed with the last kernel's sums of columns, and needs nothing else of the group."""
-        if not isinstance(op, Elementwise):
-            return False
-        own = [value for value in self._sources(op.operands) if value in group.made]
-        columns = group.of_columns
-        takes = tensor_of(op.results[0].type).shape in columns.row_shapes
-        return takes and all(value in group.finished for value in own) and self._reads_in_place(op, columns)
-
-    def _makes_updates(self, op: Scatter, group: Group) -> bool:
-        """Whether a group makes what is put into a tensor, and nothing else: not the tensor, nor the places."""
-        if op.name != "graph.index_put" or op.params["accumulate"] or group.kind != "pointwise":
-            return False
-        *others, updates = op.operands
-        elsewhere = any(value in group.made for value in self._sources(others))
-        return not elsewhere and self._moves_domain(op, group, tensor_of(updates.type).shape)
-
-    def _reads_in_place(self, op: GraphOp, group: Group) -> bool:
-        """Whether the op reads the group's values at its own index: not through views or by computed indices."""
-        made = group.made
-        if isinstance(op, Movement):
-            # Of a row one element can be picked: it is computed again, from the row's own reductions.
-            picks = op.name == "graph.gather" and group.kind == "rows" and group.dims == (op.params["dim"],)
-            whole = picks and op.operands[0] in made and tensor_of(op.operands[0].type).shape == group.shape
-            return not any(v in made for v in self._sources(op.operands[1:] if whole else op.operands))
-        leading = group.dims == tuple(range(len(group.dims)))
-        shape = tensor_of(op.results[0].type).shape
-        for value in op.operands:
-            if value in made:
-                rows = group.kind == "rows" and tensor_of(value.type).shape == group.row_shapes[1] != group.shape
-                if rows and not leading and shape == group.shape:
-                    # Broadcasting would align the rows with the columns.
-                    return False
-                continue
-            view = value.op if isinstance(value, OpResult) and is_free(value.op) else None
-            if view and any(v in made for v in self._sources([value])) and not group.keeps_rows(view):
-                return False
-        return True
-
-    def _moves_domain(self, op: GraphOp, group: Group, shape: tuple[Size, ...]) -> bool:
-        """Whether the op can draw the whole group into its own index space: nobody else needs the group's values.
-
-        A concatenation or padding reads each of its operands' elements once, so that nothing is computed twice.
-        """
-        once = op.name in ("graph.concat", "graph.pad")
-        if isinstance(op, Movement) and not isinstance(op, View) and not once:
-            return False
-        if group.summed:
-            return False
-        members = set(group.ops)
-        for value in group.made:
-            users = self.consumers.get(value, [])
-            if any(user is not op and user not in members for user in users):
-                return False
-        return once or product(shape) == product(group.shape)
 
     def _acyclic(self, group: Group, producers: Iterable[Group]) -> bool:
         return all(group.number not in other.before for other in producers if other is not group)
@@ -312,7 +209,7 @@ class _Grouping:
     def _join(self, op: GraphOp, group: Group) -> None:
         if group.finished and any(value in group.finished for value in self._sources(op.operands)):
             group.finished.update(op.results)
-        elif self._sums_columns(op):
+        elif self.legality.sums_columns(op):
             assert isinstance(op, DimensionReduction)
             group.shape = tensor_of(op.operands[0].type).shape
             group.summed = op.params["dims"]
@@ -333,7 +230,7 @@ class _Grouping:
         """Take in another producer of the op, if it walks the same elements and no cycle arises."""
         if not self._sums_alike(group, other, op):
             return
-        if len(group.ops) + len(other.ops) > _MOST_OPS:
+        if len(group.ops) + len(other.ops) > MOST_OPS:
             return
         piece = self._makes_piece(other, group, op)
         if other.shape != group.shape and not piece and not self._makes_rows(other, group):
@@ -348,7 +245,7 @@ class _Grouping:
             return
         # What reads rows in another way than the op does needs all of them before: it stays in a kernel behind them.
         reading = [op, *group.ops] if other.kind == "rows" else [] if piece else [op]
-        if not all(self._reads_in_place(each, other) for each in reading):
+        if not all(self.legality.reads_in_place(each, other) for each in reading):
             return
         if any(other.number in g.before and g.number in group.before for g in self.groups.values()):
             return
@@ -385,7 +282,7 @@ class _Grouping:
             return False
         users = self.consumers.get(op.results[0], ())
         joining = any(isinstance(user, Elementwise | Movement | DimensionReduction) for user in users)
-        return not joining and self._moves_domain(op, other, ())
+        return not joining and self.legality.moves_domain(op, other, ())
 
     def _sums_alike(self, group: Group, other: Group, op: GraphOp) -> bool:
         """Whether the sums of columns of two kernels can be made in one: nothing in it waits for the other's."""

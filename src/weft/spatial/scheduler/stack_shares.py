@@ -1,8 +1,8 @@
 """Shares the blocks of a result out to the planes of a stack, so that all planes end at about the same time.
 
 A block is computed by one plane. Of the last product, blocks that are left when no plane has room for a whole one are
-cut along K (split-K): several planes have passes of theirs. All but one of these write their sums, of 32 bits, and the vector unit adds
-them to those of the last:
+cut along K (split-K): several planes have passes of theirs. All but one of these write their sums, of 32 bits, and the
+vector unit adds them to those of the last:
 
     plane 0   ██████ ██████ ▒▒        ▒ passes of one block
     plane 1   ██████ ██████ ▒▒
