@@ -13,7 +13,7 @@ and running the graph on NumPy gives the same bits.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from xdsl.ir import Operation, SSAValue
@@ -42,7 +42,7 @@ from weft.spatial.mapping.layers import (
 )
 from weft.spatial.mapping.read_heads import HeadReader, combined_shape, fresh_streams, streams_of_node
 from weft.spatial.mapping.read_heads import shape_of as _shape_of
-from weft.spatial.mapping.values import Expression, Product, RowSum, Wide
+from weft.spatial.mapping.values import Expression, Product, RowSum, Wide, array_of, by_channel, clamped, kind_of, unary
 
 
 class GraphReader(HeadReader):
@@ -80,7 +80,7 @@ class GraphReader(HeadReader):
         rule = getattr(self, f"_{op.name.removeprefix('graph.')}", None)
         made = rule(op, *operands) if rule and isinstance(op, GraphOp) else None
         if made is None:
-            kinds = ", ".join(_kind(operand) for operand in operands)
+            kinds = ", ".join(kind_of(operand) for operand in operands)
             raise UnsupportedError(
                 f"{op.name} of {kinds} has no mapping to a spatial machine",
                 location=line_of(op.location),
@@ -91,7 +91,7 @@ class GraphReader(HeadReader):
     # Products
 
     def _dot(self, op: GraphOp, x: Any, w: Any) -> Product | None:
-        weights = _array(w)
+        weights = array_of(w)
         if weights is None:
             return self._product_of_tensors(op, x, w)
         if not isinstance(x, Placed) or len(x.shape) != 2 or weights.dtype != np.int8 or weights.ndim != 2:
@@ -104,7 +104,7 @@ class GraphReader(HeadReader):
         return Product(x, (1, x.width, outer), (x.shape[0], outer), work)
 
     def _convolution(self, op: GraphOp, x: Any, w: Any) -> Product | None:
-        given, weights = op.params, _array(w)
+        given, weights = op.params, array_of(w)
         plain = not given["transposed"] and given["groups"] == 1 and set(given["dilation"]) == {1}
         if not isinstance(x, Wide) or weights is None or weights.ndim != 4 or not plain:
             return None
@@ -161,22 +161,22 @@ class GraphReader(HeadReader):
     # The vector unit
 
     def _mul(self, op: GraphOp, x: Any, y: Any) -> Expression | None:
-        return _unary(Function.SQUARE_F32, x) if x is y else self._binary(op, Function.MUL_F32, x, y)
+        return unary(Function.SQUARE_F32, x) if x is y else self._binary(op, Function.MUL_F32, x, y)
 
     def _add(self, op: GraphOp, x: Any, y: Any) -> Expression | None:
         return self._binary(op, Function.ADD_F32, x, y)
 
     def _relu(self, op: GraphOp, x: Any) -> Expression | None:
-        return _unary(Function.RELU_F32, x)
+        return unary(Function.RELU_F32, x)
 
     def _exp(self, op: GraphOp, x: Any) -> Expression | None:
-        return _unary(Function.EXP_F32, x)
+        return unary(Function.EXP_F32, x)
 
     def _tanh(self, op: GraphOp, x: Any) -> Expression | None:
-        return _unary(Function.TANH_F32, x)
+        return unary(Function.TANH_F32, x)
 
     def _rsqrt(self, op: GraphOp, x: Any) -> Expression | None:
-        return _unary(Function.RSQRT_F32, x)
+        return unary(Function.RSQRT_F32, x)
 
     def _round(self, op: GraphOp, x: Any) -> Expression | None:
         if not isinstance(x, Expression) or x.steps:
@@ -184,18 +184,18 @@ class GraphReader(HeadReader):
         return Expression(x.node, x.product, x.tensor, x.shape, ("round",))
 
     def _maximum(self, op: GraphOp, x: Any, y: Any) -> Expression | None:
-        return _clamped(x, y, -128.0, "least")
+        return clamped(x, y, -128.0, "least")
 
     def _minimum(self, op: GraphOp, x: Any, y: Any) -> Expression | None:
-        return _clamped(x, y, 127.0, "most")
+        return clamped(x, y, 127.0, "most")
 
     def _binary(self, op: GraphOp, function: Function, x: Any, y: Any) -> Expression | None:
-        if _array(x) is not None:
+        if array_of(x) is not None:
             x, y = y, x  # both functions commute, bit by bit
         if not isinstance(x, Expression) or x.steps:
             return None
-        if (constant := _array(y)) is not None:
-            channels = _by_channel(constant, x.shape)
+        if (constant := array_of(y)) is not None:
+            channels = by_channel(constant, x.shape)
             if constant.dtype != np.float32:
                 return None
             if channels is None:
@@ -305,7 +305,7 @@ class GraphReader(HeadReader):
                 made = self._layer(op, node, made, made.shape, made.output, np.dtype(np.int32))
             if not isinstance(made, Placed) or made in self.model.inputs:
                 raise UnsupportedError(
-                    f"{_kind(made)} is returned, which no layer computes",
+                    f"{kind_of(made)} is returned, which no layer computes",
                     location=line_of(op.location),
                     hint="results are integers: of 8 bits, or sums of products in 32",
                 )
@@ -352,51 +352,3 @@ def _repeated_sum(product: Product | None, tensor: Placed | None, shape: tuple[i
     once = rows * (passes - 1 + _PLANES / _COPIES) / _PLANES
     written = once + tensor.blocks * rows / _COPIES + _FILL
     return tensor.blocks > 2 and (rows <= _FEW_ROWS or written < tensor.blocks * once)
-
-
-def _unary(function: Function, x: Any) -> Expression | None:
-    if not isinstance(x, Expression) or x.steps:
-        return None
-    return Expression(Node(function, (x.node,)), x.product, x.tensor, x.shape)
-
-
-def _by_channel(values: np.ndarray, shape: tuple[int, ...]) -> np.ndarray | None:
-    """A number for each channel, where a constant is one when it is broadcast."""
-    if len(shape) == 3:
-        return values.reshape(-1) if values.size == 1 else None
-    channels = shape[1]
-    if values.size == 1:
-        return np.full(channels if len(shape) == 4 else 1, values.reshape(-1)[0])
-    wanted = (channels,) if len(shape) == 2 else (channels, 1, 1)
-    kept = values.shape[len(values.shape) - len(wanted) :]
-    return values.reshape(-1) if kept == wanted and values.size == channels else None
-
-
-def _clamped(x: Any, y: Any, limit: float, step: str) -> Expression | None:
-    if _array(x) is not None:
-        x, y = y, x
-    limits = _array(y)
-    if not isinstance(x, Expression) or limits is None or "round" not in x.steps:
-        return None
-    if step in x.steps or np.any(limits != limit):
-        return None
-    return Expression(x.node, x.product, x.tensor, x.shape, (*x.steps, step))
-
-
-def _array(value: Any) -> np.ndarray | None:
-    """A constant, if it is one."""
-    return cast(np.ndarray, value) if isinstance(value, np.ndarray) else None
-
-
-def _kind(value: Any) -> str:
-    match value:
-        case np.ndarray():
-            return "a constant"
-        case Placed():
-            return f"the tensor {value.name}"
-        case Product():
-            return "a product"
-        case Wide():
-            return f"the tensor {value.tensor.name} in 32 bits"
-        case _:
-            return "an expression"

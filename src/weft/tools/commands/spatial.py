@@ -121,7 +121,8 @@ def distribute_command(
     json: Json = False,
 ) -> None:
     """Schedule a graph on many chips, verify all of them, run them and compare with the graph."""
-    from weft.tools.spatial import distribute_file, overrides_of
+    from weft.tools.spatial import overrides_of
+    from weft.tools.spatial_systems import distribute_file
 
     terminal = Terminal(json=json)
     with terminal.reporting_errors():
@@ -224,7 +225,7 @@ def check_command(
     json: Json = False,
 ) -> None:
     """Random programs, exact in bits and cycles; tampered schedules, and what the verifier lets through."""
-    from weft.tools.spatial import check_programs
+    from weft.tools.spatial_systems import check_programs
 
     terminal = Terminal(json=json)
     with terminal.reporting_errors():
