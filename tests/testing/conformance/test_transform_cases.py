@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from weft.testing.conformance.conformance import run_opinfo
 from weft.testing.conformance.transform_cases import run_oracle
 
 
@@ -65,3 +66,21 @@ def test_where_reverse_mode_has_no_second_derivative_forward_mode_is_the_oracle(
     x = torch.zeros(3, dtype=torch.float64, requires_grad=True)
     (tangent,) = run_oracle(torch.linalg.norm, (x, (), {}), lambda found: found, "forward-over-reverse")
     torch.testing.assert_close(tangent, torch.zeros(3, dtype=torch.float64))
+
+
+@pytest.mark.parametrize(("strict", "refused"), [(False, []), (True, ["linalg_eigvals"])])
+def test_what_torch_must_carry_out_under_a_transformation_is_refused_when_strict(
+    strict: bool, refused: list[str]
+) -> None:
+    report = run_opinfo(
+        "weft",
+        ops=["linalg.eigvals", "sin"],
+        dtypes=["float64"],
+        samples=1,
+        jobs=0,
+        strict=strict,
+        transform="vmap",
+    )
+    assert report.ok
+    assert [case.op for case in report.having("refused")] == refused
+    assert len(report.having("passed")) == 2 - len(refused)

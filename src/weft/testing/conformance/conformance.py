@@ -100,6 +100,7 @@ class OpinfoReport:
             "not_native": list(self.other_targets),
             "wrong_cases": _with_reasons(self.having("wrong")),
             "error_cases": _with_reasons(self.having("error")),
+            "refused_cases": _with_reasons(self.having("refused")),
             "skipped_cases": _with_reasons(self.having("skipped")),
             "stride_differences": [result.name for result in self.results if result.strides_differ],
         }

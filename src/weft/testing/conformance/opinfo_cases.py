@@ -28,6 +28,7 @@ from torch import Tensor
 from weft.testing.comparison import Comparison, TensorComparison, compare, compare_close, widen
 from weft.testing.conformance.identity import (
     WHOLE_GRAPH,
+    TargetRecord,
     TargetRecorder,
     Targets,
     identity_backend,
@@ -91,19 +92,18 @@ class _Case:
 
 def _judge_case(case: _Case, settings: CaseSettings) -> CaseResult:
     try:
-        eager = [_run(case, case.arguments, None, {}, training) for training in case.modes]
+        eager = [_run(case, case.arguments, None, None, training) for training in case.modes]
     except Exception as error:
         return replace(_PASSED, status="skipped", reason=f"eager: {_first_line(error)}")
     with _recorder(settings)() as record:
-        mine = _attempt(case, eager, _backend(settings), {"strict": True} if settings.strict else {})
+        mine = _attempt(case, eager, _backend(settings), _options(settings))
     if mine.status != "passed" or mine.strides_differ:
         # The identity backend has a say only where something differs: asked about every case it would double the time.
-        identity = _attempt(case, eager, identity_backend(), {})
+        identity = _attempt(case, eager, identity_backend(), None)
         mine = replace(mine, strides_differ=mine.strides_differ and not identity.strides_differ)
         if mine.status != "passed" and identity.status != "passed":
             mine = replace(mine, status="skipped", reason=f"identity backend: {identity.reason}")
-    if mine.status == "error" and settings.strict and record.opaque:
-        mine = replace(mine, status="refused")
+    mine = _refused(mine, record, settings)
     opaque = record.opaque | record.seen if WHOLE_GRAPH in record.opaque else record.opaque
     return replace(
         mine,
@@ -128,7 +128,7 @@ def _judge_transformed(case: _Case, settings: CaseSettings) -> CaseResult:
         return case.op.gradcheck_wrapper(case.op.op, *args, **kwargs)
 
     def compiled() -> Callable[..., Any]:
-        options: Any = {"backend": _backend(settings), "dynamic": False}
+        options: Any = {"backend": _backend(settings), "dynamic": False, "options": _options(settings)}
         if call is differentiated and case.op.gradcheck_wrapper.__name__ == "gradcheck_wrapper_masked_operation":
             # It makes a mask by the operator's name, which Dynamo takes for an operand.
             return functools.partial(case.op.gradcheck_wrapper, torch.compile(case.op.op, **options))
@@ -151,6 +151,7 @@ def _judge_transformed(case: _Case, settings: CaseSettings) -> CaseResult:
                 actual, eager = _without_values(actual), _without_values(eager)
             comparison = compare_close(actual, eager)
             mine = _PASSED if comparison.ok else replace(_PASSED, status="wrong", reason=str(comparison))
+    mine = _refused(mine, record, settings)
     if mine.status == "passed" and WHOLE_GRAPH in record.opaque:
         mine = replace(mine, status="error", reason="it ran in eager")
     if mine.status == "passed" and not record.seen:
@@ -159,7 +160,17 @@ def _judge_transformed(case: _Case, settings: CaseSettings) -> CaseResult:
     return replace(mine, seen=seen, core=tuple(filter(is_core, seen)), opaque=opaque)
 
 
-def _attempt(case: _Case, eager: Sequence[Any], backend: Backend, options: dict[str, Any]) -> CaseResult:
+def _options(settings: CaseSettings) -> dict[str, Any] | None:
+    return {"strict": True} if settings.strict else None
+
+
+def _refused(verdict: CaseResult, record: TargetRecord, settings: CaseSettings) -> CaseResult:
+    """An error of a strict backend is a refusal where it met what torch must carry out."""
+    refuses = verdict.status == "error" and settings.strict and record.opaque
+    return replace(verdict, status="refused") if refuses else verdict
+
+
+def _attempt(case: _Case, eager: Sequence[Any], backend: Backend, options: dict[str, Any] | None) -> CaseResult:
     verdict = _PASSED
     for training, expected in zip(case.modes, eager, strict=True):
         torch.compiler.reset()
@@ -175,7 +186,7 @@ def _attempt(case: _Case, eager: Sequence[Any], backend: Backend, options: dict[
 
 
 def _run(
-    case: _Case, arguments: Any, backend: Backend | None, options: dict[str, Any], training: bool
+    case: _Case, arguments: Any, backend: Backend | None, options: dict[str, Any] | None, training: bool
 ) -> dict[str, Any]:
     """Results, inputs as the call left them, and gradients, of the operator on copies of the arguments."""
     op = case.op.op
@@ -184,7 +195,7 @@ def _run(
         return op(*args, **kwargs)
 
     if backend is not None:
-        call = torch.compile(call, backend=backend, dynamic=False, options=options or None)
+        call = torch.compile(call, backend=backend, dynamic=False, options=options)
     first, rest, named = copies = pytree.tree_map_only(Tensor, lambda tensor: _copied(tensor, training), arguments)
     torch.manual_seed(SEED)
     with torch.set_grad_enabled(training):
@@ -229,7 +240,7 @@ def _judge(case: _Case, actual: Any, eager: Any, training: bool) -> Comparison:
         return close
     try:
         arguments = widen(case.arguments, torch.float32 if draws else torch.float64)
-        wide = compare(actual, eager, _run(case, arguments, None, {}, training))
+        wide = compare(actual, eager, _run(case, arguments, None, None, training))
     except Exception:  # the wider type is not taken by this operator: the tolerances have the last word
         return close
     if len(wide.leaves) != len(close.leaves):
@@ -260,7 +271,7 @@ def _draws_random_numbers(case: _Case) -> bool:
     with torch.random.fork_rng():
         torch.manual_seed(SEED)
         before = _generator_states()
-        _run(case, case.arguments, None, {}, False)
+        _run(case, case.arguments, None, None, False)
         return any(not torch.equal(mine, now) for mine, now in zip(before, _generator_states(), strict=True))
 
 
