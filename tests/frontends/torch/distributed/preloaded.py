@@ -6,7 +6,11 @@ It starts no thread: neither autograd's nor OpenMP's survive a fork.
 from __future__ import annotations
 
 import importlib
+import os
 import pkgutil
+
+# OpenMP reads it as it is loaded, and Arm's library of products asks nothing else: not torch's number of threads.
+os.environ["OMP_NUM_THREADS"] = "1"
 
 import torch
 import torch._dynamo
