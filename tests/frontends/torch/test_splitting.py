@@ -151,3 +151,26 @@ def test_weights_of_parts_are_frozen() -> None:
 def test_they_can_be_refused(options: dict[str, Any]) -> None:
     with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match=r"first aten\.nonzero\.default"):
         torch.compile(places, backend="weft", options=options)(random(3, 4))
+
+
+@pytest.mark.parametrize("count", [0, 1, 5])
+def test_a_loop_that_stacks_its_turns_is_compiled(count: int) -> None:
+    def looped(count: torch.Tensor, x: torch.Tensor, step: torch.Tensor) -> Any:
+        def going(count: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+            return count > 0
+
+        def turn(count: torch.Tensor, x: torch.Tensor) -> Any:
+            return count - 1, torch.tanh(x + step)
+
+        left, stacked = torch._higher_order_ops.while_loop_stack_output(going, turn, (count, x.exp()), ())
+        return left, stacked * 2
+
+    x, step = torch.randn(3, 5, dtype=torch.float64), torch.randn(5, dtype=torch.float64)
+    turns, state = list[torch.Tensor](), x.exp()
+    for _ in range(count):
+        turns.append(state := torch.tanh(state + step))
+    expected = torch.stack(turns or [state]) * 2
+    compiled = torch.compile(looped, backend="weft", fullgraph=True, options={"fallback": "error", "cache": False})
+    left, stacked = compiled(torch.tensor(count), x, step)
+    assert left.tolist() == (list(reversed(range(count))) or [count])
+    torch.testing.assert_close(stacked, expected)

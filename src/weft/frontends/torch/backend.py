@@ -57,7 +57,7 @@ from weft.frontends.torch.report import (
 )
 from weft.frontends.torch.report import record_targets as record_targets
 from weft.frontends.torch.settings import settings, watch
-from weft.frontends.torch.splitting import split_graph
+from weft.frontends.torch.splitting import split_graph, stacked_loop
 from weft.frontends.torch.transforms.double_backward import functions_made, make_differentiable
 from weft.frontends.torch.transforms.dynamo_levels import trace_under_transforms, traced_under_transforms
 from weft.frontends.torch.transforms.program import CompiledProgram, Program
@@ -193,7 +193,9 @@ def compile_graph(
         places = {placeholders[node]: place for place, node in enumerate(part.inputs) if node in placeholders}
         weights = {places[position]: tensor for position, tensor in frozen.items() if position in places}
         parts.append(_compiled(part.module, name, config, weights, guards, () if parts else fallbacks))
-    return naming_dead_ranks_of(split.runner(parts), module)
+    compiled = partial(compile_graph, example_inputs=(), name=name, config=config)
+    loops = {node: stacked_loop(*map(compiled, functions)) for node, functions in split.loops.items()}
+    return naming_dead_ranks_of(split.runner(parts, loops), module)
 
 
 def _compiled(

@@ -4,6 +4,9 @@
     i = nonzero(y > 0.2)    # u0 × 2     carried out by torch
     z = (i * 2).sum(0)                   compiled, with the symbol u0, which the argument i tells
 
+A `while_loop_stack_output` has as many results as turns: its condition and its body are compiled, each as a graph, and
+called in turn.
+
 What makes such a size, what computes with it alone and what asserts something of it are steps of their own; every other
 node lies in the first part in which all that it takes is there. A part is a graph like any other.
 """
@@ -32,6 +35,8 @@ _ASSERTIONS = (
     torch.ops.aten.sym_constrain_range_for_size.default,
 )
 
+_STACKED_LOOP = "while_loop_stack_output"
+
 
 @dataclass(frozen=True)
 class GraphPiece:
@@ -56,11 +61,21 @@ class Split:
     @property
     def sources(self) -> list[fx.Node]:
         """The nodes whose results have sizes, or are numbers, that only data decide."""
-        steps = [step for step in self.steps if isinstance(step, fx.Node)]
+        steps = [step for step in self.steps if isinstance(step, fx.Node) and _name_of(step) != _STACKED_LOOP]
         return [node for node in steps if any(_is_tensor(given) for given in node.all_input_nodes) and _is_source(node)]
 
-    def runner(self, callables: Sequence[Boxed]) -> Boxed:
-        """A callable for the graph, from one for each part."""
+    @property
+    def loops(self) -> dict[fx.Node, list[fx.GraphModule]]:
+        """Loops of as many turns as data decide, which stack their results: the condition and the body of each."""
+        nodes = [step for step in self.steps if isinstance(step, fx.Node) and _name_of(step) == _STACKED_LOOP]
+        return {node: [self._function(each) for each in node.args[:2]] for node in nodes}
+
+    def _function(self, node: Any) -> fx.GraphModule:
+        return _with_results(self.module.get_submodule(str(node.target)))
+
+    def runner(self, callables: Sequence[Boxed], loops: Mapping[fx.Node, Callable[..., Any]] | None = None) -> Boxed:
+        """A callable for the graph, from one for each part, and one for each of the `loops`."""
+        instead = loops or {}
         module, calls = self.module, iter(callables)
         placeholders: list[fx.Node] = list(module.graph.find_nodes(op="placeholder"))
         constants = {
@@ -79,7 +94,7 @@ class Split:
                     results = function([values[node] for node in step.inputs])
                     values.update(zip(step.outputs, results, strict=True))
                 else:
-                    values[step] = _carried_out(step, values)
+                    values[step] = _carried_out(step, values, instead.get(step))
                 for node in finished:
                     values.pop(node, None)
             return list(map_arg(output.args[0], values.__getitem__))
@@ -183,8 +198,35 @@ def _tellers(nodes: Iterable[fx.Node], before: fx.Node) -> Iterable[fx.Node]:
             yield node
 
 
-def _carried_out(node: fx.Node, values: Mapping[fx.Node, Any]) -> Any:
-    function: Callable[..., Any] = node.target  # pyright: ignore[reportAssignmentType]
+def stacked_loop(condition: Boxed, body: Boxed) -> Callable[..., tuple[Any, ...]]:
+    """What all turns of a loop give, stacked; without a turn it is what the loop begins with."""
+
+    def call(_condition: Any, _body: Any, carried: Sequence[Any], captured: Sequence[Any]) -> tuple[Any, ...]:
+        states, turns = list(carried), list[list[Any]]()
+        while condition([*states, *captured])[0]:
+            states = list(body([*states, *captured]))
+            turns.append(states)
+        if turns:
+            return tuple(torch.stack(each) for each in zip(*turns, strict=True))
+        return tuple(each.unsqueeze(0).clone() if isinstance(each, torch.Tensor) else each for each in carried)
+
+    return call
+
+
+def _with_results(module: Any) -> fx.GraphModule:
+    """A graph of a loop as one that is compiled: its results are a tuple, also where there is one."""
+    graph, copies = fx.Graph(), dict[fx.Node, fx.Node]()
+    returned: Any = graph.graph_copy(module.graph, copies)
+    graph.output(tuple(returned) if isinstance(returned, tuple | list) else (returned,))
+    return fx.GraphModule(module, graph)
+
+
+def _name_of(node: fx.Node) -> Any:
+    return getattr(node.target, "_name", None)
+
+
+def _carried_out(node: fx.Node, values: Mapping[fx.Node, Any], instead: Callable[..., Any] | None) -> Any:
+    function: Any = instead or node.target
     args, kwargs = map_arg((node.args, node.kwargs), values.__getitem__)
     with torch.no_grad():
         return function(*args, **kwargs)

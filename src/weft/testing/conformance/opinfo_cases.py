@@ -17,8 +17,8 @@ import functools
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -60,13 +60,13 @@ def judge_unit(unit: Unit, settings: CaseSettings, first: int = 0) -> Iterator[C
     try:
         samples = list(itertools.islice(op.sample_inputs(place, dtype, requires_grad=differentiable), count))
     except Exception as error:
-        yield CaseResult(unit.op, unit.dtype, 0, "skipped", f"no samples: {_first_line(error)}")
+        yield CaseResult(unit.op, unit.dtype, 0, "skipped", f"no samples: {first_line(error)}")
         return
     judged = first
     for number, sample in enumerate(samples[first:], first):
         start = time.perf_counter()
         judge = _judge_transformed if settings.transform else _judge_case
-        result = judge(_Case(op, sample, differentiable), settings)
+        result = judge(Case(op, sample, (False, True) if differentiable else (False,)), settings)
         if result.reason == _NO_OPERATOR and number + 1 < len(samples):
             continue
         yield replace(result, op=unit.op, dtype=unit.dtype, sample=number, seconds=time.perf_counter() - start)
@@ -76,30 +76,30 @@ def judge_unit(unit: Unit, settings: CaseSettings, first: int = 0) -> Iterator[C
 
 
 @dataclass(frozen=True, slots=True)
-class _Case:
+class Case:
+    """A sample of an operator, and how it is called: without gradients (False), then with them (True)."""
+
     op: Any
     sample: Any
-    differentiable: bool
+    modes: tuple[bool, ...]
+    compiling: Mapping[str, Any] = field(default_factory=lambda: {"dynamic": False})
+    """Arguments of `torch.compile`."""
 
     @property
     def arguments(self) -> Any:
         return (self.sample.input, self.sample.args, self.sample.kwargs)
 
-    @property
-    def modes(self) -> tuple[bool, ...]:
-        return (False, True) if self.differentiable else (False,)
 
-
-def _judge_case(case: _Case, settings: CaseSettings) -> CaseResult:
+def _judge_case(case: Case, settings: CaseSettings) -> CaseResult:
     try:
-        eager = [_run(case, case.arguments, None, None, training) for training in case.modes]
+        eager = [run_case(case, case.arguments, None, None, training) for training in case.modes]
     except Exception as error:
-        return replace(_PASSED, status="skipped", reason=f"eager: {_first_line(error)}")
+        return replace(_PASSED, status="skipped", reason=f"eager: {first_line(error)}")
     with _recorder(settings)() as record:
-        mine = _attempt(case, eager, _backend(settings), _options(settings))
+        mine = attempt(case, eager, _backend(settings), _options(settings))
     if mine.status != "passed" or mine.strides_differ:
         # The identity backend has a say only where something differs: asked about every case it would double the time.
-        identity = _attempt(case, eager, identity_backend(), None)
+        identity = attempt(case, eager, identity_backend(), None)
         mine = replace(mine, strides_differ=mine.strides_differ and not identity.strides_differ)
         if mine.status != "passed" and identity.status != "passed":
             mine = replace(mine, status="skipped", reason=f"identity backend: {identity.reason}")
@@ -113,11 +113,11 @@ def _judge_case(case: _Case, settings: CaseSettings) -> CaseResult:
     )
 
 
-def _judge_transformed(case: _Case, settings: CaseSettings) -> CaseResult:
+def _judge_transformed(case: Case, settings: CaseSettings) -> CaseResult:
     """The verdict on a sample under a transformation, which may not run in eager."""
 
     def run(runner: Callable[..., Any], call: Callable[..., Any]) -> Any:
-        copies = pytree.tree_map_only(Tensor, lambda tensor: _copied(tensor, case.differentiable), case.arguments)
+        copies = pytree.tree_map_only(Tensor, lambda tensor: _copied(tensor, True in case.modes), case.arguments)
         return runner(call, copies, case.sample.output_process_fn_grad, settings.transform)
 
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -139,13 +139,13 @@ def _judge_transformed(case: _Case, settings: CaseSettings) -> CaseResult:
     try:
         eager = run(run_oracle, call)
     except Exception as error:
-        return replace(_PASSED, status="skipped", reason=f"eager: {_first_line(error)}")
+        return replace(_PASSED, status="skipped", reason=f"eager: {first_line(error)}")
     torch.compiler.reset()
     with _recorder(settings)() as record:
         try:
             actual = run(run_transformed, compiled())
         except Exception as error:
-            mine = replace(_PASSED, status="error", reason=_first_line(error))
+            mine = replace(_PASSED, status="error", reason=first_line(error))
         else:
             if _draws_random_numbers(case):  # other numbers than those that eager's kernels draw
                 actual, eager = _without_values(actual), _without_values(eager)
@@ -170,14 +170,15 @@ def _refused(verdict: CaseResult, record: TargetRecord, settings: CaseSettings) 
     return replace(verdict, status="refused") if refuses else verdict
 
 
-def _attempt(case: _Case, eager: Sequence[Any], backend: Backend, options: dict[str, Any] | None) -> CaseResult:
+def attempt(case: Case, eager: Sequence[Any], backend: Backend, options: dict[str, Any] | None) -> CaseResult:
+    """The verdict on what a backend makes of a case, in each of its modes."""
     verdict = _PASSED
     for training, expected in zip(case.modes, eager, strict=True):
         torch.compiler.reset()
         try:
-            actual = _run(case, case.arguments, backend, options, training)
+            actual = run_case(case, case.arguments, backend, options, training)
         except Exception as error:
-            return replace(verdict, status="error", reason=f"{_mode(training)}: {_first_line(error)}")
+            return replace(verdict, status="error", reason=f"{_mode(training)}: {first_line(error)}")
         comparison = _judge(case, actual, expected, training)
         if not comparison.ok:
             return replace(verdict, status="wrong", reason=f"{_mode(training)}: {comparison}")
@@ -185,8 +186,8 @@ def _attempt(case: _Case, eager: Sequence[Any], backend: Backend, options: dict[
     return verdict
 
 
-def _run(
-    case: _Case, arguments: Any, backend: Backend | None, options: dict[str, Any] | None, training: bool
+def run_case(
+    case: Case, arguments: Any, backend: Backend | None, options: dict[str, Any] | None, training: bool
 ) -> dict[str, Any]:
     """Results, inputs as the call left them, and gradients, of the operator on copies of the arguments."""
     op = case.op.op
@@ -195,7 +196,7 @@ def _run(
         return op(*args, **kwargs)
 
     if backend is not None:
-        call = torch.compile(call, backend=backend, dynamic=False, options=options)
+        call = torch.compile(call, backend=backend, options=options, **case.compiling)
     first, rest, named = copies = pytree.tree_map_only(Tensor, lambda tensor: _copied(tensor, training), arguments)
     torch.manual_seed(SEED)
     with torch.set_grad_enabled(training):
@@ -204,7 +205,7 @@ def _run(
     return {"outputs": _detached(outputs), "inputs": _detached(copies), "gradients": gradients}
 
 
-def _gradients(case: _Case, outputs: Any, inputs: Any) -> tuple[Tensor | None, ...]:
+def _gradients(case: Case, outputs: Any, inputs: Any) -> tuple[Tensor | None, ...]:
     """Of the inputs, for cotangents that are random: ones would let many a wrong gradient cancel."""
     # The sample's own function takes out what the mathematics leaves open, such as the signs of singular vectors.
     results = [leaf for leaf in _tensors(case.sample.output_process_fn_grad(outputs)) if leaf.requires_grad]
@@ -224,7 +225,7 @@ def _cotangent(like: Tensor, generator: torch.Generator) -> Tensor:
     return torch.randn(like.shape, generator=generator).bfloat16().to(like.device, like.dtype)
 
 
-def _judge(case: _Case, actual: Any, eager: Any, training: bool) -> Comparison:
+def _judge(case: Case, actual: Any, eager: Any, training: bool) -> Comparison:
     """torch.testing's tolerances, or the float64 rule where an oracle can be had that can be trusted.
 
     Numbers drawn in float64 are others, those drawn in float32 the same as in narrower types: it is their oracle. Where
@@ -240,7 +241,7 @@ def _judge(case: _Case, actual: Any, eager: Any, training: bool) -> Comparison:
         return close
     try:
         arguments = widen(case.arguments, torch.float32 if draws else torch.float64)
-        wide = compare(actual, eager, _run(case, arguments, None, None, training))
+        wide = compare(actual, eager, run_case(case, arguments, None, None, training))
     except Exception:  # the wider type is not taken by this operator: the tolerances have the last word
         return close
     if len(wide.leaves) != len(close.leaves):
@@ -263,15 +264,15 @@ def _trusted(close: TensorComparison, wide: TensorComparison) -> bool:
     return wide.eager_error <= math.sqrt(eps) or min(wide.error, close.error) <= 2 * eps
 
 
-def _is_narrow(case: _Case) -> bool:
+def _is_narrow(case: Case) -> bool:
     return any(tensor.dtype in (torch.bfloat16, torch.float16) for tensor in _tensors(case.arguments))
 
 
-def _draws_random_numbers(case: _Case) -> bool:
+def _draws_random_numbers(case: Case) -> bool:
     with torch.random.fork_rng():
         torch.manual_seed(SEED)
         before = _generator_states()
-        _run(case, case.arguments, None, None, False)
+        run_case(case, case.arguments, None, None, False)
         return any(not torch.equal(mine, now) for mine, now in zip(before, _generator_states(), strict=True))
 
 
@@ -328,7 +329,8 @@ def _mode(training: bool) -> str:
     return "training" if training else "inference"
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
+    """What an error is, in a line."""
     cause = getattr(error, "inner_exception", error)  # Dynamo wraps what a backend raises
     text = str(cause).strip()
     return f"{type(cause).__name__}: {text.splitlines()[0] if text else ''}"[:300]

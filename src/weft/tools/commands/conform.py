@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from weft.tools.commands.conform_hops import conform_hops
 from weft.tools.commands.conform_onnx import conform_onnx
 from weft.tools.commands.conform_zoo import conform_zoo
 from weft.tools.commands.options import Budget, Device, Dtypes, Jobs, Json, Resume, Shard, Verdicts
@@ -15,6 +16,7 @@ from weft.tools.terminal import Terminal
 conform = typer.Typer(help="Outside test suites, run through Weft.", no_args_is_help=True)
 conform.command("zoo")(conform_zoo)
 conform.command("onnx")(conform_onnx)
+conform.command("hops")(conform_hops)
 
 
 @conform.command("opinfo")

@@ -69,9 +69,59 @@ def test_functions_of_places_stand_in_the_kernel(score: Score | None, masked: bo
         assert (one.double() - other)[seen].norm() < most * other[seen].norm()
 
 
-def test_other_functions_of_scores_are_torchs() -> None:
+@pytest.mark.filterwarnings("ignore:flex_attention called without")
+def test_of_other_functions_of_scores_the_products_are_the_librarys() -> None:
     inputs = [torch.randn(1, 2, LENGTH, 64, dtype=torch.bfloat16) for _ in range(3)]
     backend = GpuInterpreter(gpu_machine())
     with torch.no_grad():
-        torch.compile(lambda *x: flex_attention(*x, score_mod=squared), backend=backend)(*inputs)
-    assert calls(backend)[-1] == "higher_order::flex_attention"
+        torch.compile(lambda q, k, v: flex_attention(q, k, v, score_mod=squared), backend=backend)(*inputs)
+    assert set(calls(backend)) == {"aten::bmm"}
+
+
+def banded(batch: Any, head: Any, row: Any, key: Any) -> Any:
+    return (row >= key) & (row - key < 17)
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without")
+@pytest.mark.parametrize("score", [squared, sloped])
+def test_on_a_processor_all_functions_of_scores_are_wefts(score: Score) -> None:
+    inputs = [torch.randn(2, heads, 37, 24) for heads in (4, 2, 2)]
+    mask = create_block_mask(banded, None, None, 37, 37, device="cpu")
+
+    def attend(query: Any, key: Any, value: Any) -> Any:
+        return flex_attention(query, key, value, score_mod=score, block_mask=mask, enable_gqa=True, return_lse=True)
+
+    compiled = torch.compile(attend, backend="weft", fullgraph=True, options={"fallback": "error", "cache": False})
+    with torch.no_grad():
+        found, expected = compiled(*inputs), attend(*(x.double() for x in inputs))
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one.double(), other.double(), rtol=1e-4, atol=1e-4)
+
+
+def test_gradients_of_queries_keys_values_and_of_what_a_function_of_scores_reads() -> None:
+    query, key, value = (torch.randn(2, heads, 37, 24, dtype=torch.float64) for heads in (4, 2, 2))
+    bias = torch.randn(4, dtype=torch.float64)
+    mask = create_block_mask(banded, None, None, 37, 37, device="cpu")
+
+    def attend(query: Any, key: Any, value: Any, bias: Any) -> Any:
+        def biased(score: Any, batch: Any, head: Any, row: Any, key: Any) -> Any:
+            return torch.sin(score) + bias[head] * (row - key)
+
+        call = torch.ops.higher_order.flex_attention
+        return call(query, key, value, biased, mask.as_tuple(), 0.25, {})[0]
+
+    def written_out(query: Any, key: Any, value: Any, bias: Any) -> Any:
+        scores = torch.sin(query @ key.repeat_interleave(2, 1).mT * 0.25)
+        rows = torch.arange(37)
+        distance = rows[:, None] - rows
+        scores = scores + bias[:, None, None] * distance
+        scores = scores.masked_fill((distance < 0) | (distance >= 17), -torch.inf)
+        return scores.softmax(-1) @ value.repeat_interleave(2, 1)
+
+    compiled = torch.compile(attend, backend="weft", fullgraph=True, options={"fallback": "error", "cache": False})
+    gradients: list[Any] = []
+    for function in (compiled, written_out):
+        given = [x.clone().requires_grad_() for x in (query, key, value, bias)]
+        gradients.append(torch.autograd.grad(function(*given).sin().sum(), given))
+    # Torch declares the sums of powers, which the backward reads, to be float32.
+    torch.testing.assert_close(*gradients, rtol=1e-5, atol=1e-5)

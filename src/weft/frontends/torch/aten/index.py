@@ -67,6 +67,12 @@ def index_put(b: ImportBuilder, x: SSAValue, indices: Indices, values: SSAValue,
     return b.emit("index_put", x, *places, values, dims=dims, position=position, accumulate=accumulate)
 
 
+@aten("flex_lib.zeros_and_scatter")
+def zeros_and_scatter(b: ImportBuilder, _shape: Sequence[Size], indices: Indices, values: SSAValue) -> SSAValue:
+    """The gradient of what a function of FlexAttention's scores reads at places."""
+    return index_put(b, b.zeros(b.result), indices, values, accumulate=True)
+
+
 def _broadcast(b: ImportBuilder, places: Sequence[SSAValue], rank: int) -> list[Size]:
     shape: list[Size] = [1] * rank
     for place in places:

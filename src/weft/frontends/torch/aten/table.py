@@ -10,7 +10,7 @@ Converter = Callable[..., Any]
 tuple of them. It raises `UnsupportedError` for a call that it cannot express."""
 
 CONVERTERS: dict[str, Converter] = {}
-_NAMESPACES = ("aten.", "prims.", "weft.", "torch_attn.", "_c10d_functional.")
+_NAMESPACES = ("aten.", "prims.", "weft.", "torch_attn.", "flex_lib.", "_c10d_functional.")
 
 _Function = TypeVar("_Function", bound=Converter)
 

@@ -3,7 +3,8 @@
     flex_attention(q, k, v, score_mod, mask_mod)     →     graph.attention q, k, v, where(mask, added, -∞) {softcap}
 
 The functions are called once, with the places of all batches, heads, rows and keys at once: what is done to each score
-by itself is done to all of them by broadcasting.
+by itself is done to all of them by broadcasting. Where the functions do something else to scores, and in the backward,
+it is torch's own formula, with all scores at once, that is imported in place of the call.
 """
 
 # Torch's graphs have no types that can be followed.
@@ -12,28 +13,83 @@ by itself is done to all of them by broadcasting.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.utils._pytree as pytree
 from torch import fx
+from torch._functorch.eager_transforms import enable_inplace_requires_grad
+from torch._higher_order_ops.flex_attention import math_attention, sdpa_dense_backward
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.func import functionalize
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from weft.errors import UnsupportedError
+from weft.errors import UnsupportedError, WeftError
+from weft.frontends.torch.aten.attention import flex_attention
 from weft.frontends.torch.capture.decompositions import decompositions
+from weft.frontends.torch.importer.inlining import trace_decomposition
 from weft.ops.matmul.attention import WIDEST_HEAD
+
+if TYPE_CHECKING:
+    from weft.frontends.torch.importer.import_nodes import NodeImporter
 
 _aten: Any = torch.ops.aten
 
 
 def is_flex(node: fx.Node) -> bool:
+    """Whether a node is a call of FlexAttention, or of its backward."""
+    return getattr(node.target, "_name", None) in ("flex_attention", "flex_attention_backward")
+
+
+def import_flex(nodes: NodeImporter, node: fx.Node) -> tuple[Any, ...]:
+    """The results of a node that `is_flex`, in the order of the leaves of what tracing recorded."""
+    last, known = nodes.block.last_op, len(nodes.fallbacks)
+    if _is_forward(node):
+        try:
+            flex = read_flex(node)
+            masks = nodes.traced(flex.graph, [nodes.values[source] for source in flex.sources], nodes.converted)
+            nodes.builder.enter(node)
+            query, key, value = (nodes.values[each] for each in node.all_input_nodes[:3])
+            return flex_attention(nodes.builder, query, key, value, *masks, scale=flex.scale, softcap=flex.softcap)
+        except UnsupportedError:
+            nodes.erase_after(last)
+    graph, sources = trace_decomposition(node, math_attention if _is_forward(node) else _backward_of(node))
+    for inner in graph.graph.nodes:
+        inner.meta |= {key: node.meta[key] for key in ("stack_trace", "nn_module_stack") if key in node.meta}
+    try:
+        results = nodes.traced(graph, [nodes.values[source] for source in sources], nodes.call)
+    except WeftError:  # the call is left to torch as a whole
+        del nodes.fallbacks[known:]
+        raise
+    nodes.builder.enter(node)
+    if any(made is None and wanted is not None for made, wanted in zip(results, nodes.builder.results, strict=True)):
+        raise UnsupportedError("a gradient that its formula does not have")
+    return results
+
+
+def _backward_of(node: fx.Node) -> Callable[..., Any]:
+    """Torch's formula for a backward: it asks of what is captured whether a gradient of it is wanted."""
+    wanted = [isinstance(each, torch.Tensor) for each in node.meta["val"][3]]
+
+    def backward(*args: Any) -> Any:
+        *others, captured, masks = args
+        with enable_inplace_requires_grad(True):
+            marked = [x.detach().requires_grad_() if w else x for x, w in zip(captured, wanted, strict=True)]
+        given: Any = (*others, tuple(marked), masks)
+        return tuple(pytree.tree_leaves(sdpa_dense_backward(*given)))
+
+    return functionalize(backward)  # it writes into results
+
+
+def _is_forward(node: fx.Node) -> bool:
     return getattr(node.target, "_name", None) == "flex_attention"
 
 
 def is_own_flex(node: fx.Node) -> bool:
     """Whether a GPU has a kernel for it that keeps scores in registers: torch's own way is to write them all."""
-    if not is_flex(node):
+    if not _is_forward(node):
         return False
     query, key, value = (each.meta["val"] for each in node.args[:3])  # type: ignore[union-attr]
     width = query.shape[-1]
@@ -51,11 +107,11 @@ class Flex:
     sources: list[fx.Node]
 
 
-def read_flex(node: fx.Node, owner: fx.GraphModule) -> Flex:
-    """What a call says; `owner` has its functions."""
+def read_flex(node: fx.Node) -> Flex:
+    """What a call says."""
     call_args: tuple[Any, ...] = node.args
     query, key, _, score_node, block_mask, scale, _, *buffers = call_args
-    score_mod, mask_mod = (_module(owner, each) for each in (score_node, block_mask[-1]))
+    score_mod, mask_mod = (_module(each) for each in (score_node, block_mask[-1]))
     softcap, adds = _form(score_mod)
     captured: list[list[Any]] = [list(each) for each in (*buffers, (), ())[:2]]
     if not all(isinstance(each, fx.Node) for each in (*captured[0], *captured[1])):
@@ -84,9 +140,9 @@ def read_flex(node: fx.Node, owner: fx.GraphModule) -> Flex:
     return Flex(float(scale), softcap, graph, sources)
 
 
-def _module(owner: fx.GraphModule, node: Any) -> fx.GraphModule:
-    assert isinstance(node, fx.Node) and node.op == "get_attr"
-    found = owner.get_submodule(str(node.target))
+def _module(node: Any) -> fx.GraphModule:
+    assert isinstance(node, fx.Node) and node.op == "get_attr" and node.graph.owning_module is not None
+    found = node.graph.owning_module.get_submodule(str(node.target))
     assert isinstance(found, fx.GraphModule)
     return found
 

@@ -25,7 +25,6 @@ from weft.capabilities import Capabilities
 from weft.config import CODES, Config
 from weft.errors import UnsupportedError, WeftError
 from weft.frontends.torch.aten import COMPLEX_CONVERTERS, CONVERTERS
-from weft.frontends.torch.aten.attention import flex_attention
 from weft.frontends.torch.capture.decompositions import decomposition_of
 from weft.frontends.torch.capture.matrix_calls import is_matrix_call
 from weft.frontends.torch.dtypes import FLOAT8
@@ -45,7 +44,7 @@ from weft.frontends.torch.importer.control_flow import import_control, is_contro
 from weft.frontends.torch.importer.custom_functions import import_custom, is_custom, marks_of
 from weft.frontends.torch.importer.encoding import NumberArgument, TensorArgument
 from weft.frontends.torch.importer.facts import symbols_told
-from weft.frontends.torch.importer.flex import is_flex, is_own_flex, read_flex
+from weft.frontends.torch.importer.flex import import_flex, is_flex, is_own_flex
 from weft.frontends.torch.importer.graph_device import copies_away
 from weft.frontends.torch.importer.inlining import record_random_results, trace_decomposition
 from weft.frontends.torch.importer.opaque import as_drawn, has_effects, is_pure, make_opaque
@@ -186,9 +185,9 @@ class NodeImporter:
         try:
             if self.builder.location in self.left:
                 raise UnsupportedError("no kernel could be made")
-            value = self._converted(node)
+            value = self.converted(node)
         except WeftError as error:
-            self._erase_after(last)
+            self.erase_after(last)
             return self._opaque(node.target, node.args, node.kwargs, meta_of(node), error.message)
         if (
             self.capabilities.library_first
@@ -196,7 +195,7 @@ class NodeImporter:
             and not self._is_own_kernel(node)
             and needs_library(self._made_after(last))
         ):
-            self._erase_after(last)
+            self.erase_after(last)
             return self._opaque(
                 node.target, node.args, node.kwargs, meta_of(node), "a library claims it", claim="library"
             )
@@ -219,7 +218,7 @@ class NodeImporter:
             op = op.prev_op
         return made
 
-    def _erase_after(self, last: Operation | None) -> None:
+    def erase_after(self, last: Operation | None) -> None:
         for op in self._made_after(last):
             self.block.erase_op(op)
 
@@ -261,7 +260,7 @@ class NodeImporter:
         self.mutated.append((self.positions[target], source))
         return self.values[source]
 
-    def _converted(self, node: fx.Node) -> Any:
+    def converted(self, node: fx.Node) -> Any:
         self.builder.enter(node)
         results = self.builder.results
         args = [self._mapped(argument) for argument in node.args]
@@ -273,8 +272,9 @@ class NodeImporter:
         if converter is None and is_complex and str(node.target) in CONVERTERS:
             raise UnsupportedError("complex numbers")
         if is_flex(node):
-            value = self._flexed(node)
-        elif is_control(node):
+            found = self._checked(import_flex(self, node), results, several=True)
+            return pytree.tree_unflatten(found, pytree.tree_structure(meta_of(node)))
+        if is_control(node):
             value = import_control(self, node, args)
         else:
             value = self._inlined(node) if converter is None else converter(self.builder, *args, **kwargs)
@@ -287,15 +287,7 @@ class NodeImporter:
         if decomposition is None:
             raise UnsupportedError("no converter")
         graph, sources = trace_decomposition(node, decomposition)
-        return self.traced(graph, [self.values[source] for source in sources], self._converted)
-
-    def _flexed(self, node: fx.Node) -> Any:
-        """FlexAttention, with what its functions make of places."""
-        flex = read_flex(node, self.module)
-        masks = self.traced(flex.graph, [self.values[source] for source in flex.sources], self._converted)
-        self.builder.enter(node)
-        query, key, value = map(self._value, node.args[:3])
-        return flex_attention(self.builder, query, key, value, *masks, scale=flex.scale, softcap=flex.softcap)
+        return self.traced(graph, [self.values[source] for source in sources], self.converted)
 
     def traced(
         self, traced: fx.GraphModule, given: Sequence[Any], convert: Callable[[fx.Node], Any]

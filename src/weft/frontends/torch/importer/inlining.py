@@ -7,6 +7,7 @@ the types of their results, which it does not record.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -23,6 +24,7 @@ from weft.frontends.torch.capture.decompositions import decompositions
 def trace_decomposition(node: fx.Node, decomposition: Callable[..., Any]) -> tuple[fx.GraphModule, list[fx.Node]]:
     """The graph of the decomposition for this node's arguments, and the nodes that its placeholders stand for."""
     leaves, structure = pytree.tree_flatten((node.args, dict(node.kwargs)))
+    leaves = [_graph_of(leaf) or leaf for leaf in leaves]
     sources = [leaf for leaf in leaves if isinstance(leaf, fx.Node)]
     metas = [source.meta["val"] for source in sources]
     modes = [meta.fake_mode for meta in metas if isinstance(meta, FakeTensor)]
@@ -43,14 +45,22 @@ def trace_decomposition(node: fx.Node, decomposition: Callable[..., Any]) -> tup
     return traced, sources
 
 
+def _graph_of(leaf: Any) -> fx.GraphModule | None:
+    """The graph that an argument of a higher-order operator stands for, if it does for one."""
+    if not isinstance(leaf, fx.Node) or leaf.op != "get_attr":
+        return None
+    found = operator.attrgetter(str(leaf.target))(leaf.graph.owning_module)
+    return found if isinstance(found, fx.GraphModule) else None
+
+
 def record_random_results(node: fx.Node) -> None:
     """Record the results of a random operator that saves or restores the state of the generator."""
     name = getattr(node.target, "_name", None)
     if node.op != "call_function" or name not in ("run_and_save_rng_state", "run_with_rng_state"):
         return
     saves = name == "run_and_save_rng_state"
-    operator: Any
-    operator, *args = node.args if saves else node.args[1:]
+    drawing: Any
+    drawing, *args = node.args if saves else node.args[1:]
     metas, kwargs = pytree.tree_map_only(fx.Node, lambda source: source.meta["val"], (args, dict(node.kwargs)))
     recorded = (other.meta.get("val") for other in node.graph.nodes)
     mode = next((meta.fake_mode for meta in recorded if isinstance(meta, FakeTensor)), None)
@@ -59,7 +69,7 @@ def record_random_results(node: fx.Node) -> None:
     with unset_fake_temporarily():
         state_size = torch.default_generator.get_state().numel()
     with mode:
-        drawn = operator(*metas, **kwargs)
+        drawn = drawing(*metas, **kwargs)
         state = torch.empty(state_size, dtype=torch.uint8)
     node.meta["val"] = (state, drawn) if saves else drawn
     for user in node.users if saves else ():
