@@ -45,6 +45,10 @@ REFUSED: dict[str, Case] = {
         lambda: [torch.rand(2), torch.tensor([0.5, 2])],
     ),
     "smooth_l1_loss": (lambda a, t: F.smooth_l1_loss(a, t, beta=-1.0), lambda: [x(), x()]),
+    "searchsorted, i32": (
+        lambda a, v, s: torch.searchsorted(a, v, sorter=s),
+        lambda: [torch.tensor([2.0, 1.0]), torch.rand(3), torch.tensor([1, 0], dtype=torch.int32)],
+    ),
     "celu": (lambda a: F.celu(a, 0.0), lambda: [x()]),
     "lerp of integers": (lambda a: torch.lerp(a, a, 0.5), lambda: [torch.arange(3)]),
     "1 - booleans": (lambda a: 1 - a, lambda: [x() > 0]),
