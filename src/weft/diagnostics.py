@@ -52,6 +52,11 @@ def warn(
     return True
 
 
+def was_told(topic: str, cause: str, location: str | None = None) -> bool:
+    """Whether a cause was told, at a line where one was given with it."""
+    return (topic, location, cause) in _told
+
+
 def forget() -> None:
     """Tell everything again that was told: for tests, and for notebooks that are run again."""
     _told.clear()

@@ -27,6 +27,7 @@ from weft.frontends.torch.capture.constant_masks import without_constant_masks
 from weft.frontends.torch.capture.decompositions import decompositions
 from weft.frontends.torch.capture.grouped_matmuls import with_traced_gradients
 from weft.frontends.torch.capture.margin_loss import margins_of_labels
+from weft.frontends.torch.capture.mask_shapes import check_masks
 from weft.frontends.torch.capture.random_numbers import draw_seeds_once
 from weft.frontends.torch.capture.recurrent_layers import with_recurrent_layers
 from weft.frontends.torch.collectives.captured_collectives import has_collectives, lower_captured
@@ -86,6 +87,7 @@ def weft_backend(
 ) -> Callable[..., Any]:
     """Compile a graph that Dynamo captured; `options` are fields of `weft.config.Config`, `mode` stands for some."""
     config = settings(options, mode)
+    check_masks(module)
     module = without_constant_masks(with_recurrent_layers(with_traced_gradients(module)))
     captured = Captured(module, config, compile_program)
     if traced_under_transforms():

@@ -46,7 +46,7 @@ from weft.backends.nvidia.emit.warps.dynamic_tile_scheduler import DynamicTileSc
 from weft.backends.nvidia.emit.warps.programmatic_launch import grid_dependency_wait, launch_dependents
 from weft.backends.nvidia.emit.warps.ring_buffers import Ring
 from weft.backends.nvidia.ir.alignment import pointer_dtype
-from weft.backends.nvidia.ir.dialect import APART, RESIDENT, WARPS, integer, layout_of, layouts_of
+from weft.backends.nvidia.ir.dialect import APART, MAX_REGISTERS, RESIDENT, WARPS, integer, layout_of, layouts_of
 from weft.backends.nvidia.ir.dialect import LAYOUTS as LAYOUTS_ATTRIBUTE
 from weft.backends.nvidia.ir.extents import ConvertedLimits
 from weft.backends.nvidia.ir.layouts import WARP, Layout, picked, scalar_layout
@@ -88,6 +88,8 @@ FAMILIES = (
     messages,
 )
 """The modules with the emitters of ops, which register them as they are imported."""
+_MOST_REGISTERS, _BLOCK_REGISTERS = 255, 65536
+"""That a thread can have, and that all threads of a block have together."""
 _MAP = 'ptr byval([128 x i8]) align 64 "nvvm.grid_constant"'
 
 
@@ -119,7 +121,10 @@ class KernelCodegen:
         params = [(_parameter(argument), f"a{i}") for i, argument in enumerate(arguments)]
         maps = [(_MAP, f"m{i}") for i in range(len(self.launch.maps))]
         attributes = f'nounwind "nvvm.reqntid"="{self.launch.threads}"'
-        if resident := integer(kernel, RESIDENT, 1):
+        if registers := integer(kernel, MAX_REGISTERS):  # in place of what Weft would allow
+            most = min(_MOST_REGISTERS, _BLOCK_REGISTERS // self.launch.threads // 8 * 8)
+            attributes += f' "nvvm.maxnreg"="{min(registers, most)}"'
+        elif resident := integer(kernel, RESIDENT, 1):
             attributes += f' "nvvm.minctasm"="{resident}"'
         if self.launch.cluster > 1:
             attributes += f' "nvvm.cluster_dim"="{self.launch.cluster}"'

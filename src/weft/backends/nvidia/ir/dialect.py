@@ -32,6 +32,8 @@ RESIDENT = "nvidia.resident"
 """On a kernel: how many of its blocks a multiprocessor should have registers for; 0 where the assembler chooses."""
 CONSUMERS = "nvidia.consumers"
 """On a kernel: how many warp groups of a block multiply, where that is not what its tiles say."""
+MAX_REGISTERS, MOST_STAGES = "nvidia.maxnreg", "nvidia.stages"
+"""On a kernel: how many registers a thread may have, and how deep its pipelines may be, where its author says so."""
 LAUNCH = "nvidia.launch"
 """On a kernel: how it is launched, as far as that is known."""
 

@@ -200,6 +200,8 @@ def _polar(b: ImportBuilder, size: SSAValue, turn: SSAValue) -> Complex:
 
 @complex_aten("complex")
 def from_parts(b: ImportBuilder, real: SSAValue, imag: SSAValue) -> Complex:
+    if b.dtype(real) != b.dtype(imag):
+        raise UnsupportedError("parts of two types, which torch refuses")
     shape = b.result.shape
     return Complex(b, (b.expand(real, shape), b.expand(imag, shape)))
 

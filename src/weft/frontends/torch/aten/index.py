@@ -14,7 +14,7 @@ from weft.frontends.torch.aten.table import aten
 from weft.frontends.torch.importer.builder import ImportBuilder, normal_dim
 from weft.frontends.torch.importer.checks import check_count, check_places
 from weft.ir.expr import Size, product
-from weft.ir.types import Tensor, boolean, i64
+from weft.ir.types import Tensor, boolean, i32, i64
 
 Indices = Sequence[SSAValue | None]
 
@@ -122,7 +122,8 @@ def _true_count(b: ImportBuilder, mask: SSAValue) -> SSAValue:
 def index_add(
     b: ImportBuilder, x: SSAValue, dim: int, places: SSAValue, source: SSAValue, alpha: bool | int | float = 1
 ) -> SSAValue:
-    source = b.to(source, b.dtype(x))
+    if b.dtype(source) != b.dtype(x):
+        raise UnsupportedError("what is added is of another type, which torch refuses")
     if alpha != 1:
         source = b.emit("mul", source, b.number(alpha, b.dtype(x)))
     # Eager does nothing to a tensor without elements, whatever the places are.
@@ -169,7 +170,11 @@ def _put_along(
 
 @aten("index_select")
 def index_select(b: ImportBuilder, x: SSAValue, dim: int, places: SSAValue) -> SSAValue:
+    if b.rank(places) > 1 or b.dtype(places) not in (i32, i64):
+        raise UnsupportedError("places that are no vector of i32 or i64, which torch refuses")
     if not b.rank(x):
+        if b.rank(places) and b.shape(places)[0] != 1:
+            raise UnsupportedError("several places in a number, which torch refuses")
         check_places(b, places, 0, 1)
         return b.expand(x, b.result.shape)
     dim = normal_dim(dim, b.rank(x))

@@ -9,12 +9,14 @@ from typing import Any
 import torch
 from xdsl.ir import SSAValue
 
+from weft.errors import UnsupportedError
 from weft.frontends.torch.aten.index import at_least_1d
 from weft.frontends.torch.aten.table import aten
+from weft.frontends.torch.dtypes import HALF
 from weft.frontends.torch.importer.builder import ImportBuilder, normal_dim
 from weft.frontends.torch.importer.checks import check_that
 from weft.ir.expr import Size
-from weft.ir.types import f64
+from weft.ir.types import f32, f64
 from weft.ops import composites
 
 Many = tuple[SSAValue | None, ...]
@@ -41,6 +43,14 @@ def _along(b: ImportBuilder, function: Callable[..., SSAValue], x: SSAValue, dim
     return b.view(function(b, row, normal_dim(dim, b.rank(row))), b.shape(x))
 
 
+def _check_parameters(b: ImportBuilder, x: SSAValue, *parameters: SSAValue | None) -> None:
+    """Parameters of a norm have the type of what is normalized, or are f32 beside halves: others torch refuses."""
+    dtype = b.dtype(x)
+    for each in parameters:
+        if each is not None and b.dtype(each) not in ((dtype, f32) if dtype in HALF else (dtype,)):
+            raise UnsupportedError("parameters of a norm that are of another type, which torch refuses")
+
+
 @aten("native_layer_norm")
 def layer_norm(
     b: ImportBuilder,
@@ -50,6 +60,7 @@ def layer_norm(
     bias: SSAValue | None,
     eps: float,
 ) -> Many:
+    _check_parameters(b, x, weight, bias)
     rank = b.rank(x)
     return composites.layer_norm(b, x, weight, bias, tuple(range(rank - len(shape), rank)), eps)
 
@@ -74,6 +85,7 @@ def group_norm(
     groups: int,
     eps: float,
 ) -> Many:
+    _check_parameters(b, x, weight, bias)
     return composites.group_norm(b, x, weight, bias, groups, eps)
 
 
@@ -194,8 +206,9 @@ def binary_cross_entropy(
     p, target = b.wide(x), b.wide(target)
     dtype = b.dtype(p)
     one, least = b.number(1, dtype), b.number(_LEAST_LOGARITHM, dtype)
-    inside = b.emit("logical_and", b.emit("ge", p, b.number(0, dtype)), b.emit("le", p, one))
-    check_that(b, "data", "an element of the input is not between 0 and 1", b.emit("logical_not", inside))
+    for name, value in (("input", p), ("target", target)):
+        inside = b.emit("logical_and", b.emit("ge", value, b.number(0, dtype)), b.emit("le", value, one))
+        check_that(b, "data", f"an element of the {name} is not between 0 and 1", b.emit("logical_not", inside))
     of_no = b.emit("maximum", b.emit("log1p", b.emit("neg", p)), least)
     of_yes = b.emit("maximum", b.emit("log", p), least)
     loss = b.emit("sub", b.emit("mul", b.emit("sub", target, one), of_no), b.emit("mul", target, of_yes))

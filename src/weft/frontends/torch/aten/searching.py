@@ -26,6 +26,8 @@ def searchsorted(b: ImportBuilder, line: SSAValue, values: SSAValue | Number, **
     order: SSAValue | None = options.get("sorter")
     right = bool(options.get("right")) or options.get("side") == "right"
     if order is not None:
+        if b.dtype(order) != i64:
+            raise UnsupportedError("an order that is not of i64, which torch refuses")
         check_places(b, order, b.rank(order) - 1, b.shape(line)[-1])
     return _inserted(b, line, values, right, () if order is None else (order,))
 

@@ -19,6 +19,7 @@ from torch._decomp import core_aten_decompositions, get_decompositions
 from torch._decomp import decomposition_table as all_decompositions
 
 from weft.frontends.torch.capture import matrix_functions, pooled_windows, special_functions
+from weft.frontends.torch.capture.checked_parts import with_checks
 from weft.frontends.torch.capture.fused_layers import encoder_layer, multi_head_attention, trilinear
 from weft.frontends.torch.capture.margin_loss import multilabel_margin_loss
 from weft.frontends.torch.capture.random_numbers import dropout_by_counter, multinomial
@@ -64,7 +65,7 @@ def decompositions(device: str = "cpu") -> dict[Any, Callable[..., Any]]:
 
 @lru_cache(maxsize=2)
 def _table(device: str) -> dict[Any, Callable[..., Any]]:
-    table = dict(core_aten_decompositions())
+    table = with_checks(core_aten_decompositions())
     for target in _WHOLE:
         table.pop(target, None)
     table.pop(_ops.native_dropout.default, None)

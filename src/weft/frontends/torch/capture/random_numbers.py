@@ -90,7 +90,9 @@ def multinomial(x: torch.Tensor, num_samples: int, replacement: bool = False, ge
     """Choices without replacement, from the same exponential numbers as eager's."""
     count: Any = num_samples
     operators: Any = torch.ops
-    if (replacement and count != 1) or generator is not None or x.numel() == 0 or not isinstance(count, int):
+    if not isinstance(count, int) or count < 1:
+        return NotImplemented
+    if (replacement and count != 1) or generator is not None or x.numel() == 0:
         return NotImplemented
     chances = operators.weft.probabilities(x) / operators.aten.exponential.default(torch.empty_like(x))
     return chances.argmax(-1, keepdim=True) if count == 1 else chances.topk(count)[1]

@@ -12,6 +12,7 @@ from weft.backends.nvidia.target import NvidiaTarget
 from weft.forks import COMPILING
 from weft.frontends.triton.compiler.compile_function import framed
 from weft.frontends.triton.listings.listing import Listing, listed
+from weft.frontends.triton.runtime.code_limits import Limits
 from weft.frontends.triton.runtime.compiling import arguments_of, builder_of, name_of
 from weft.frontends.triton.runtime.device_compiled import DEFAULT_WARPS, build_device_kernel, compile_device_kernel
 from weft.frontends.triton.runtime.jit import JITFunction
@@ -24,7 +25,7 @@ def device_listing_of(
 ) -> tuple[Listing, DeviceCode]:
     """The kernel compiled for a GPU and arguments like these; nothing is run, and nothing is taken from the cache."""
     described, groups = kernel.launcher.describe(args, dict(keywords))
-    return device_listing_for(kernel, described, groups, target, keywords.get("num_warps"))
+    return device_listing_for(kernel, described, groups, target, keywords)
 
 
 def device_listing_for(
@@ -32,14 +33,15 @@ def device_listing_for(
     described: Sequence[Described],
     groups: tuple[int, ...] | None,
     target: NvidiaTarget,
-    warps: int | None,
+    options: Mapping[str, Any],
 ) -> tuple[Listing, DeviceCode]:
-    """The kernel compiled for a GPU and arguments like the described."""
-    warps = DEFAULT_WARPS if warps is None else warps
+    """The kernel compiled for a GPU and arguments like the described, by the options of a launch."""
+    given = options.get("num_warps")
+    warps = DEFAULT_WARPS if given is None else int(given)
     build, arguments, name = builder_of(kernel, described), arguments_of(described, groups), name_of(kernel)
     with COMPILING, framed(kernel):
         located = print_program(build_device_kernel(build, arguments, name, target, warps)[0], locations=True)
     notes: dict[str, list[PassNote]] = {}
     with framed(kernel):
-        code = compile_device_kernel(build, arguments, name, target, warps, notes).code
+        code = compile_device_kernel(build, arguments, name, target, warps, notes, limits=Limits.of(options)).code
     return replace(listed(kernel, described, located, {"ptx": code.ptx}), passes=tuple(notes[name])), code

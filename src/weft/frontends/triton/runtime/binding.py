@@ -66,7 +66,7 @@ def make_launch(
         scope["refuse_"] = _refuse
     scope |= {"kernels_": kernels, "used_": used, "triple_": triple, "otherwise_": otherwise}
     scope |= {"grid_function_": FunctionType, "unwrap_": unwrap}
-    scope |= {"function_": function, "here_": interpreted_here, "with_warps_": with_warps, "fit_": options_fit}
+    scope |= {"function_": function, "here_": interpreted_here, "with_options_": with_options, "fit_": options_fit}
     classifying, key = _classifying(function, scope, options)
     given = _tuple(function.arg_names)
     rest = f"otherwise_(grid_of_the_launch_, key_, words_, ({given}), {options})"
@@ -82,7 +82,7 @@ def make_launch(
         *classifying,
         f"    key_ = {key}",
         f"    if {options}:",
-        f"        key_ = with_warps_(key_, {options})",
+        f"        key_ = with_options_(key_, {options})",
         "    kernel_ = kernels_.get(key_)",
         "    if type_(grid_of_the_launch_) is grid_function_:",
         f"        grid_of_the_launch_ = grid_of_the_launch_({_shown(function)})",
@@ -193,10 +193,13 @@ def _tuple(names: list[str]) -> str:
     return "".join(f"{name}, " for name in names)
 
 
-def with_warps(key: tuple[Hashable, ...], options: dict[str, Any]) -> tuple[Hashable, ...]:
-    """How many warps a program has shapes its code on a GPU."""
-    warps = options.get("num_warps")
-    return key if warps is None else (*key[:-1], warps if type(warps) is int else constant_key(warps), key[-1])
+def with_options(key: tuple[Hashable, ...], options: dict[str, Any]) -> tuple[Hashable, ...]:
+    """How many warps, stages and registers a program may have shapes its code on a GPU."""
+    for name in ("num_warps", "num_stages", "maxnreg"):
+        value = options.get(name)
+        if value is not None:
+            key = (*key[:-1], (name, value if type(value) is int else constant_key(value)), key[-1])
+    return key
 
 
 def _passed(function: JITFunction) -> str:

@@ -26,6 +26,7 @@ from weft.frontends.triton.builders.builder import Handle
 from weft.frontends.triton.builders.tile_builder import GRID, Argument, TileBuilder
 from weft.frontends.triton.errors import DeviceAssertError, KernelValueError
 from weft.frontends.triton.runtime.built_kernels import BuiltKernel, BuiltKernels
+from weft.frontends.triton.runtime.code_limits import Limits
 from weft.frontends.triton.runtime.compiled import build_kernel, states_lines, word_form
 from weft.frontends.triton.runtime.kernel_handle import KernelHandle
 from weft.frontends.triton.target import Cuda, compiled_for
@@ -118,8 +119,8 @@ class DeviceKernel(KernelHandle):
         from weft.frontends.triton.listings.device_listing import device_listing_for
 
         origin = self._origin()
-        target, warps = device_target(self.device), origin.options.get("num_warps")
-        return device_listing_for(origin.function, origin.described, origin.groups, target, warps)[0]
+        target = device_target(self.device)
+        return device_listing_for(origin.function, origin.described, origin.groups, target, origin.options)[0]
 
     def _frame(self, sizes: Sequence[int | float]) -> _Frame:
         count, launch = len(self.code.arguments) + 1 + len(GRID), self._function.launch
@@ -196,17 +197,19 @@ def compile_device_kernel(
     notes: dict[str, list[PassNote]] | None = None,
     loads: Loads | None = None,
     tiles: str | None = None,
+    limits: Limits | None = None,
 ) -> DeviceKernelCode:
     """Compile a kernel for a GPU; `notes` takes what came of each pass over it.
 
     With `loads`, what LLVM has to do may still be under way in another thread, which then loads it. `tiles` is the key
-    of its tile IR: kernels that differ in their warps alone share it.
+    of its tile IR: kernels that differ in their warps and limits alone share it.
     """
     if warps < 1 or warps > 32 or warps & (warps - 1):
         raise KernelValueError(f"{name}: num_warps is a power of two up to 32, not {warps}")
     with COMPILING:
         kernel, checks = _built.get(tiles, lambda: _build(build, arguments, name, Cuda(target.capability, warps)))
         set_integer(kernel, WARPS, warps)  # of a kernel that others share: compiling it makes a copy first
+        (limits or Limits()).mark(kernel)
         code = compile_kernels({name: kernel}, target, notes, loads, debug_lines=states_lines())
     return DeviceKernelCode(name, tuple(arguments), checks, code)
 

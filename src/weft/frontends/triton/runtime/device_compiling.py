@@ -8,6 +8,7 @@ from typing import Any
 from weft.errors import ParseError
 from weft.frontends.triton.builders.tile_builder import Argument
 from weft.frontends.triton.compiler.compile_function import framed
+from weft.frontends.triton.runtime.code_limits import Limits
 from weft.frontends.triton.runtime.compiling import arguments_of, builder_of, disk_cache, kernel_key, name_of
 from weft.frontends.triton.runtime.device_compiled import (
     DEFAULT_WARPS,
@@ -34,15 +35,16 @@ def compile_for_device(
     arguments = arguments_of(described, groups)
     given = options.get("num_warps")
     warps, debug = DEFAULT_WARPS if given is None else int(given), bool(options.get("debug", function.debug))
-    target, cache = device_target(device), disk_cache()
-    key = kernel_key(function, described, arguments, debug, f"{target!r} warps {warps}")
+    target, cache, limits = device_target(device), disk_cache(), Limits.of(options)
+    key = kernel_key(function, described, arguments, debug, f"{target!r} warps {warps}{limits.text}")
     if key is not None and (entry := cache.get(key)) is not None and (stored := _decode(entry)) is not None:
         return DeviceKernel(stored, device, cache)
     loads = EarlyLoader(device, cache)
     with framed(function):
         build = builder_of(function, described)
         tiles = kernel_key(function, described, arguments, debug, f"{target!r} tiles")
-        code = compile_device_kernel(build, arguments, name_of(function), target, warps, loads=loads, tiles=tiles)
+        name = name_of(function)
+        code = compile_device_kernel(build, arguments, name, target, warps, loads=loads, tiles=tiles, limits=limits)
     if key is not None:
         meta, blobs = encode_code(code.code)
         names = [[each.dtype.name, each.pointer, each.group] for each in code.arguments]

@@ -28,6 +28,7 @@ from weft.frontends.triton.builders import builder
 from weft.frontends.triton.compiler.source import Fingerprint, Source, fingerprint
 from weft.frontends.triton.errors import LaunchError
 from weft.frontends.triton.language.constants import constexpr_type, unwrap
+from weft.frontends.triton.runtime.ignored_options import all_told
 from weft.frontends.triton.runtime.specialise import Parameter
 from weft.frontends.triton.runtime.stand_ins import MockTensor
 
@@ -52,7 +53,8 @@ OPTIONS = frozenset(
         *("num_buffers_warp_spec", "minRegAutoWS", "maxRegAutoWS", "pingpongAutoWS", "schedule_hint", "backend_name"),
     }
 )
-"""Keywords of a launch that tune GPU code: a CPU kernel takes no notice of them, save `debug`."""
+"""Keywords of a launch that tune GPU code: a CPU kernel takes no notice of them, save `debug`. Those that no kernel
+takes notice of are in `ignored_options`."""
 COUNTS = {
     "num_warps": "a power of two",
     "num_ctas": "a power of two",
@@ -137,8 +139,9 @@ def is_count(name: str, value: Any) -> bool:
 
 
 def options_fit(options: Mapping[str, Any]) -> bool:
-    """Whether the options of a launch are known ones, and those that count something are counts."""
-    return OPTIONS.issuperset(options) and all([is_count(name, options[name]) for name in COUNTS if name in options])
+    """Whether the options of a launch are known, counts where they count, and nothing is to be said of them."""
+    counts = all([is_count(name, options[name]) for name in COUNTS if name in options])
+    return counts and OPTIONS.issuperset(options) and all_told(options)
 
 
 class KernelInterface:

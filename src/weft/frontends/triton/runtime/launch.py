@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from weft.frontends.triton.compiler.source import Scope
 from weft.frontends.triton.errors import KernelTypeError, KernelValueError, OptionError, ReadOnlyError
 from weft.frontends.triton.language.constants import unwrap
-from weft.frontends.triton.runtime.binding import make_bind, make_classify, make_launch, with_warps
+from weft.frontends.triton.runtime.binding import make_bind, make_classify, make_launch, with_options
+from weft.frontends.triton.runtime.ignored_options import tell_ignored
 from weft.frontends.triton.runtime.jit import COUNTS, OPTIONS, Grid, JITCallable, JITFunction, is_count, python_frames
 from weft.frontends.triton.runtime.kernel_handle import Origin
 from weft.frontends.triton.runtime.memory_places import device_of
@@ -62,7 +63,7 @@ class Launcher:
         """A launch that is out of the ordinary: it compiles, or there are options, or a mistake."""
         if any(scope.get(name) is not value for scope, name, value in self._used):
             self._forget()
-        self._check_options(options)
+        self._check_options(options, on_gpu=self._is_on_gpu(key))
         kernel = self.kernels.get(key)
         if kernel is None:
             kernel = self._compile(values, options, key)
@@ -78,8 +79,8 @@ class Launcher:
         key, _, values, options = self._classify(*args, **keywords)
         if any(scope.get(name) is not value for scope, name, value in self._used):
             self._forget()
-        self._check_options(options)
-        key = with_warps(key, options)
+        self._check_options(options, on_gpu=self._is_on_gpu(key))
+        key = with_options(key, options)
         return self.kernels.get(key) or self._compile(values, options, key)
 
     def describe(self, args: Sequence[Any], keywords: dict[str, Any]) -> tuple[list[Described], Any]:
@@ -92,7 +93,7 @@ class Launcher:
         from weft.frontends.triton.runtime.interpret_launch import interpret_launch
 
         values, options = self.bind(*args, **keywords)
-        self._check_options(options)
+        self._check_options(options, on_gpu=False)
         constants = {parameter.name for parameter in self.function.params if parameter.is_constexpr}
         given = {
             name: unwrap(value) if name in constants else value for name, value in zip(self.names, values, strict=True)
@@ -117,7 +118,10 @@ class Launcher:
             grid = grid({name: unwrap(value) for name, value in zip(self.names, values, strict=True)})
         return triple(grid)
 
-    def _check_options(self, options: dict[str, Any]) -> None:
+    def _is_on_gpu(self, key: Key) -> bool:
+        return device_of(key[: len(self.names)]) is not None
+
+    def _check_options(self, options: dict[str, Any], *, on_gpu: bool) -> None:
         for name in options:
             if name not in OPTIONS:
                 raise OptionError(
@@ -129,6 +133,7 @@ class Launcher:
                 raise KernelValueError(
                     f"{name} of {self.function.__name__} is {COUNTS[name]}, not {options[name]!r}",
                 )
+        tell_ignored(options, self.function.__name__, on_gpu=on_gpu)
 
     def _check_ranges(self, kernel: CompiledKernel | DeviceKernel, values: Sequence[Any]) -> None:
         """Say which number does not fit into the type of its parameter."""

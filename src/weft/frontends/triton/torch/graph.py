@@ -24,9 +24,11 @@ from weft.forks import cached_property
 from weft.frontends.torch.importer.builder import ImportBuilder
 from weft.frontends.torch.importer.checks import check_zero
 from weft.frontends.torch.importer.strides import storage_order, unusual_strides
+from weft.frontends.torch.locations import first_line
 from weft.frontends.triton.compiler.compile_function import framed
 from weft.frontends.triton.runtime.compiled import build_kernel
 from weft.frontends.triton.runtime.compiling import arguments_of, builder_of, kernel_key, name_of
+from weft.frontends.triton.runtime.ignored_options import tell_ignored
 from weft.frontends.triton.runtime.jit import OPTIONS, JITFunction
 from weft.frontends.triton.runtime.specialise import Described, Words, constant_key, describe
 from weft.frontends.triton.runtime.stand_ins import MockTensor
@@ -101,6 +103,8 @@ class _Launch:
         self._check_memory()
         number = self._chosen() if len(self.variants) > 1 else 0
         values = {**self._stand_ins(), **self.variants[number]}
+        on_gpu, line = self.metas[0].device.type == "cuda", first_line([self.b.node])
+        tell_ignored(values, self.function.__name__, on_gpu=on_gpu, in_graph=True, location=line)
         described, words = self._described(values)
         debug = bool(values.get("debug", self.function.debug))
         op, checks = self._built(described, words, debug)
@@ -266,7 +270,7 @@ def _resolved(kernel: Any, given: dict[str, Any], grid: Any) -> dict[str, Any]:
             added = kernel.computed(given)
             return {**added, **_resolved(kernel.fn, {**given, **added}, grid)}
         case Autotuner():
-            chosen = kernel.chosen((), grid, given).all_kwargs()
+            chosen = kernel.chosen((), grid, given).launch_kwargs(kernel.arg_names)
             return {**chosen, **_resolved(kernel.fn, {**given, **chosen}, grid)}
         case _:
             assert isinstance(kernel, JITFunction)

@@ -12,7 +12,7 @@ from weft.backends.nvidia.emit.memory.tma_store import finish_stores
 from weft.backends.nvidia.emit.warps.dynamic_tile_scheduler import DynamicTileScheduler
 from weft.backends.nvidia.emit.warps.programmatic_launch import grid_dependency_wait
 from weft.backends.nvidia.emit.warps.ring_buffers import Ring
-from weft.backends.nvidia.ir.dialect import RESIDENT, integer
+from weft.backends.nvidia.ir.dialect import MAX_REGISTERS, RESIDENT, integer
 from weft.backends.nvidia.ir.dynamic_tile_scheduler import NUMBERS
 from weft.backends.nvidia.ir.rings import BARRIER_BYTES
 from weft.backends.nvidia.ir.tma_store import MAP
@@ -76,6 +76,8 @@ def emit_warp_specialize(codegen: KernelCodegen, op: WarpSpecializeOp) -> None:
     producing, consuming, after = b.label("producer"), b.label("consumer"), b.label("after")
     b.branch_if(b.icmp("ult", warp, i32(_GROUP_WARPS)), producing, consuming)
     fewer, more = _REGISTERS.get((consumers, integer(codegen.kernel, RESIDENT, 1)), (0, 0))
+    if integer(codegen.kernel, MAX_REGISTERS):  # consumers would wait for registers that the block has not
+        fewer = more = 0
     b.start(producing)
     if fewer:
         do(b, f"setmaxnreg.dec.sync.aligned.u32 {fewer};", "")
