@@ -1,7 +1,8 @@
 """Control flow → steps with steps inside: regions are planned in the memory of the function around them.
 
 A region's captures are read where they lie, weights packed once for all turns. What a loop carries has one place: a
-turn writes over it where it can (`passes/update_in_place.py`), and else copies what it has made there at its end.
+turn writes over it where it can (`passes/update_in_place.py`) or makes the new state there, once nothing reads the old
+one, and else copies what it has made there at its end.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from xdsl.ir import SSAValue
+from xdsl.ir import OpResult, SSAValue
 
 from weft.errors import LoweringError
 from weft.ir.expr import symbols_of
@@ -18,6 +19,7 @@ from weft.lower.steps import Buffer, IfStep, LoopStep, Place, SlicePlace
 from weft.ops.control import ControlOp, IfOp, LoopOp, functions_run
 from weft.ops.graph import FuncOp
 from weft.ops.layouts import StridedLayout, contiguous
+from weft.passes.grouping.build_groups import readers, result_targets
 
 if TYPE_CHECKING:
     from weft.lower.plan import Planner
@@ -53,8 +55,10 @@ def plan_loop(planner: Planner, op: LoopOp, outputs: dict[SSAValue, Target]) -> 
     captures = [planner.places[value] for value in op.captures]
     arguments = [*states, *(place for place, _ in taken), *captures]
     wanted = [*([] if condition is None else [condition]), *states, *(place for place, _ in made)]
-    fixed = [None if place in states else place.buffer for place in wanted]
     (function,) = _functions(op, len(arguments))
+    first = 0 if condition is None else 1
+    made_there = {first + number for number in _unread_states(function, len(states), first)}
+    fixed = [place.buffer if n in made_there or place not in states else None for n, place in enumerate(wanted)]
     body = planner.region(function, arguments, fixed, captures)
     _bring(body, wanted)
     planner.symbols |= symbols_of(op.trip_count)
@@ -67,6 +71,23 @@ def plan_loop(planner: Planner, op: LoopOp, outputs: dict[SSAValue, Target]) -> 
             planner.copy(state, planner.places[result])
         else:
             planner.places[result] = state
+
+
+def _unread_states(function: FuncOp, count: int, first: int) -> list[int]:
+    """The states of a loop that no op of a turn reads from when the op begins that makes the new one.
+
+    Results from `first` on are the new states, and the first arguments the old ones.
+    """
+    order = {op: place for place, op in enumerate(function.block.ops)}
+    roots = {target.result: root for root, target in result_targets(function).items()}
+    unread: list[int] = []
+    for number in range(count):
+        root = roots.get(function.returned.operands[first + number])
+        if root is not None and isinstance(root, OpResult):
+            since = order[root.op]
+            if all(order[reader] < since for reader in readers(function.block.args[number])):
+                unread.append(number)
+    return unread
 
 
 def _functions(op: ControlOp, arguments: int) -> list[FuncOp]:

@@ -89,7 +89,7 @@ def lstm(b: GraphBuilder, x: SSAValue, h: SSAValue, c: SSAValue, weights: Weight
     def turn(b: GraphBuilder, inputs: SSAValue, states: Sequence[SSAValue]) -> _Turn:
         h, c = states
         product = b.dot(h, hidden) if form.times is None else form.times[1](b, h)
-        given, made = (_gates(b, each, form.order) for each in (_biased(b, inputs, bias), product))
+        given, made = _biased_gates(b, inputs, bias, form.order), _gates(b, product, form.order)
         gates = {name: b.add(given[name], made[name]) for name in form.order}
         i = form.gate(b, _clipped(b, _peeped(b, gates["i"], c, weights, "i"), form))
         if form.coupled:
@@ -118,10 +118,10 @@ def gru(b: GraphBuilder, x: SSAValue, h: SSAValue, weights: Weights, form: Form)
 
     def turn(b: GraphBuilder, inputs: SSAValue, states: Sequence[SSAValue]) -> _Turn:
         (h,) = states
-        given = _gates(b, _biased(b, inputs, bias), form.order)
+        given = _biased_gates(b, inputs, bias, form.order)
         product = b.dot(h, hidden)
         if form.reset_after:
-            made = _gates(b, _biased(b, product, weights.hidden_bias), form.order)
+            made = _biased_gates(b, product, weights.hidden_bias, form.order)
         else:
             made = _gates(b, product, "rz")
         r, z = (form.gate(b, _clipped(b, b.add(given[name], made[name]), form)) for name in "rz")
@@ -230,6 +230,19 @@ def _gates(b: GraphBuilder, x: SSAValue, order: str, dim: int = 1) -> dict[str, 
     starts = [[shape[dim] * n if d == dim else 0 for d in range(len(shape))] for n in range(len(order))]
     parts = [b.slice(x, starts=tuple(start), shape=tuple(shape), steps=ones) for start in starts]
     return dict(zip(order, parts, strict=True))
+
+
+def _biased_gates(b: GraphBuilder, x: SSAValue, bias: SSAValue | None, order: str) -> dict[str, SSAValue]:
+    """The parts of rows with a bias, by the names of the gates.
+
+    Each part is added to by the kernel that computes with it: a sum that were cut behind the addition would be made in
+    a kernel of its own, which writes all rows once more in every turn.
+    """
+    parts = _gates(b, x, order)
+    if bias is None:
+        return parts
+    biases = _gates(b, bias, order, dim=0)
+    return {name: b.add(part, biases[name]) for name, part in parts.items()}
 
 
 def _peeped(b: GraphBuilder, gate: SSAValue, cell: SSAValue, weights: Weights, name: str) -> SSAValue:

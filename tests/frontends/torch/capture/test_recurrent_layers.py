@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from weft.lower.steps import LoopStep
 from weft.runtime.record import recording
@@ -29,10 +30,11 @@ def loss(result):
     return outputs.sin().sum() + last.cos().sum()
 
 
-def check(module: nn.Module, x: torch.Tensor) -> None:
+def check(module: nn.Module, x: torch.Tensor, *, digits: float = 1) -> None:
+    """Results and gradients against float64, within bounds of f32 or `digits` of them."""
     torch._dynamo.reset()
     exact = copy.deepcopy(module).double()
-    wide = x.double().requires_grad_()
+    wide = x.to(torch.float64, copy=True).requires_grad_()
     wanted = exact(wide)
     loss(wanted).backward()
     with recording() as records, torch._dynamo.config.patch(allow_rnn=True):
@@ -46,18 +48,57 @@ def check(module: nn.Module, x: torch.Tensor) -> None:
     for record in records:
         assert any(isinstance(step, LoopStep) for step in record.plan.steps)
         assert not record.fallbacks
-    bounds = {"rtol": 1e-4, "atol": 1e-5}
+    bounds = {"rtol": 1e-4 * digits, "atol": 1e-5 * digits}
     for found in (inferred, trained):
         torch.testing.assert_close(found[0].detach().double(), wanted[0].detach(), **bounds)
     torch.testing.assert_close(given.grad.double(), wide.grad, **bounds)
     for found, parameter in zip(module.parameters(), exact.parameters(), strict=True):
-        torch.testing.assert_close(found.grad.double(), parameter.grad, rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(found.grad.double(), parameter.grad, rtol=1e-3 * digits, atol=1e-4 * digits)
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_layers_and_their_gradients(name):
     torch.manual_seed(0)
     check(CASES[name](), torch.randn(6, 3, 5))
+
+
+@pytest.mark.parametrize("rows", [*(pytest.param(n, marks=pytest.mark.slow) for n in (1, 17)), 131])
+def test_odd_sizes(rows):
+    """Rows that fill no block of a kernel, and more of them than are multiplied with packed weights."""
+    check(nn.LSTM(13, 37), torch.randn(3, rows, 13))
+
+
+def test_double_precision():
+    module = nn.GRU(13, 37).double()
+    check(module, torch.randn(5, 17, 13, dtype=torch.float64), digits=1e-8)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.slow)])
+def test_half_floats_are_loops_and_no_further_off_than_eager(dtype):
+    """Torch's decomposition asks oneDNN for LSTMs of bf16, which has none on some processors where eager works."""
+    torch._dynamo.reset()
+    module, x = nn.LSTM(5, 7).to(dtype), torch.randn(6, 3, 5).to(dtype)
+    with recording() as records, torch._dynamo.config.patch(allow_rnn=True), torch.no_grad():
+        found, _ = torch.compile(module, backend="weft", options={"cache": False})(x)
+        eager, _ = module(x)
+        exact, _ = copy.deepcopy(module).double()(x.double())
+    assert any(isinstance(step, LoopStep) for step in records[0].plan.steps)
+    assert (found.double() - exact).abs().max() <= 2 * (eager.double() - exact).abs().max()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+def test_packed_sequences_are_left_to_torch(kind):
+    def run(module, x, lengths):
+        y, _ = module(pack_padded_sequence(x, lengths))
+        return pad_packed_sequence(y)[0]
+
+    torch._dynamo.reset()
+    module, x, lengths = kind(5, 7), torch.randn(6, 3, 5), torch.tensor([6, 4, 1])
+    with torch._dynamo.config.patch(allow_rnn=True), torch.no_grad():
+        wanted = run(copy.deepcopy(module).double(), x.double(), lengths)
+        found = torch.compile(run, backend="weft", options={"cache": False})(module, x, lengths)
+    torch.testing.assert_close(found.double(), wanted, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.slow

@@ -329,7 +329,7 @@ _LAYERS: dict[Any, Callable[..., tuple[Tensor, ...]]] = {
     torch.rnn_relu: _plain(relu=True),
 }
 _ARGUMENTS = 9
-_DTYPES = (torch.float32, torch.float64)
+_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
 def with_recurrent_layers(module: fx.GraphModule) -> fx.GraphModule:
