@@ -16,7 +16,6 @@ from weft.backends.nvidia.code import TensorMap, argument_name
 from weft.backends.nvidia.target import target_named
 from weft.frontends.triton.builders.tile_builder import GRID
 from weft.frontends.triton.errors import DeviceAssertError
-from weft.frontends.triton.runtime.code_limits import Limits
 from weft.frontends.triton.runtime.compiling import arguments_of, builder_of, name_of
 from weft.frontends.triton.runtime.device_compiled import DeviceKernelCode, compile_device_kernel
 from weft.frontends.triton.runtime.jit import JITFunction
@@ -32,8 +31,7 @@ def compile_like(kernel: JITFunction, args: Sequence[Any], keywords: dict[str, A
     warps = keywords.get("num_warps") or 4
     described, groups = kernel.launcher.describe(args, keywords)
     arguments = arguments_of(described, groups)
-    build, limits = builder_of(kernel, described), Limits.of(keywords)
-    return compile_device_kernel(build, arguments, name_of(kernel), target_named(arch), warps, limits=limits)
+    return compile_device_kernel(builder_of(kernel, described), arguments, name_of(kernel), target_named(arch), warps)
 
 
 def emulate(kernel: JITFunction, *args: Any, grid: Sequence[int] = (1,), arch: str = "sm_90a", **keywords: Any) -> None:

@@ -213,25 +213,16 @@ def test_what_is_kept_on_disk_resets_nothing() -> None:
 
 
 def test_configs_that_differ_in_what_weft_chooses_are_one_on_a_gpu() -> None:
-    clusters = [triton.Config({"BLOCK": 16}, num_ctas=count) for count in (1, 2)]
-    assert len({config.on_gpu() for config in clusters}) == 1
+    stages = [triton.Config({"BLOCK": 16}, num_stages=stages, num_ctas=count) for stages, count in ((2, 1), (3, 2))]
+    assert len({config.on_gpu() for config in stages}) == 1
 
 
 def test_configs_are_told_apart_by_what_shapes_code_on_a_gpu() -> None:
-    given: list[dict[str, Any]] = [{}, {"num_warps": 8}, {"num_stages": 1}, {"num_stages": 3}, {"maxnreg": 64}]
+    given: list[dict[str, Any]] = [{}, {"num_warps": 8}, {"maxnreg": 64}]
     configs = [triton.Config({"BLOCK": 16}, **options) for options in given]
     assert len({config.on_gpu() for config in configs}) == len({config.text() for config in configs}) == len(configs)
     assert len({config.on_cpu() for config in configs}) == 1
     assert len(set(configs)) == len(configs)
-
-
-def test_stages_that_nobody_gave_are_no_option_of_the_launch() -> None:
-    config = triton.Config({"BLOCK": 16})
-    assert config.num_stages == config.all_kwargs()["num_stages"] == 3
-    assert "num_stages" not in config.launch_kwargs(["x", "BLOCK"])
-    assert config.launch_kwargs(["x", "num_stages"])["num_stages"] == 3
-    config.num_stages = 2
-    assert config.launch_kwargs(["x", "BLOCK"])["num_stages"] == 2
 
 
 def test_values_that_are_known_have_the_names_of_triton() -> None:

@@ -86,7 +86,6 @@ ANNOTATIONS: dict[str, Annotation] = {
         "how many warp groups multiply, if not what tiles say", IntegerAttr, (tile.KernelOp,)
     ),
     dialect.MAX_REGISTERS: Annotation("how many registers a thread may have", IntegerAttr, (tile.KernelOp,)),
-    dialect.MOST_STAGES: Annotation("how many stages a pipeline may have", IntegerAttr, (tile.KernelOp,)),
     dialect.LAUNCH: Annotation("how a kernel is launched", LaunchAttr, (tile.KernelOp,)),
     programmatic_launch.FIXED: Annotation("the arguments whose memory no step writes", ArrayAttr, (tile.KernelOp,)),
     programmatic_launch.FOLLOWS: Annotation("it is never the first kernel of a program", UnitAttr, (tile.KernelOp,)),

@@ -12,7 +12,7 @@ from xdsl.ir import Block, Operation, OpResult, SSAValue
 from weft.backends.nvidia.code import Launch
 from weft.backends.nvidia.ir.alignment import computed_access, pointer_dtype
 from weft.backends.nvidia.ir.cp_async import CpAsyncCommitOp, CpAsyncOp, CpAsyncWaitOp, StagedOp
-from weft.backends.nvidia.ir.dialect import MOST_STAGES, VECTOR, BarrierOp, integer, set_integer, set_launch
+from weft.backends.nvidia.ir.dialect import VECTOR, BarrierOp, set_integer, set_launch
 from weft.backends.nvidia.ir.kernel_passes import KernelPass, Refused
 from weft.backends.nvidia.ir.layouts import WARP
 from weft.backends.nvidia.ir.rings import LINE, SlotType
@@ -74,10 +74,9 @@ class PipelineCpAsync(KernelPass):
                 return Refused("threads cannot copy the operands of a dot ahead")
             found.append((loop, operands))
         largest = max(sum(o.slot.bytes for o in operands.values()) for _, operands in found)
-        most = integer(kernel, MOST_STAGES, _MOST_STAGES)
-        stages = min(_MOST_STAGES, most, target.shared_per_block // largest)
-        if stages < max(2, min(_LEAST_STAGES, most)):
-            return Refused(f"there is no room for {_LEAST_STAGES} stages of its operands, or its author allows one")
+        stages = min(_MOST_STAGES, target.shared_per_block // largest)
+        if stages < _LEAST_STAGES:
+            return Refused(f"there is no room for {_LEAST_STAGES} stages of its operands")
         for loop, operands in found:
             start = 0
             for operand in operands.values():

@@ -13,7 +13,6 @@ from xdsl.ir import Attribute, Block, Operation, SSAValue
 from weft.backends.nvidia.code import Launch, TensorMap
 from weft.backends.nvidia.ir.dialect import (
     CONSUMERS,
-    MOST_STAGES,
     RESIDENT,
     SHARED,
     WARPS,
@@ -141,10 +140,9 @@ def _pipeline(kernel: tile.KernelOp, target: NvidiaTarget, found: _Pipelined, *,
         sums = [tile.tile_type(dot.out).sizes for dot in found.dots]
         resident, most = (2, most) if in_parts and sum(map(prod, sums)) <= _FEW_SUMS else (1, _MOST_AHEAD)
         room = ((target.shared_per_block + SYSTEM_SHARED) // resident - SYSTEM_SHARED) // _ALIGNMENT * _ALIGNMENT
-    most = min(most, integer(kernel, MOST_STAGES, most))
     rings = _rings(operands, room - staging - dynamic_bytes(kernel), ahead, most)
     if rings is None:
-        return Refused("there is no room for two stages of its operands, or its author allows one")
+        return Refused("there is no room for two stages of its operands")
     set_integer(kernel, RESIDENT, resident)
     persistent = not worth_dynamic(kernel, target.multiprocessors, resident)
     ring = sum(each.bytes + each.count * BARRIER_BYTES for each in rings) + dynamic_bytes(kernel)

@@ -12,7 +12,6 @@ from weft.backends.nvidia.target import NvidiaTarget
 from weft.forks import COMPILING
 from weft.frontends.triton.compiler.compile_function import framed
 from weft.frontends.triton.listings.listing import Listing, listed
-from weft.frontends.triton.runtime.code_limits import Limits
 from weft.frontends.triton.runtime.compiling import arguments_of, builder_of, name_of
 from weft.frontends.triton.runtime.device_compiled import DEFAULT_WARPS, build_device_kernel, compile_device_kernel
 from weft.frontends.triton.runtime.jit import JITFunction
@@ -43,5 +42,6 @@ def device_listing_for(
         located = print_program(build_device_kernel(build, arguments, name, target, warps)[0], locations=True)
     notes: dict[str, list[PassNote]] = {}
     with framed(kernel):
-        code = compile_device_kernel(build, arguments, name, target, warps, notes, limits=Limits.of(options)).code
+        registers = options.get("maxnreg")
+        code = compile_device_kernel(build, arguments, name, target, warps, notes, registers=registers).code
     return replace(listed(kernel, described, located, {"ptx": code.ptx}), passes=tuple(notes[name])), code

@@ -194,8 +194,8 @@ def _tuple(names: list[str]) -> str:
 
 
 def with_options(key: tuple[Hashable, ...], options: dict[str, Any]) -> tuple[Hashable, ...]:
-    """How many warps, stages and registers a program may have shapes its code on a GPU."""
-    for name in ("num_warps", "num_stages", "maxnreg"):
+    """How many warps a program has, and registers a thread of it, shapes its code on a GPU."""
+    for name in ("num_warps", "maxnreg"):
         value = options.get(name)
         if value is not None:
             key = (*key[:-1], (name, value if type(value) is int else constant_key(value)), key[-1])

@@ -18,7 +18,7 @@ from weft.backends.nvidia.code import DeviceCode, argument_name
 from weft.backends.nvidia.compile import Loads
 from weft.backends.nvidia.driver.libcuda import device_facts, driver
 from weft.backends.nvidia.driver.tensor_maps import encode_map, scratch_words
-from weft.backends.nvidia.ir.dialect import WARPS, set_integer
+from weft.backends.nvidia.ir.dialect import MAX_REGISTERS, WARPS, set_integer
 from weft.backends.nvidia.ir.kernel_passes import PassNote
 from weft.backends.nvidia.target import NvidiaTarget, target_of_capability
 from weft.forks import COMPILING
@@ -26,7 +26,6 @@ from weft.frontends.triton.builders.builder import Handle
 from weft.frontends.triton.builders.tile_builder import GRID, Argument, TileBuilder
 from weft.frontends.triton.errors import DeviceAssertError, KernelValueError
 from weft.frontends.triton.runtime.built_kernels import BuiltKernel, BuiltKernels
-from weft.frontends.triton.runtime.code_limits import Limits
 from weft.frontends.triton.runtime.compiled import build_kernel, states_lines, word_form
 from weft.frontends.triton.runtime.kernel_handle import KernelHandle
 from weft.frontends.triton.target import Cuda, compiled_for
@@ -197,19 +196,22 @@ def compile_device_kernel(
     notes: dict[str, list[PassNote]] | None = None,
     loads: Loads | None = None,
     tiles: str | None = None,
-    limits: Limits | None = None,
+    registers: int | None = None,
 ) -> DeviceKernelCode:
     """Compile a kernel for a GPU; `notes` takes what came of each pass over it.
 
     With `loads`, what LLVM has to do may still be under way in another thread, which then loads it. `tiles` is the key
-    of its tile IR: kernels that differ in their warps and limits alone share it.
+    of its tile IR: kernels that differ in their warps and `registers` (of a thread, `maxnreg`) alone
+    share it.
     """
     if warps < 1 or warps > 32 or warps & (warps - 1):
         raise KernelValueError(f"{name}: num_warps is a power of two up to 32, not {warps}")
     with COMPILING:
         kernel, checks = _built.get(tiles, lambda: _build(build, arguments, name, Cuda(target.capability, warps)))
         set_integer(kernel, WARPS, warps)  # of a kernel that others share: compiling it makes a copy first
-        (limits or Limits()).mark(kernel)
+        kernel.attributes.pop(MAX_REGISTERS, None)
+        if registers is not None:
+            set_integer(kernel, MAX_REGISTERS, registers)
         code = compile_kernels({name: kernel}, target, notes, loads, debug_lines=states_lines())
     return DeviceKernelCode(name, tuple(arguments), checks, code)
 

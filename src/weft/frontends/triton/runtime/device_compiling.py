@@ -8,7 +8,6 @@ from typing import Any
 from weft.errors import ParseError
 from weft.frontends.triton.builders.tile_builder import Argument
 from weft.frontends.triton.compiler.compile_function import framed
-from weft.frontends.triton.runtime.code_limits import Limits
 from weft.frontends.triton.runtime.compiling import arguments_of, builder_of, disk_cache, kernel_key, name_of
 from weft.frontends.triton.runtime.device_compiled import (
     DEFAULT_WARPS,
@@ -35,8 +34,10 @@ def compile_for_device(
     arguments = arguments_of(described, groups)
     given = options.get("num_warps")
     warps, debug = DEFAULT_WARPS if given is None else int(given), bool(options.get("debug", function.debug))
-    target, cache, limits = device_target(device), disk_cache(), Limits.of(options)
-    key = kernel_key(function, described, arguments, debug, f"{target!r} warps {warps}{limits.text}")
+    registers = options.get("maxnreg")
+    limit = "" if registers is None else f" registers {registers}"
+    target, cache = device_target(device), disk_cache()
+    key = kernel_key(function, described, arguments, debug, f"{target!r} warps {warps}{limit}")
     if key is not None and (entry := cache.get(key)) is not None and (stored := _decode(entry)) is not None:
         return DeviceKernel(stored, device, cache)
     loads = EarlyLoader(device, cache)
@@ -44,7 +45,9 @@ def compile_for_device(
         build = builder_of(function, described)
         tiles = kernel_key(function, described, arguments, debug, f"{target!r} tiles")
         name = name_of(function)
-        code = compile_device_kernel(build, arguments, name, target, warps, loads=loads, tiles=tiles, limits=limits)
+        code = compile_device_kernel(
+            build, arguments, name, target, warps, loads=loads, tiles=tiles, registers=registers
+        )
     if key is not None:
         meta, blobs = encode_code(code.code)
         names = [[each.dtype.name, each.pointer, each.group] for each in code.arguments]

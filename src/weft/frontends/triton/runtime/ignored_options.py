@@ -27,6 +27,9 @@ _OTHER_GPUS = "it is an option of AMD's GPUs"
 _OTHER_WARPS = "it is an option of other compilers for warp specialization"
 _LEAVE_OUT = "leave it out"
 IGNORED: dict[str, _Ignored] = {
+    "num_stages": _Ignored(
+        "Weft makes pipelines as deep as shared memory has room for", _LEAVE_OUT, tuple(range(2, 17)), everywhere=False
+    ),
     "num_ctas": _Ignored("Weft chooses which programs share a cluster", _LEAVE_OUT, (1,), everywhere=False),
     "cluster_dims": _Ignored(
         "Weft chooses which programs share a cluster", _LEAVE_OUT, ((1, 1, 1), [1, 1, 1]), everywhere=False
@@ -67,10 +70,9 @@ IGNORED: dict[str, _Ignored] = {
 }
 """Options that are taken and have no effect."""
 _IGNORED_IN_GRAPHS = {
-    name: _Ignored(
+    "maxnreg": _Ignored(
         "in torch.compile Weft chooses", "launch the kernel outside of torch.compile where it matters", everywhere=False
     )
-    for name in ("maxnreg", "num_stages")
 }
 """And in graphs of torch's, whose launches Weft schedules."""
 

@@ -84,7 +84,7 @@ def _variants(kernel: Any, given: dict[str, Any]) -> list[dict[str, Any]]:
                 hook({**given, **configs[0].all_kwargs()})
         result: list[dict[str, Any]] = []
         for config in configs:
-            chosen = config.launch_kwargs(kernel.arg_names)
+            chosen = config.all_kwargs()
             result += [{**chosen, **more} for more in _variants(kernel.fn, {**given, **chosen})]
         return result
     return [{}]

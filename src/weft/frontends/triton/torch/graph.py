@@ -270,7 +270,7 @@ def _resolved(kernel: Any, given: dict[str, Any], grid: Any) -> dict[str, Any]:
             added = kernel.computed(given)
             return {**added, **_resolved(kernel.fn, {**given, **added}, grid)}
         case Autotuner():
-            chosen = kernel.chosen((), grid, given).launch_kwargs(kernel.arg_names)
+            chosen = kernel.chosen((), grid, given).all_kwargs()
             return {**chosen, **_resolved(kernel.fn, {**given, **chosen}, grid)}
         case _:
             assert isinstance(kernel, JITFunction)

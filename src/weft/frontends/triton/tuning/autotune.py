@@ -130,7 +130,7 @@ class Autotuner(KernelInterface):
         self.best_config = config = self.chosen(args, grid, keywords)
         if config.pre_hook is not None:
             config.pre_hook({**dict(zip(self.arg_names, args, strict=False)), **keywords, **config.all_kwargs()})
-        return self.fn.run(*args, grid=grid, **{**keywords, **config.launch_kwargs(self.arg_names)})
+        return self.fn.run(*args, grid=grid, **{**keywords, **config.all_kwargs()})
 
     def chosen(self, args: Sequence[Any], grid: Grid, keywords: dict[str, Any]) -> Config:
         """The config for arguments like these: the best of those measured, now or before."""
@@ -169,7 +169,7 @@ class Autotuner(KernelInterface):
         """Compile every config."""
         named = dict(zip(self.arg_names, args, strict=False))
         return [
-            self.fn.warmup(*args, grid=grid, **{**keywords, **config.launch_kwargs(self.arg_names)})
+            self.fn.warmup(*args, grid=grid, **{**keywords, **config.all_kwargs()})
             for config in self.prune_configs({**named, **keywords}, keywords)
         ]
 
@@ -251,8 +251,7 @@ class Autotuner(KernelInterface):
         timings: dict[Config, Any] = {}
 
         def compile_config(config: Config) -> None:
-            given = {**keywords, **config.launch_kwargs(self.arg_names)}
-            self.fn.run(*args, grid=grid, warmup=True, **given)
+            self.fn.run(*args, grid=grid, warmup=True, **{**keywords, **config.all_kwargs()})
 
         ahead = configs if self._can_compile_ahead(named) else []
         with compiled_ahead(ahead, compile_config) as ready:
@@ -296,7 +295,7 @@ class Autotuner(KernelInterface):
         keywords: dict[str, Any],
         timings: Mapping[Config, Any],
     ) -> Any:
-        current = {**keywords, **config.launch_kwargs(self.arg_names)}
+        current = {**keywords, **config.all_kwargs()}
         everything = {**named, **current}
 
         def call() -> None:
