@@ -107,5 +107,5 @@ def test_an_option_without_effect_is_told_once(caplog: pytest.LogCaptureFixture)
             doubled[(1,)](x, out, 64, enable_fp_fusion=False)
     (told,) = caplog.messages
     assert re.match(
-        r"weft: .*test_code_limits\.py:\d+: enable_fp_fusion=False of doubled has no effect, .*; round", told
+        r"weft: .*test_launch_options\.py:\d+: enable_fp_fusion=False of doubled has no effect, .*; round", told
     )
