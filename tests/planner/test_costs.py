@@ -104,6 +104,14 @@ def test_a_site_left_out_is_had_from_its_neighbours() -> None:
     np.testing.assert_allclose(filled(Grid(xs, ys, holed, np.ones_like(times))).times[1, 2], times[1, 2])
 
 
+def test_of_sites_as_far_away_as_each_other_a_corner_takes_the_larger() -> None:
+    xs, ys = np.array([3.0, 6.0]), np.array([5.0, 10.0])
+    times = np.full((2, 2, 1), np.nan)
+    times[0, 1], times[1, 0] = 2.0, 4.0  # each a factor of two away from the other two
+    found = filled(Grid(xs, ys, times, np.ones_like(times))).times
+    np.testing.assert_allclose(found[..., 0], [[4.0, 2.0], [4.0, 4.0]])
+
+
 def experts_measured(folder: Path, splits: dict[tuple[int, int], float]) -> OpCosts:
     """A layer's experts split in some ways, each so many times what 1.5 of its roofline takes."""
     header = "moe_dtype,num_tokens,hidden_size,inter_size,topk,num_experts,moe_tp_size,moe_ep_size,distribution,latency"

@@ -115,7 +115,7 @@ def _near(line: Array, index: int, count: int) -> tuple[Array, Array]:
 
 def _middle(values: Array, weights: Array) -> Array:
     """The weighted median of each column, between the two values around it; NaN where a column has none."""
-    order = np.argsort(values, axis=0)  # NaN last
+    order = np.argsort(values, axis=0, kind="stable")  # NaN last
     ordered = np.take_along_axis(values, order, axis=0)
     given = np.where(np.isfinite(ordered), weights[order], 0.0)
     center = np.cumsum(given, axis=0) - given / 2
@@ -139,10 +139,12 @@ def filled(known: Grid) -> Grid:
     steps = np.where(measured, _MEASURED, np.where(np.isfinite(result), _INTERPOLATED, _TRANSFERRED))
     with np.errstate(invalid="ignore", divide="ignore"):
         share = roofline / result
-    sites = np.argwhere(np.isfinite(share).any(axis=-1))
+    # Larger ones first: of sites as far away as each other these are nearer to where shares level off.
+    sites = np.argwhere(np.isfinite(share).any(axis=-1))[::-1]
     for i, j in np.argwhere(~np.isfinite(result).all(axis=-1)):
         distance = np.hypot(np.log2(xs[sites[:, 0]] / xs[i]), np.log2(ys[sites[:, 1]] / ys[j]))
-        for a, b in sites[np.argsort(distance)]:
+        # Processors differ in the last bit of a logarithm, and in what a sort makes of ties.
+        for a, b in sites[np.argsort(np.round(distance, 9), kind="stable")]:
             hole = ~np.isfinite(result[i, j])
             if not hole.any():
                 break

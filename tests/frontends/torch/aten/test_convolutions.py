@@ -66,7 +66,7 @@ class Tail(nn.Module):
         (48, 96, (8, 8), {"kernel_size": 2, "stride": 2}),
         (8, 5, (5, 6), {"kernel_size": 4, "padding": "same"}),
         (1, 6, (28, 28), {"kernel_size": 5}),
-        (4, 4, (4, 4), {"kernel_size": 4}),
+        (4, 40, (4, 4), {"kernel_size": 4}),
         (256, 300, (5, 5), {"kernel_size": 3, "padding": 1}),
     ],
 )

@@ -160,7 +160,7 @@ def test_for_sizes_that_are_symbols() -> None:
 
     run = compiled(function, dynamic=True)
     for count in (3, 5):
-        x = torch.randn(count, 4)
+        x = torch.randn(count, 4, dtype=torch.float64)
         torch.testing.assert_close(penalized(run, x), penalized(function, x))
 
 
