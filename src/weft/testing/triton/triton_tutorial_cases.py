@@ -29,6 +29,11 @@ def poisoned(*shape: int, dtype: torch.dtype = torch.float32) -> T:
     return torch.full(shape, float("nan"), dtype=dtype)
 
 
+def taken(kernel: Any, **later: Any) -> dict[str, Any]:
+    """Arguments that a tutorial's kernel has in some releases of Triton, where this one has them."""
+    return {name: value for name, value in later.items() if name in kernel.arg_names}
+
+
 def vector_add(kernels: Kernels) -> None:
     count = 98_432
     x, y, out = torch.rand(count), torch.rand(count), poisoned(count)
@@ -121,6 +126,7 @@ def fused_attention(kernels: Kernels) -> None:
         BLOCK_N2=32,
         BLK_SLICE_FACTOR=2,
         HEAD_DIM=depth,
+        **taken(kernels._attn_bwd, CAUSAL=True),
     )
     for actual, leaf in zip(gradients, leaves, strict=True):
         assert leaf.grad is not None
@@ -227,6 +233,7 @@ def _block_scaled(kernels: Kernels, form: str) -> None:
     kernels.block_scaled_matmul_kernel[(cdiv(m, bm) * cdiv(n, bn),)](
         *(TensorDescriptor.from_tensor(tensor, shape) for tensor, shape in tensors),
         *(m, n, k, 0, *per_byte, shared, bm, bn, bk, bm // 128, bn // 128, rows_of_scales, 2),
+        **taken(kernels.block_scaled_matmul_kernel, disallow_acc_multi_buffer=True),
     )
     agree(c, (a_value * sa_value) @ (b_value * sb_value).T, 1e-3)
 

@@ -35,6 +35,10 @@ def squared(score: Any, batch: Any, head: Any, row: Any, key: Any) -> Any:
     return score * score
 
 
+def doubled(score: Any, batch: Any, head: Any, row: Any, key: Any) -> Any:
+    return 2 * score + score**2 * 0.1 + 1
+
+
 def window(batch: Any, head: Any, row: Any, key: Any) -> Any:
     return (row >= key) & (row - key < 100) & (key < LENGTHS[batch])
 
@@ -83,7 +87,7 @@ def banded(batch: Any, head: Any, row: Any, key: Any) -> Any:
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without")
-@pytest.mark.parametrize("score", [squared, sloped])
+@pytest.mark.parametrize("score", [squared, sloped, doubled])
 def test_on_a_processor_all_functions_of_scores_are_wefts(score: Score) -> None:
     inputs = [torch.randn(2, heads, 37, 24) for heads in (4, 2, 2)]
     mask = create_block_mask(banded, None, None, 37, 37, device="cpu")

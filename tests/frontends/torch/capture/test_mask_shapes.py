@@ -104,3 +104,11 @@ def test_inside_a_transformation_masks_are_as_eager_takes_them() -> None:
         return torch.vmap(attend, in_dims=(0, 0, 0, None))(*args)
 
     torch.testing.assert_close(compiled(each)(*given), each(*given), rtol=1e-4, atol=1e-5)
+
+
+def test_a_size_that_is_computed_may_be_one() -> None:
+    def later(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+        return attend(q, k, v, mask[1:])
+
+    given = arguments((BATCH, HEADS, 1, KEYS), (2, KEYS), torch.float32)
+    torch.testing.assert_close(compiled(later, dynamic=True)(*given), later(*given), rtol=1e-4, atol=1e-5)

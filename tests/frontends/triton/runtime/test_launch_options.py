@@ -18,6 +18,7 @@ from weft.backends.nvidia.target import NvidiaTarget
 from weft.diagnostics import forget
 from weft.frontends.triton.listings.device_listing import device_listing_of
 from weft.frontends.triton.runtime.binding import with_options
+from weft.frontends.triton.runtime.jit import options_fit
 
 SIDE, DEPTH, BLOCK = 128, 64, 64
 
@@ -57,21 +58,35 @@ def test_how_deep_a_pipeline_is_remains_wefts_choice() -> None:
 
 
 @needs_ptxas
-@pytest.mark.parametrize("kernel", [product, doubled])
-def test_registers_are_limited(kernel: Any) -> None:
-    given, options = matrices(), launch()
-    if kernel is doubled:
-        given, options = [*np.zeros((2, 8192), np.float32)], {"WIDTH": 8192}
-    target = NvidiaTarget()
-    for limit in (96, 128):
-        _, code = device_listing_of(kernel, given, {**options, "maxnreg": limit}, target)
-        assert f".maxnreg {limit}" in code.ptx
-        assert "setmaxnreg" not in code.ptx
-        assert ".minnctapersm" not in code.ptx
-        assembly = assemble(code.ptx, target.arch)
-        assert not assembly.error
-        assert not assembly.advice
-        assert all(each.registers <= limit for each in assembly.kernels.values())
+@pytest.mark.parametrize("limit", [96, np.int64(128), tl.constexpr(64)])
+def test_registers_are_limited(limit: Any) -> None:
+    target, count = NvidiaTarget(), int(getattr(limit, "value", limit))
+    given = [*np.zeros((2, 8192), np.float32)]
+    _, code = device_listing_of(doubled, given, {"WIDTH": 8192, "maxnreg": limit}, target)
+    assert f".maxnreg {count}" in code.ptx
+    assert ".minnctapersm" not in code.ptx
+    assembly = assemble(code.ptx, target.arch)
+    assert not assembly.error
+    assert not assembly.advice
+    assert all(each.registers <= count for each in assembly.kernels.values())
+
+
+def test_registers_that_warp_roles_share_are_not_limited(caplog: pytest.LogCaptureFixture) -> None:
+    forget()
+    with caplog.at_level(logging.WARNING, logger="weft"):
+        _, code = device_listing_of(product, matrices(), {**launch(), "maxnreg": 64}, NvidiaTarget())
+    assert "wgmma" in code.ptx
+    assert ".maxnreg" not in code.ptx
+    (told,) = caplog.messages
+    assert "maxnreg=64 of product has no effect, Weft shares the registers" in told
+
+
+def test_what_a_cpu_does_not_miss_is_silent_and_quick() -> None:
+    forget()
+    x, out = torch.arange(64.0), torch.zeros(64)
+    doubled[(1,)](x, out, 64, num_stages=1, num_ctas=2)
+    assert options_fit({"num_stages": 1, "num_ctas": 2})
+    assert not options_fit({"enable_fp_fusion": False})
 
 
 def test_registers_are_no_more_than_a_block_has() -> None:

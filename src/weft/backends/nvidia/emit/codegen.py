@@ -121,7 +121,8 @@ class KernelCodegen:
         params = [(_parameter(argument), f"a{i}") for i, argument in enumerate(arguments)]
         maps = [(_MAP, f"m{i}") for i in range(len(self.launch.maps))]
         attributes = f'nounwind "nvvm.reqntid"="{self.launch.threads}"'
-        if registers := integer(kernel, MAX_REGISTERS):  # in place of what Weft would allow
+        registers = integer(kernel, MAX_REGISTERS)
+        if registers and not any(isinstance(op, WarpSpecializeOp) for op in kernel.walk()):
             most = min(_MOST_REGISTERS, _BLOCK_REGISTERS // self.launch.threads // 8 * 8)
             attributes += f' "nvvm.maxnreg"="{min(registers, most)}"'
         elif resident := integer(kernel, RESIDENT, 1):

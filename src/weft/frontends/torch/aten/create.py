@@ -82,8 +82,9 @@ def iota(b: ImportBuilder, length: Any, *, start: Any, step: Any, **options: Any
 
 
 @aten("_to_copy", "prims.convert_element_type", "to.dtype")
-def to_copy(b: ImportBuilder, x: SSAValue, *_dtype: Any, **options: Any) -> SSAValue:
-    return b.to(x, b.result.dtype)
+def to_copy(b: ImportBuilder, x: SSAValue | int | float, *_dtype: Any, **options: Any) -> SSAValue:
+    # Traces of functions that compute with plain numbers convert these, too.
+    return b.number(x, b.result.dtype) if isinstance(x, int | float) else b.to(x, b.result.dtype)
 
 
 @aten(

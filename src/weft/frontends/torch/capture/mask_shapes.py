@@ -77,7 +77,10 @@ def _is_one(size: Any) -> bool:
 
 
 def _is_more(size: Any) -> bool:
-    """Whether a size is not 1: Dynamo makes no symbols of sizes of 1, other than for numbers out of tensors."""
+    """Whether a size is not 1: Dynamo makes no symbols of sizes of 1, other than for numbers out of tensors.
+
+    What is computed from symbols may be 1 all the same, and is not asked: that would make a program for it.
+    """
     if isinstance(size, int):
         return size != 1
-    return not has_free_unbacked_symbols(size)
+    return size.node.expr.is_Symbol and not has_free_unbacked_symbols(size)

@@ -13,7 +13,12 @@ from weft.forks import COMPILING
 from weft.frontends.triton.compiler.compile_function import framed
 from weft.frontends.triton.listings.listing import Listing, listed
 from weft.frontends.triton.runtime.compiling import arguments_of, builder_of, name_of
-from weft.frontends.triton.runtime.device_compiled import DEFAULT_WARPS, build_device_kernel, compile_device_kernel
+from weft.frontends.triton.runtime.device_compiled import (
+    DEFAULT_WARPS,
+    build_device_kernel,
+    compile_device_kernel,
+    registers_of,
+)
 from weft.frontends.triton.runtime.jit import JITFunction
 from weft.frontends.triton.runtime.specialise import Described
 from weft.tile.text import print_program
@@ -42,6 +47,6 @@ def device_listing_for(
         located = print_program(build_device_kernel(build, arguments, name, target, warps)[0], locations=True)
     notes: dict[str, list[PassNote]] = {}
     with framed(kernel):
-        registers = options.get("maxnreg")
+        registers = registers_of(options)
         code = compile_device_kernel(build, arguments, name, target, warps, notes, registers=registers).code
     return replace(listed(kernel, described, located, {"ptx": code.ptx}), passes=tuple(notes[name])), code

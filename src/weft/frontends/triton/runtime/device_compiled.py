@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import struct
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from operator import index
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from weft.forks import COMPILING
 from weft.frontends.triton.builders.builder import Handle
 from weft.frontends.triton.builders.tile_builder import GRID, Argument, TileBuilder
 from weft.frontends.triton.errors import DeviceAssertError, KernelValueError
+from weft.frontends.triton.language.constants import unwrap
 from weft.frontends.triton.runtime.built_kernels import BuiltKernel, BuiltKernels
 from weft.frontends.triton.runtime.compiled import build_kernel, states_lines, word_form
 from weft.frontends.triton.runtime.kernel_handle import KernelHandle
@@ -185,6 +187,12 @@ def device_target(device: int) -> NvidiaTarget:
     """What code for a device is made for."""
     facts = device_facts(device)
     return target_of_capability(*facts.capability, facts.multiprocessors)
+
+
+def registers_of(options: Mapping[str, Any]) -> int | None:
+    """How many registers a launch allows a thread, where it says so."""
+    given = options.get("maxnreg")
+    return None if given is None else index(unwrap(given))
 
 
 def compile_device_kernel(

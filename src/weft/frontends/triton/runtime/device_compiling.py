@@ -15,6 +15,7 @@ from weft.frontends.triton.runtime.device_compiled import (
     DeviceKernelCode,
     compile_device_kernel,
     device_target,
+    registers_of,
 )
 from weft.frontends.triton.runtime.jit import JITFunction
 from weft.frontends.triton.runtime.specialise import Described
@@ -34,7 +35,7 @@ def compile_for_device(
     arguments = arguments_of(described, groups)
     given = options.get("num_warps")
     warps, debug = DEFAULT_WARPS if given is None else int(given), bool(options.get("debug", function.debug))
-    registers = options.get("maxnreg")
+    registers = registers_of(options)
     limit = "" if registers is None else f" registers {registers}"
     target, cache = device_target(device), disk_cache()
     key = kernel_key(function, described, arguments, debug, f"{target!r} warps {warps}{limit}")

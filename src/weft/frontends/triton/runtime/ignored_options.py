@@ -69,30 +69,27 @@ IGNORED: dict[str, _Ignored] = {
     },
 }
 """Options that are taken and have no effect."""
-_IGNORED_IN_GRAPHS = {
-    "maxnreg": _Ignored(
-        "in torch.compile Weft chooses", "launch the kernel outside of torch.compile where it matters", everywhere=False
-    )
-}
-"""And in graphs of torch's, whose launches Weft schedules."""
+_SILENT: set[str] = set()
+"""Options that were given to launches on a CPU, which does not miss them."""
 
 
 def all_told(options: Mapping[str, Any]) -> bool:
     """Whether nothing is to be said of the options of a launch, or was said before."""
     missed = [name for name in IGNORED.keys() & options.keys() if _is_missed(IGNORED[name], options[name])]
-    return all([was_told("options", _cause(name)) for name in missed])
+    return all([name in _SILENT or was_told("options", _cause(name)) for name in missed])
 
 
-def tell_ignored(
-    options: Mapping[str, Any], kernel: str, *, on_gpu: bool, in_graph: bool = False, location: str | None = None
-) -> None:
-    """Warn of options of a launch that have no effect, of each once; in a graph of torch's there are more of them."""
-    known = {**IGNORED, **_IGNORED_IN_GRAPHS} if in_graph else IGNORED
-    for name in options:
-        ignored = known.get(name)
-        if ignored is not None and (on_gpu or ignored.everywhere) and _is_missed(ignored, options[name]):
+def tell_ignored(options: Mapping[str, Any], kernel: str, *, on_gpu: bool) -> None:
+    """Warn of options of a launch that have no effect, of each once."""
+    for name in IGNORED.keys() & options.keys():
+        ignored = IGNORED[name]
+        if not _is_missed(ignored, options[name]):
+            continue
+        if on_gpu or ignored.everywhere:
             what = f"{name}={options[name]!r} of {kernel} has no effect"
-            warn("options", what, ignored.why, ignored.advice, cause=_cause(name), location=location)
+            warn("options", what, ignored.why, ignored.advice, cause=_cause(name))
+        else:
+            _SILENT.add(name)
 
 
 def _cause(name: str) -> str:

@@ -24,7 +24,6 @@ from weft.forks import cached_property
 from weft.frontends.torch.importer.builder import ImportBuilder
 from weft.frontends.torch.importer.checks import check_zero
 from weft.frontends.torch.importer.strides import storage_order, unusual_strides
-from weft.frontends.torch.locations import first_line
 from weft.frontends.triton.compiler.compile_function import framed
 from weft.frontends.triton.runtime.compiled import build_kernel
 from weft.frontends.triton.runtime.compiling import arguments_of, builder_of, kernel_key, name_of
@@ -103,8 +102,8 @@ class _Launch:
         self._check_memory()
         number = self._chosen() if len(self.variants) > 1 else 0
         values = {**self._stand_ins(), **self.variants[number]}
-        on_gpu, line = self.metas[0].device.type == "cuda", first_line([self.b.node])
-        tell_ignored(values, self.function.__name__, on_gpu=on_gpu, in_graph=True, location=line)
+        options = {name: value for name, value in values.items() if name not in self.function.arg_names}
+        tell_ignored(options, self.function.__name__, on_gpu=False)
         described, words = self._described(values)
         debug = bool(values.get("debug", self.function.debug))
         op, checks = self._built(described, words, debug)

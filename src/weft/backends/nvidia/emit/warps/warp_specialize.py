@@ -17,6 +17,7 @@ from weft.backends.nvidia.ir.dynamic_tile_scheduler import NUMBERS
 from weft.backends.nvidia.ir.rings import BARRIER_BYTES
 from weft.backends.nvidia.ir.tma_store import MAP
 from weft.backends.nvidia.ir.warp_specialization import PingPongBarrierOp, WarpSpecializeOp
+from weft.diagnostics import warn
 
 if TYPE_CHECKING:
     from weft.backends.nvidia.emit.codegen import KernelCodegen
@@ -76,8 +77,14 @@ def emit_warp_specialize(codegen: KernelCodegen, op: WarpSpecializeOp) -> None:
     producing, consuming, after = b.label("producer"), b.label("consumer"), b.label("after")
     b.branch_if(b.icmp("ult", warp, i32(_GROUP_WARPS)), producing, consuming)
     fewer, more = _REGISTERS.get((consumers, integer(codegen.kernel, RESIDENT, 1)), (0, 0))
-    if integer(codegen.kernel, MAX_REGISTERS):  # consumers would wait for registers that the block has not
-        fewer = more = 0
+    if limit := integer(codegen.kernel, MAX_REGISTERS):
+        warn(
+            "options",
+            f"maxnreg={limit} of {codegen.kernel.sym_name.data} has no effect",
+            "Weft shares the registers of a block out between warps that copy and warps that multiply",
+            "leave it out",
+            cause="maxnreg of warp roles",
+        )
     b.start(producing)
     if fewer:
         do(b, f"setmaxnreg.dec.sync.aligned.u32 {fewer};", "")
