@@ -109,3 +109,9 @@ def test_a_fraction_of_free_memory_is_not_one_of_all() -> None:
     every = memory(model, program, Mapping(), gpu, 8192, 0.9)
     free = memory(model, program, Mapping(), gpu, 8192, 0.9, CacheRule(of_free=True))
     assert free.cache == pytest.approx(every.cache + 0.1 * (every.weights + every.activations))
+
+
+@pytest.mark.parametrize("length", [200_000, 400_000, 700_000, 3_000_000])
+def test_long_prompts_take_no_less_than_the_peak_allows(length: int) -> None:
+    operations = 32 * 32 * 128 * 2 * length**2  # layers, heads, their width; two products, of half a square each
+    assert priced("llama-3.1-8b", Mapping()).attend(length, 0.0) >= operations / 989e12

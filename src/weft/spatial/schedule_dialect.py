@@ -26,6 +26,7 @@ from weft.errors import ParseError
 from weft.ir.operations import WeftOp
 from weft.spatial.machine import streaming_machine
 from weft.spatial.program import INSTRUCTION, Image, Port, Program, Text
+from weft.spatial.read_files import read_arrays, read_json, read_text
 from weft.tile.text import parse_program, print_program
 
 
@@ -57,6 +58,8 @@ class ProgramOp(WeftOp):
 
 
 Schedule = Dialect("schedule", [QueueOp, ProgramOp], [])
+_MOST_ISSUES = 1 << 26
+"""Of instructions, with repetitions: some hundred times what ResNet-50 takes."""
 _COLUMNS = [name for name in INSTRUCTION.names or () if name != "queue"]
 
 
@@ -117,23 +120,25 @@ _PORT_ARRAYS = ("index", "slices", "addresses", "vectors", "bytes", "tags")
 
 def load_program(path: Path) -> Program:
     """A program that `save_program` wrote. What it does is not checked here: that is the verifier's."""
-    module = parse_program(path.read_text(encoding="utf-8"), str(path), [Schedule])
+    module = parse_program(read_text(path), str(path), [Schedule])
     found = [op for op in module.ops if isinstance(op, ProgramOp)]
     if len(found) != 1:
         raise ParseError(f"{path} is not one schedule", hint="`weft spatial compile` writes them")
     head = found[0]
-    machine = streaming_machine(head.machine.data, json.loads(head.overrides.data))
+    machine = streaming_machine(head.machine.data, _table(head.overrides.data, f"{path}: overrides"))
     if machine.digest != head.digest.data:
         raise ParseError(f"{path} is for another description of {machine.name} than this one", hint="compile it again")
     groups: list[np.ndarray] = []
     texts: list[Text] = []
-    count = 0
+    count = issued = 0
     for op in head.body.block.ops:
         if not isinstance(op, QueueOp):
             raise ParseError(f"{op.name} is not part of a schedule")
         columns = {name: _numbers(op.columns.data.get(name), f"{op.unit.data}: {name}") for name in _COLUMNS}
         if len({len(values) for values in columns.values()}) != 1:
             raise ParseError(f"{op.unit.data}: columns of different lengths")
+        _check_counts(columns["count"], issued, op.unit.data)
+        issued += int(columns["count"].sum())
         rows = np.zeros(len(columns["cycle"]), INSTRUCTION)
         rows["queue"] = op.queue.value.data
         for name, values in columns.items():
@@ -154,24 +159,47 @@ def load_program(path: Path) -> Program:
         image,
         inputs,
         outputs,
-        json.loads(head.origins.data),
+        _origins(head.origins.data, f"{path}: origins"),
         head.cycles.value.data,
-        json.loads(head.bounds.data),
+        _table(head.bounds.data, f"{path}: bounds"),
     )
 
 
 def _load_data(path: Path) -> tuple[Image, list[Port], list[Port]]:
     if not path.is_file():
         raise ParseError(f"there is no {path}", hint="it lies beside the schedule, with the data at the start")
-    with np.load(path, allow_pickle=False) as arrays:
+    arrays = read_arrays(path)
+    found: dict[str, list[Port]] = {"input": [], "output": []}
+    try:
         image = Image(arrays["slices"], arrays["addresses"], arrays["tags"], arrays["data"])
-        found: dict[str, list[Port]] = {"input": [], "output": []}
-        for port in json.loads(str(arrays["ports"])):
+        for port in read_json(str(arrays["ports"]), f"{path}: ports"):
             role = port["role"]
             own = {name: arrays[f"{role}{len(found[role])}_{name}"] for name in _PORT_ARRAYS}
             shape, dtype = tuple(port["shape"]), np.dtype(port["dtype"])
             found[role].append(Port(port["name"], shape, dtype, fill=port["fill"], **own))
+    except (KeyError, TypeError, ValueError) as error:
+        raise ParseError(f"{path} is not the data of a schedule: {error}", hint="compile it again") from error
     return image, found["input"], found["output"]
+
+
+def _check_counts(counts: np.ndarray, issued: int, unit: str) -> None:
+    """Refuse instructions that are repeated more often than a schedule could be verified: each is a row there."""
+    if (counts < 0).any() or issued + sum(map(int, counts)) > _MOST_ISSUES:
+        raise ParseError(f"{unit}: an instruction is repeated less than 0 times, or all over {_MOST_ISSUES:,} times")
+
+
+def _table(text: str, what: str) -> dict[str, Any]:
+    found = read_json(text, what)
+    if not isinstance(found, dict):
+        raise ParseError(f"{what} is not a table")
+    return cast(dict[str, Any], found)
+
+
+def _origins(text: str, what: str) -> Any:
+    found = read_json(text, what)
+    if not isinstance(found, list):
+        raise ParseError(f"{what} is not a list")
+    return cast(list[Any], found)
 
 
 def _array(values: np.ndarray) -> DenseArrayBase:

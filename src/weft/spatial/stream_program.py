@@ -11,6 +11,7 @@ import numpy as np
 from xdsl.dialects.builtin import ModuleOp
 
 from weft.errors import ParseError
+from weft.spatial.read_files import read_arrays, read_text
 from weft.spatial.stream_dialect import ProgramOp, Streams
 from weft.tile.text import parse_program, print_program
 
@@ -44,15 +45,15 @@ def save_streams(program: StreamProgram, path: Path) -> None:
 
 def load_streams(path: Path) -> StreamProgram:
     """A program that `save_streams` wrote, perhaps changed since."""
-    head = streams_in(parse_program(path.read_text(encoding="utf-8"), str(path), [Streams]), str(path))
+    head = streams_in(parse_program(read_text(path), str(path), [Streams]), str(path))
     beside = path.with_suffix(".npz")
     if not beside.is_file():
         raise ParseError(f"there is no {beside}", hint="it lies beside the streams, with weights and constants")
     found: dict[str, list[np.ndarray]] = {kind: [] for kind in _ARRAYS}
-    with np.load(beside, allow_pickle=False) as arrays:
-        for kind, those in found.items():
-            while f"{kind}{len(those)}" in arrays:
-                those.append(arrays[f"{kind}{len(those)}"])
+    arrays = read_arrays(beside)
+    for kind, those in found.items():
+        while f"{kind}{len(those)}" in arrays:
+            those.append(arrays[f"{kind}{len(those)}"])
     return StreamProgram(head, **found)
 
 

@@ -18,6 +18,7 @@ from weft.spatial.gantt import gantt_page, gantt_png
 from weft.spatial.machine import StreamingMachine, SystolicMachine, load_machine, streaming_machine
 from weft.spatial.mesh_machine import MeshMachine
 from weft.spatial.program import Program
+from weft.spatial.read_files import read_arrays, read_text
 from weft.spatial.schedule_dialect import load_program, save_program
 from weft.spatial.scheduler.compile import map_streams, optimize_streams, schedule_streams
 from weft.spatial.scheduler.optimum import Optimum
@@ -132,7 +133,7 @@ def _streams(
 ) -> Callable[[StreamingMachine], StreamProgram]:
     """The streams of a file for a machine: those it has, or what its graph is mapped to."""
     path = Path(file)
-    if path.suffix == ".mlir" and path.is_file() and '"stream.program"' in path.read_text(encoding="utf-8"):
+    if path.suffix == ".mlir" and path.is_file() and '"stream.program"' in read_text(path):
         given = load_streams(path)
         return lambda _: given
     function, known = read_with_constants(file, constants, seed)
@@ -215,10 +216,10 @@ def _inputs(program: Program, path: Path | None, seed: int) -> list[np.ndarray]:
     if path is None:
         rng = np.random.default_rng(seed)
         return [rng.integers(-128, 128, port.shape).astype(port.dtype) for port in program.inputs]
-    with np.load(_existing(path), allow_pickle=False) as arrays:
-        if missing := [port.name for port in program.inputs if port.name not in arrays]:
-            raise UsageError(f"{path} has no array {missing[0]}")
-        return [arrays[port.name] for port in program.inputs]
+    arrays = read_arrays(_existing(path))
+    if missing := [port.name for port in program.inputs if port.name not in arrays]:
+        raise UsageError(f"{path} has no array {missing[0]}")
+    return [arrays[port.name] for port in program.inputs]
 
 
 def explore_file(

@@ -15,6 +15,7 @@ from weft.ops.graph import FuncOp
 from weft.passes.attention.recognize_attention import RecognizeAttention
 from weft.spatial.quantize.quantize_graph import quantize_graph
 from weft.spatial.quantize.quantized_graph import QuantizedGraph
+from weft.spatial.read_files import read_arrays
 from weft.tile.text import functions_of, parse_program
 from weft.tools.opt.opt import read_source
 from weft.tools.terminal import UsageError
@@ -62,8 +63,7 @@ def _constants(function: FuncOp, path: Path | None, seed: int) -> dict[str, np.n
     if path is not None:
         if not path.is_file():
             raise UsageError(f"there is no file {path}", hint="--constants takes an .npz with arrays by argument")
-        with np.load(path, allow_pickle=False) as arrays:
-            return {name: arrays[name] for name in names if name in arrays}
+        return {name: array for name, array in read_arrays(path).items() if name in names}
     rng = np.random.default_rng(seed)
     made: dict[str, np.ndarray] = {}
     for name, value in list(zip(names, function.block.args, strict=True))[1:]:
