@@ -65,7 +65,7 @@ def test_data(written: Path, tmp_path: Path, damage: Damage, said: str) -> None:
         (lambda data: data[: len(data) // 2], ""),
         (replaced(rb'bounds = "[^"]', b'bounds = "?'), "bounds is not JSON"),
         (replaced(rb'origins = "\[', b'origins = "?'), "origins is not JSON"),
-        (replaced(rb'overrides = "\{\}"', b'overrides = "[]"'), "overrides is not a table"),
+        (replaced(rb'overrides = "\{\}"', b'overrides = "[]"'), "overrides is not a dict"),
         (replaced(rb"count = array<i32: \d+", b"count = array<i32: 2000000000"), "repeated"),
         (replaced(rb"count = array<i32: \d+", b"count = array<i32: -1"), "repeated"),
     ],

@@ -59,7 +59,7 @@ class ProgramOp(WeftOp):
 
 Schedule = Dialect("schedule", [QueueOp, ProgramOp], [])
 _MOST_ISSUES = 1 << 26
-"""Of instructions, with repetitions: some hundred times what ResNet-50 takes."""
+"""Of instructions, with repetitions: the verifier has a row for each."""
 _COLUMNS = [name for name in INSTRUCTION.names or () if name != "queue"]
 
 
@@ -125,7 +125,7 @@ def load_program(path: Path) -> Program:
     if len(found) != 1:
         raise ParseError(f"{path} is not one schedule", hint="`weft spatial compile` writes them")
     head = found[0]
-    machine = streaming_machine(head.machine.data, _table(head.overrides.data, f"{path}: overrides"))
+    machine = streaming_machine(head.machine.data, _json(head.overrides.data, dict, f"{path}: overrides"))
     if machine.digest != head.digest.data:
         raise ParseError(f"{path} is for another description of {machine.name} than this one", hint="compile it again")
     groups: list[np.ndarray] = []
@@ -137,8 +137,11 @@ def load_program(path: Path) -> Program:
         columns = {name: _numbers(op.columns.data.get(name), f"{op.unit.data}: {name}") for name in _COLUMNS}
         if len({len(values) for values in columns.values()}) != 1:
             raise ParseError(f"{op.unit.data}: columns of different lengths")
-        _check_counts(columns["count"], issued, op.unit.data)
         issued += int(columns["count"].sum())
+        if (columns["count"] < 0).any() or issued > _MOST_ISSUES:
+            raise ParseError(
+                f"{op.unit.data}: an instruction is repeated less than 0 times, or all over {_MOST_ISSUES:,} times"
+            )
         rows = np.zeros(len(columns["cycle"]), INSTRUCTION)
         rows["queue"] = op.queue.value.data
         for name, values in columns.items():
@@ -159,9 +162,9 @@ def load_program(path: Path) -> Program:
         image,
         inputs,
         outputs,
-        _origins(head.origins.data, f"{path}: origins"),
+        _json(head.origins.data, list, f"{path}: origins"),
         head.cycles.value.data,
-        _table(head.bounds.data, f"{path}: bounds"),
+        _json(head.bounds.data, dict, f"{path}: bounds"),
     )
 
 
@@ -182,24 +185,11 @@ def _load_data(path: Path) -> tuple[Image, list[Port], list[Port]]:
     return image, found["input"], found["output"]
 
 
-def _check_counts(counts: np.ndarray, issued: int, unit: str) -> None:
-    """Refuse instructions that are repeated more often than a schedule could be verified: each is a row there."""
-    if (counts < 0).any() or issued + sum(map(int, counts)) > _MOST_ISSUES:
-        raise ParseError(f"{unit}: an instruction is repeated less than 0 times, or all over {_MOST_ISSUES:,} times")
-
-
-def _table(text: str, what: str) -> dict[str, Any]:
+def _json(text: str, kind: type, what: str) -> Any:
     found = read_json(text, what)
-    if not isinstance(found, dict):
-        raise ParseError(f"{what} is not a table")
-    return cast(dict[str, Any], found)
-
-
-def _origins(text: str, what: str) -> Any:
-    found = read_json(text, what)
-    if not isinstance(found, list):
-        raise ParseError(f"{what} is not a list")
-    return cast(list[Any], found)
+    if not isinstance(found, kind):
+        raise ParseError(f"{what} is not a {kind.__name__}")
+    return found
 
 
 def _array(values: np.ndarray) -> DenseArrayBase:

@@ -29,7 +29,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from weft.errors import UnsupportedError, WeftError
 from weft.frontends.torch.aten.attention import flex_attention
 from weft.frontends.torch.capture.decompositions import decompositions
-from weft.frontends.torch.importer.inlining import trace_decomposition
+from weft.frontends.torch.importer.inlining import graph_of, trace_decomposition
 from weft.ops.matmul.attention import WIDEST_HEAD
 
 if TYPE_CHECKING:
@@ -111,7 +111,8 @@ def read_flex(node: fx.Node) -> Flex:
     """What a call says."""
     call_args: tuple[Any, ...] = node.args
     query, key, _, score_node, block_mask, scale, _, *buffers = call_args
-    score_mod, mask_mod = (_module(each) for each in (score_node, block_mask[-1]))
+    score_mod, mask_mod = (graph_of(each) for each in (score_node, block_mask[-1]))
+    assert score_mod is not None and mask_mod is not None
     softcap, adds = _form(score_mod)
     captured: list[list[Any]] = [list(each) for each in (*buffers, (), ())[:2]]
     if not all(isinstance(each, fx.Node) for each in (*captured[0], *captured[1])):
@@ -138,13 +139,6 @@ def read_flex(node: fx.Node) -> Flex:
     with modes[0], torch.no_grad():
         graph = make_fx(call, decomposition_table=decompositions())(*metas)
     return Flex(float(scale), softcap, graph, sources)
-
-
-def _module(node: Any) -> fx.GraphModule:
-    assert isinstance(node, fx.Node) and node.op == "get_attr" and node.graph.owning_module is not None
-    found = node.graph.owning_module.get_submodule(str(node.target))
-    assert isinstance(found, fx.GraphModule)
-    return found
 
 
 def _form(score_mod: fx.GraphModule) -> tuple[float, bool]:

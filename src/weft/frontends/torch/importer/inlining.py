@@ -24,7 +24,7 @@ from weft.frontends.torch.capture.decompositions import decompositions
 def trace_decomposition(node: fx.Node, decomposition: Callable[..., Any]) -> tuple[fx.GraphModule, list[fx.Node]]:
     """The graph of the decomposition for this node's arguments, and the nodes that its placeholders stand for."""
     leaves, structure = pytree.tree_flatten((node.args, dict(node.kwargs)))
-    leaves = [_graph_of(leaf) or leaf for leaf in leaves]
+    leaves = [graph_of(leaf) or leaf for leaf in leaves]
     sources = [leaf for leaf in leaves if isinstance(leaf, fx.Node)]
     metas = [source.meta["val"] for source in sources]
     modes = [meta.fake_mode for meta in metas if isinstance(meta, FakeTensor)]
@@ -45,7 +45,7 @@ def trace_decomposition(node: fx.Node, decomposition: Callable[..., Any]) -> tup
     return traced, sources
 
 
-def _graph_of(leaf: Any) -> fx.GraphModule | None:
+def graph_of(leaf: Any) -> fx.GraphModule | None:
     """The graph that an argument of a higher-order operator stands for, if it does for one."""
     if not isinstance(leaf, fx.Node) or leaf.op != "get_attr":
         return None
