@@ -554,6 +554,20 @@ def test_a_user_who_captures_gets_plain_launches(worthwhile: None, monkeypatch: 
     assert GraphHere.captures == 0
 
 
+def test_a_graph_is_not_released_while_a_user_captures(worthwhile: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch waits for the device when a graph goes, which ends a capture; garbage is collected at any time."""
+    graph = GraphHere()
+    gone = weakref.ref(graph)
+    kept = graph_pools.ReleasedGraph(graph)
+    del graph
+    with monkeypatch.context() as patch:
+        patch.setattr(GraphHere, "capturing", GraphHere())
+        del kept
+        assert gone() is not None
+    graph_pools.ReleasedGraph(GraphHere())
+    assert gone() is None
+
+
 def test_what_cannot_be_captured_is_logged_and_runs(
     worthwhile: None, caplog: pytest.LogCaptureFixture, monkeypatch
 ) -> None:

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import warnings
 from collections.abc import Generator
@@ -66,6 +67,24 @@ class GraphPool:
 
 _FAILED: list[Any] = []
 """Graphs whose capture was invalid."""
+_DROPPED: list[Any] = []
+"""Graphs that were dropped while the program captured something of its own."""
+
+
+class ReleasedGraph:
+    """A graph of torch's that is not released inside of somebody's capture.
+
+    torch waits for the device when a graph goes, which no capture survives, and garbage is collected at any time.
+    """
+
+    def __init__(self, graph: Any) -> None:
+        _DROPPED.clear()  # here nothing is captured: a graph is about to be
+        self.graph, self.is_captured = graph, torch.cuda.is_current_stream_capturing
+        self.replay, self.capture_begin, self.capture_end = graph.replay, graph.capture_begin, graph.capture_end
+
+    def __del__(self) -> None:
+        if not sys.is_finalizing() and self.is_captured():
+            _DROPPED.append(self.graph)
 
 
 @lru_cache

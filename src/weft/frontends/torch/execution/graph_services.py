@@ -16,7 +16,7 @@ import torch
 from weft.frontends.torch.capture.random_numbers import SEEDS
 from weft.frontends.torch.execution.alignment import copied_whole, spanned
 from weft.frontends.torch.execution.copies import CopiesIn, CopiesOut, copy_all
-from weft.frontends.torch.execution.graph_pools import GraphPool, pool_of
+from weft.frontends.torch.execution.graph_pools import GraphPool, ReleasedGraph, pool_of
 from weft.frontends.torch.importer.encoding import operator_named
 from weft.lower.steps import CallStep
 
@@ -37,7 +37,7 @@ class TorchGraphs:
         return pool_of(device, stream)
 
     def new_graph(self) -> Any:
-        return torch.cuda.CUDAGraph()
+        return ReleasedGraph(torch.cuda.CUDAGraph())
 
     @contextmanager
     def unwatched(self) -> Generator[None]:
