@@ -20,6 +20,8 @@ class ConstexprFunction(JITCallable):
     def __call__(self, *args: Any, **keywords: Any) -> Any:
         if jit.is_traced():
             return self.fn(*args, **keywords)
+        if not keywords and builder.current.get(None) is None:
+            return self.fn(*[value if type(value) is int else unwrap(value) for value in args])
         keywords.pop("_semantic", None)
         given = {name: unwrap(value) for name, value in keywords.items()}
         result = self.fn(*map(unwrap, args), **given)

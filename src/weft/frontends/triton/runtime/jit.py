@@ -138,10 +138,21 @@ def is_count(name: str, value: Any) -> bool:
     return number >= (0 if name == "num_stages" else 1)
 
 
+_fitting: set[tuple[Any, ...]] = set()
+"""Options of launches that are all plain integers, and fit: most launches have the same."""
+
+
 def options_fit(options: Mapping[str, Any]) -> bool:
     """Whether the options of a launch are known, counts where they count, and nothing is to be said of them."""
+    plain = all([type(value) is int for value in options.values()])
+    key = tuple(options.items()) if plain else ()
+    if key in _fitting:
+        return True
     counts = all([is_count(name, options[name]) for name in COUNTS if name in options])
-    return counts and OPTIONS.issuperset(options) and all_told(options)
+    fit = counts and OPTIONS.issuperset(options) and all_told(options)
+    if fit and plain:
+        _fitting.add(key)
+    return fit
 
 
 class KernelInterface:

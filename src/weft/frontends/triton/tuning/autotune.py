@@ -35,6 +35,8 @@ log = logging.getLogger("weft")
 
 _ON_CPU = "on the CPU"
 """Ends the keys of launches on the CPU where there is a GPU as well: Triton's own keys are those of the GPU."""
+_PLAIN = frozenset({int, float, bool, str, type(None)})
+"""Types of arguments that have no element type."""
 _FEW = 4
 """So many configs are measured, whatever they seem to cost."""
 _RACE = 4.0
@@ -128,9 +130,10 @@ class Autotuner(KernelInterface):
         if warmup:
             return self.warmup(*args, grid=grid, **keywords)
         self.best_config = config = self.chosen(args, grid, keywords)
+        keywords.update(config.all_kwargs())
         if config.pre_hook is not None:
-            config.pre_hook({**dict(zip(self.arg_names, args, strict=False)), **keywords, **config.all_kwargs()})
-        return self.fn.run(*args, grid=grid, **{**keywords, **config.all_kwargs()})
+            config.pre_hook({**dict(zip(self.arg_names, args, strict=False)), **keywords})
+        return self.fn.run(*args, grid=grid, **keywords)
 
     def chosen(self, args: Sequence[Any], grid: Grid, keywords: dict[str, Any]) -> Config:
         """The config for arguments like these: the best of those measured, now or before."""
@@ -151,10 +154,10 @@ class Autotuner(KernelInterface):
         """What decides the key, as objects: a launch that is known spends little time on it."""
         parts: list[Any] = []
         for value in args:
-            if (dtype := getattr(value, "dtype", None)) is not None:
+            if type(value) not in _PLAIN and (dtype := getattr(value, "dtype", None)) is not None:
                 parts += dtype, getattr(value, "is_cuda", False)
         for name, value in keywords.items():
-            if (dtype := getattr(value, "dtype", None)) is not None:
+            if type(value) not in _PLAIN and (dtype := getattr(value, "dtype", None)) is not None:
                 parts += name, dtype, getattr(value, "is_cuda", False)
         for name in self.keys:
             if name in keywords:

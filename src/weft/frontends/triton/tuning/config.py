@@ -27,8 +27,11 @@ class Config:
 
     def all_kwargs(self) -> dict[str, Any]:
         """The keywords to launch with: parameters of the kernel, and options."""
-        options = [(name, value) for name in _OPTIONS if (value := getattr(self, name)) is not None]
-        return {**self.kwargs, **dict(options)}
+        chosen = dict(self.kwargs)
+        for name in _OPTIONS:
+            if (value := getattr(self, name)) is not None:
+                chosen[name] = value
+        return chosen
 
     def text(self) -> str | None:
         """The choice as text that is the same in another process; None where it holds more than numbers and names."""
