@@ -13,7 +13,7 @@ from weft.backends.nvidia.emit.block import fitted, wide
 from weft.backends.nvidia.emit.dot.wgmma import in_own_registers
 from weft.backends.nvidia.emit.dot.wgmma_dot import begins_dot, packed_for_dot
 from weft.backends.nvidia.emit.emitters import EMITTERS
-from weft.backends.nvidia.emit.math import ROUGH, divide_all, emit_map, power_of_two, rough_exp
+from weft.backends.nvidia.emit.math import ROUGH, divide_all, emit_map, power_of_two, reciprocal, rough_exp
 from weft.backends.nvidia.emit.memory.global_memory import rounded_pair, rounded_to
 from weft.backends.nvidia.ir.alignment import divisor_of
 from weft.backends.nvidia.ir.dialect import layout_of
@@ -145,6 +145,8 @@ def _apply(codegen: KernelCodegen, op: tile.MapOp, args: list[V]) -> V:
     if function == "mul" and tile.tile_type(op.out).dtype.is_float and not op.out.has_one_use():
         # Rounded for all that read it: in `x * y - mean(x * y)`, LLVM would else round one of the two products only.
         return codegen.b.binary("fmul", args[0], args[1])
+    if function == "div" and tile.FLUSHES in op.attributes and args[0].type == "float":
+        return codegen.b.binary("fmul", args[0], reciprocal(codegen.b, args[1]))
     rough = tile.ROUGH in op.attributes or loses_digits(op.out, summed=False)
     if function in ROUGH and args[0].type == "float" and rough:
         return ROUGH[function](codegen.b, *args)

@@ -47,11 +47,11 @@ _ex2_normal = _approximate("ex2.approx.ftz.f32")
 _rcp_normal = _approximate("rcp.approx.ftz.f32")
 
 
-def _exp(x: E) -> E:
+def _exp(x: E, ex2: FloatFunction = _ex2) -> E:
     """2^(h + l) = 2^h + 2^h l ln 2, where h + l is x log2 e to twice a float's digits."""
     high = x * _LOG2_E
     low = x.fma(_LOG2_E_REST, x.fma(_LOG2_E, -high))
-    power = _ex2(high)
+    power = ex2(high)
     exact = power.fma(low * _LN_2, power)
     # Where the power is inf, or x is, the rest is no number.
     return abs(high).compare("olt", 128.0).select(exact, power)
@@ -90,12 +90,26 @@ def _rough_root(b: Function, x: V) -> V:
     return asm(b, "float", "sqrt.approx.f32 $0, $1;", "=f,f", x)
 
 
-ROUGH: Mapping[str, Callable[..., V]] = {"sigmoid": _rough_sigmoid, "div": _rough_quotient, "sqrt": _rough_root}
-"""Functions of f32 whose results are narrowed."""
+def _rough_tanh(b: Function, value: V) -> V:
+    """1 - 2 / (1 + e^2x) and, where that loses digits, x - x³ / 3: good to 2^-17, for what is narrowed."""
+    x = E(b, value)
+    large = _rcp_normal(_ex2_normal(x * (2 * _LOG2_E)) + 1.0).fma(-2.0, 1.0)
+    small = (x * x * (-1 / 3)).fma(x, x)
+    return abs(x).compare("olt", 0.0625).select(small, large).v
+
+
+ROUGH: Mapping[str, Callable[..., V]] = {
+    "exp": rough_exp,
+    "sigmoid": _rough_sigmoid,
+    "tanh": _rough_tanh,
+    "div": _rough_quotient,
+    "sqrt": _rough_root,
+}
+"""Functions of f32 whose results are narrowed, or that Triton rounds as much."""
 
 
 def _sigmoid(x: E) -> E:
-    return _rcp(_exp(-x) + 1.0)
+    return _rcp(_exp(-x, _ex2_normal) + 1.0)
 
 
 # (tanh(x) / x - 1) / x² in x², up to 0.62
@@ -105,8 +119,8 @@ _TANH = (-0.3333328664302826, 0.13331548869609833, -0.053749121725559235, 0.0206
 def _tanh(x: E) -> E:
     """(1 - e^-2|x|) / (1 + e^-2|x|), and a series where the difference would lose digits."""
     magnitude = abs(x)
-    power = _ex2(magnitude * (-2 * _LOG2_E))
-    large = ((1.0 - power) * _rcp(power + 1.0)).copysign(x)
+    power = _ex2_normal(magnitude * (-2 * _LOG2_E))
+    large = ((1.0 - power) * _rcp_normal(power + 1.0)).copysign(x)
     square = x * x
     small = (horner(square, _TANH) * square).fma(x, x)
     return magnitude.compare("olt", 0.6).select(small, large)
