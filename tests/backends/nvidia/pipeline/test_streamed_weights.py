@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from math import prod
 from typing import Any
 
@@ -191,3 +192,16 @@ def test_a_kernel_that_may_be_the_first_waits_before_the_next_may_come() -> None
     waits, next_, load = (ptx.index(text) for text in ("griddepcontrol.wait", "launch_dependents", "ld.global"))
     assert waits < next_ < load
     assert "griddepcontrol" not in compile_kernels({"twice": kernel}, target_named("sm_80")).ptx
+
+
+def test_of_many_blocks_only_those_that_begin_last_let_the_next_kernel_come() -> None:
+    def twice(b: Any, x: Any) -> Any:
+        return b.add(x, x)
+
+    def ptx_of(rows: int) -> str:
+        kernel = Trial.of(group_of([Tensor(bf16, (rows, 4096))], twice), "twice", GPU).lowered.calls[0].kernel.op
+        return compile_kernels({"twice": kernel}, TARGET).ptx
+
+    few, many = ptx_of(64), ptx_of(1 << 16)
+    assert re.search(r"^\tgriddepcontrol.launch_dependents;", few, re.MULTILINE) and "nctaid" not in few
+    assert re.search(r"^\t@%p\d+ griddepcontrol.launch_dependents;", many, re.MULTILINE) and "nctaid" in many

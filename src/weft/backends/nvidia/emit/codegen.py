@@ -43,7 +43,7 @@ from weft.backends.nvidia.emit.reduce import bitonic_sort, fold_scan, moments, o
 from weft.backends.nvidia.emit.reduce.cluster_reduce import Crossing
 from weft.backends.nvidia.emit.warps import ring_ops, row_streams, warp_specialize
 from weft.backends.nvidia.emit.warps.dynamic_tile_scheduler import DynamicTileScheduler
-from weft.backends.nvidia.emit.warps.programmatic_launch import grid_dependency_wait, launch_dependents
+from weft.backends.nvidia.emit.warps.programmatic_launch import launch_dependents, wait_before_program
 from weft.backends.nvidia.emit.warps.ring_buffers import Ring
 from weft.backends.nvidia.ir.alignment import pointer_dtype
 from weft.backends.nvidia.ir.dialect import APART, MAX_REGISTERS, RESIDENT, WARPS, integer, layout_of, layouts_of
@@ -132,7 +132,7 @@ class KernelCodegen:
         name, params_of_all = kernel.sym_name.data, [*params, *maps]
         self.b = b = Function(self.module, name, params_of_all, "void", attributes, "ptx_kernel", numbers_values=True)
         if self.launch.programmatic:
-            launch_dependents(b, kernel)
+            launch_dependents(b, kernel, self.launch)
         self.maps = [b.emit("i64", f"ptrtoint {value} to i64") for value in b.args[len(params) :]]
         for argument, value in zip(arguments, b.args, strict=False):
             match argument.type:
@@ -153,7 +153,7 @@ class KernelCodegen:
             isinstance(op, StreamOp) or (isinstance(op, WarpSpecializeOp) and op.early) for op in kernel.block.ops
         )
         if self.launch.programmatic and not roles and self.early is None:
-            grid_dependency_wait(b)
+            wait_before_program(b, kernel, self.launch)
         with where_programs_are(self):
             self.block(kernel.block)
             self.threads.gather()
