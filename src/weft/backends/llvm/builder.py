@@ -101,6 +101,8 @@ class Function:
         self.lines: list[str] = []
         self.block = ENTRY
         self._numbering = ValueNumbering() if numbers_values else None
+        self.halves: dict[str, tuple[V, int, str]] = {}
+        """Of floats that are narrow ones of memory: the word, which part of it they are, and their element type."""
         self._origins = None if module.debug is None else Origins(module.debug)
 
     def made_for(self, location: LocationAttr | None) -> LocationAttr | None:
@@ -308,11 +310,13 @@ class Function:
         self.branch(after)
         self.start(after)
 
-    def finish(self, result: V | None = None) -> None:
-        """End the function and hand it to the module."""
+    def finish(self, result: V | None = None, order: Callable[[list[str]], list[str]] | None = None) -> None:
+        """End the function and hand it to the module, its lines in another order if one is given."""
         self.do(f"ret {result}" if result else "ret void")
         lines = [*self._entry, *self.lines]
         origin = "" if self._origins is None else self._origins.annotate(self.name, lines, len(self._entry))
+        if order is not None:
+            lines = order("\n".join(lines).split("\n"))
         head = f"define {self.result} @{self.name}({self._params}) {self.attributes}{origin} {{"
         self.module.functions.append("\n".join([head, f"{ENTRY}:", *lines, "}"]))
 

@@ -23,6 +23,7 @@ from weft.forks import COMPILING
 from weft.frontends.torch import caching
 from weft.frontends.torch.capture.causal_masks import state_causal_masks
 from weft.frontends.torch.capture.chunked_loss import with_chunked_losses
+from weft.frontends.torch.capture.class_types import check_classes
 from weft.frontends.torch.capture.constant_masks import without_constant_masks
 from weft.frontends.torch.capture.decompositions import decompositions
 from weft.frontends.torch.capture.grouped_matmuls import with_traced_gradients
@@ -88,6 +89,7 @@ def weft_backend(
     """Compile a graph that Dynamo captured; `options` are fields of `weft.config.Config`, `mode` stands for some."""
     config = settings(options, mode)
     check_masks(module)
+    check_classes(module)
     module = without_constant_masks(with_recurrent_layers(with_traced_gradients(module)))
     captured = Captured(module, config, compile_program)
     if traced_under_transforms():

@@ -47,3 +47,24 @@ def test_elementwise_kernels_leave_registers_for_blocks_beside_them(
     code = compile_like(kernel, args[name], {"B": block, "num_warps": warps}, "sm_90a").code
     found = assemble(code.ptx, "sm_90a").kernels[name]
     assert found.registers <= most and found.spilled == 0
+
+
+@triton.jit
+def normal(x, w, shift, out, N: tl.constexpr, B: tl.constexpr) -> None:
+    columns = tl.arange(0, B)
+    weight = tl.load(w + columns, mask=columns < N, other=0.0).to(tl.float32)
+    bias = tl.load(shift + columns, mask=columns < N, other=0.0).to(tl.float32)
+    row = tl.load(x + tl.program_id(0) * N + columns, mask=columns < N, other=0.0).to(tl.float32)
+    centred = row - tl.sum(row, axis=0) / N
+    spread = tl.where(columns < N, centred, 0.0)
+    scale = tl.rsqrt(tl.sum(spread * spread, axis=0) / N + 1e-5)
+    tl.store(out + tl.program_id(0) * N + columns, centred * scale * weight + bias, mask=columns < N)
+
+
+@needs_ptxas
+def test_five_blocks_with_short_rows_lie_beside_each_other() -> None:
+    """A thread holds sixteen elements: 48 registers of 256 threads are a fifth of a multiprocessor's."""
+    rows = np.zeros((2, 4096), ml_dtypes.bfloat16)
+    code = compile_like(normal, (rows, rows[0], rows[0], rows, 4096), {"B": 4096, "num_warps": 8}, "sm_90a").code
+    found = assemble(code.ptx, "sm_90a").kernels["normal"]
+    assert found.registers <= 48 and found.spilled == 0

@@ -52,6 +52,27 @@ REFUSED: dict[str, Case] = {
     "celu": (lambda a: F.celu(a, 0.0), lambda: [x()]),
     "lerp of integers": (lambda a: torch.lerp(a, a, 0.5), lambda: [torch.arange(3)]),
     "1 - booleans": (lambda a: 1 - a, lambda: [x() > 0]),
+    "a boolean - integers": (lambda a: True - a, lambda: [torch.arange(3)]),
+    "integers - a boolean": (lambda a: torch.sub(a, True), lambda: [torch.arange(3)]),
+    "integers - booleans": (lambda a, b: a - b, lambda: [torch.arange(2), torch.tensor([True, False])]),
+    "rsub of booleans": (lambda a, b: torch.rsub(a, b), lambda: [torch.arange(2), torch.tensor([True, False])]),
+    "floor of booleans": (lambda a: a.floor(), lambda: [x() > 0]),
+    "ceil of booleans": (lambda a: a.ceil(), lambda: [x() > 0]),
+    "round of booleans": (lambda a: a.round(), lambda: [x() > 0]),
+    "celu of integers": (lambda a: F.celu(a), lambda: [torch.arange(-2, 3)]),
+    "bernoulli, above 1": (lambda p: torch.bernoulli(p), lambda: [torch.tensor([0.5, 1.5])]),
+    "bernoulli, below 0": (lambda p: torch.bernoulli(p), lambda: [torch.tensor([0.5, -0.5])]),
+    "one_hot, i32": (lambda i: F.one_hot(i, 5), lambda: [labels(torch.int32)]),
+    "one_hot, i32, as many as there are": (lambda i: F.one_hot(i), lambda: [labels(torch.int32)]),
+    "layer_norm, f32 and bf16": (
+        lambda x, w, b: F.layer_norm(x, (5,), w, b),
+        lambda: [x().bfloat16(), torch.rand(5), torch.rand(5).bfloat16()],
+    ),
+    "interpolate to nothing": (lambda a: F.interpolate(a, size=(0, 3)), lambda: [torch.randn(1, 2, 4, 4)]),
+    "lu_solve, a pivot of -1": (
+        lambda a, p, b: torch.linalg.lu_solve(a, p, b),
+        lambda: [torch.eye(3), torch.tensor([-1, 2, 3], dtype=torch.int32), torch.randn(3, 2)],
+    ),
 }
 
 TAKEN: dict[str, Case] = {
@@ -67,6 +88,13 @@ TAKEN: dict[str, Case] = {
         lambda: [torch.rand(2), torch.tensor([0.0, 1])],
     ),
     "lerp": (lambda a: torch.lerp(a, 2 * a, 0.5), lambda: [x()]),
+    "differences": (lambda a: (a - 1, 1 - a, a - 0.5), lambda: [torch.arange(3)]),
+    "celu": (lambda a: F.celu(a, 0.5), lambda: [x()]),
+    "one_hot": (lambda i: F.one_hot(i, 5), lambda: [labels()]),
+    "layer_norm, f32 and f32 beside bf16": (
+        lambda x, w, b: F.layer_norm(x, (5,), w, b),
+        lambda: [x().bfloat16(), torch.rand(5), torch.rand(5)],
+    ),
 }
 
 
@@ -91,3 +119,12 @@ def test_what_eager_takes_is_taken(name: str) -> None:
     torch.testing.assert_close(
         compiled(function)(*given), function(*given), rtol=1e-2 if "bf16" in name else 1e-5, atol=1e-5
     )
+
+
+def test_bernoulli_draws_what_eager_draws() -> None:
+    p = torch.rand(200)
+    drawn = list[Tensor]()
+    for call in (torch.bernoulli, compiled(lambda p: torch.bernoulli(p))):
+        torch.manual_seed(3)
+        drawn.append(call(p))
+    assert torch.equal(*drawn)

@@ -304,3 +304,9 @@ def test_the_reference_runs_a_launch() -> None:
     x, y = torch.randn(12, 12), torch.randn(144)
     result = compiled(function, target="reference")(x, y)
     torch.testing.assert_close(result, ((x.reshape(-1) + y).reshape(12, 12)) * 2)
+
+
+@pytest.mark.parametrize("device", ["CPU", "CUDA"])
+def test_what_is_left_to_the_operator_runs_on_each_device(device: str) -> None:
+    """A graph of a GPU leaves launches to it, which have the options that they were given."""
+    assert torch._C._dispatch_has_kernel_for_dispatch_key("weft::triton_launch", device)

@@ -41,6 +41,7 @@ from weft.backends.nvidia.emit.memory import (
 )
 from weft.backends.nvidia.emit.reduce import bitonic_sort, fold_scan, moments, online_softmax, reduce
 from weft.backends.nvidia.emit.reduce.cluster_reduce import Crossing
+from weft.backends.nvidia.emit.sink_to_uses import sink_to_uses
 from weft.backends.nvidia.emit.warps import ring_ops, row_streams, warp_specialize
 from weft.backends.nvidia.emit.warps.dynamic_tile_scheduler import DynamicTileScheduler
 from weft.backends.nvidia.emit.warps.programmatic_launch import launch_dependents, wait_before_program
@@ -50,6 +51,7 @@ from weft.backends.nvidia.ir.dialect import APART, MAX_REGISTERS, RESIDENT, WARP
 from weft.backends.nvidia.ir.dialect import LAYOUTS as LAYOUTS_ATTRIBUTE
 from weft.backends.nvidia.ir.extents import ConvertedLimits
 from weft.backends.nvidia.ir.layouts import WARP, Layout, picked, scalar_layout
+from weft.backends.nvidia.ir.op_costs import cost_of
 from weft.backends.nvidia.ir.op_facts import narrowed_to
 from weft.backends.nvidia.ir.programmatic_launch import loop_that_asks_early, ops_behind_wait
 from weft.backends.nvidia.ir.row_streams import StreamOp
@@ -57,6 +59,7 @@ from weft.backends.nvidia.ir.warp_specialization import WarpSpecializeOp
 from weft.ir.expr import Size
 from weft.ir.types import DType
 from weft.tile import dialect as tile
+from weft.tile.memory_groups import MemoryGroups
 
 FAMILIES = (
     scalars,
@@ -101,6 +104,7 @@ class KernelCodegen:
         self.kernel = kernel
         self.launch = launch
         self.layouts = _all_layouts(kernel)
+        self.is_plain = _is_plain(kernel)
         self.scalars: dict[SSAValue, V] = {}
         self.pointers: dict[SSAValue, V] = {}
         self.tiles: dict[SSAValue, list[V]] = {}
@@ -158,7 +162,7 @@ class KernelCodegen:
             self.block(kernel.block)
             self.threads.gather()
         b.lines = split_common_bases(b.lines)
-        b.finish()
+        b.finish(order=sink_to_uses if self.is_plain else None)
 
     def _place_program(self) -> None:
         """Turn the block's number into one number an axis of the grid: all fit 32 bits, and so does their dot."""
@@ -261,6 +265,13 @@ def _all_layouts(kernel: tile.KernelOp) -> list[Layout]:
         if LAYOUTS_ATTRIBUTE in op.attributes:
             found.update(dict.fromkeys(layouts_of(op)))
     return list(found)
+
+
+def _is_plain(kernel: tile.KernelOp) -> bool:
+    """Whether people wrote a kernel, which multiplies no tiles: the order of dots and their copies is chosen."""
+    if not MemoryGroups.of_kernel(kernel).written:
+        return False
+    return not any(isinstance(op, WarpSpecializeOp | StreamOp) or cost_of(op).compiles_slowly for op in kernel.walk())
 
 
 def _parameter(argument: SSAValue) -> str:

@@ -15,6 +15,7 @@ from weft.backends.nvidia.emit.dot.wgmma_dot import begins_dot, packed_for_dot
 from weft.backends.nvidia.emit.emitters import EMITTERS
 from weft.backends.nvidia.emit.math import ROUGH, divide_all, emit_map, power_of_two, reciprocal, rough_exp
 from weft.backends.nvidia.emit.memory.global_memory import rounded_pair, rounded_to
+from weft.backends.nvidia.emit.packed_arithmetic import packed_arithmetic
 from weft.backends.nvidia.ir.alignment import divisor_of
 from weft.backends.nvidia.ir.dialect import layout_of
 from weft.backends.nvidia.ir.op_facts import loses_digits, narrowed_to
@@ -64,6 +65,9 @@ def emit_elements(codegen: KernelCodegen, op: tile.MapOp) -> None:
     operands = [codegen.registers_of(arg, layout) for arg in op.args]
     if (bits := _shared_bits(op)) and (groups := _shared_by_neighbours(op.args[0], bits)) is not None:
         operands = [[values[first] for first in groups] for values in operands]
+    if codegen.is_plain and (values := packed_arithmetic(codegen, op, operands)) is not None:
+        codegen.tiles[op.out] = values
+        return
     if _divides_many(op, operands):
         narrowed = all(narrowed_to(use.operation) is not None for use in op.out.uses)
         exact = not narrowed and tile.ROUGH not in op.attributes

@@ -28,6 +28,8 @@ _MOST_OF_BLOCK = 16384
 """Elements of a tile that one block holds; more are held by a cluster."""
 _MANY_WARPS, _THREADS_BESIDE = 8, 1024
 """Of a block from which on few fit a multiprocessor, and the threads that it should have then."""
+_THREADS_OF_SHORT_ROWS = 1280
+"""The same where a thread holds 16 elements of one row: it does with 48 registers."""
 _CHUNK = 8
 """Elements of 16 bits that a thread moves at once."""
 _MOST_HELD, _FEW_WORDS = 64, 16
@@ -264,6 +266,8 @@ def _written_beside(kernel: tile.KernelOp) -> int:
     if plain and not reduces and warps == _MOST_WARPS and words <= _FEW_WORDS:
         return 2  # one of them reads while another one writes
     threads = _THREADS_BESIDE if len(rows) == 1 else _THREADS_BESIDE // 2
+    if len(rows) == 1 and largest <= 2 * _CHUNK:
+        threads = _THREADS_OF_SHORT_ROWS
     beside = max(1, threads // (warps * WARP)) if reduces and warps >= _MANY_WARPS and 1 <= len(rows) <= 4 else 1
     return beside if beside > 1 else otherwise
 

@@ -44,11 +44,11 @@ def _along(b: ImportBuilder, function: Callable[..., SSAValue], x: SSAValue, dim
 
 
 def _check_parameters(b: ImportBuilder, x: SSAValue, *parameters: SSAValue | None) -> None:
-    """Parameters of a norm have the type of what is normalized, or are f32 beside halves: others torch refuses."""
+    """Parameters of a norm have the type of what is normalized, or are all f32 beside halves: others torch refuses."""
     dtype = b.dtype(x)
-    for each in parameters:
-        if each is not None and b.dtype(each) not in ((dtype, f32) if dtype in HALF else (dtype,)):
-            raise UnsupportedError("parameters of a norm that are of another type, which torch refuses")
+    types = {b.dtype(each) for each in parameters if each is not None}
+    if len(types) > 1 or not types <= ({dtype, f32} if dtype in HALF else {dtype}):
+        raise UnsupportedError("parameters of a norm that are of another type, which torch refuses")
 
 
 @aten("native_layer_norm")

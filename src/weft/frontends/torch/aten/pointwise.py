@@ -69,6 +69,8 @@ def _from_registry(name: str, cls: type[Elementwise]) -> Any:
         if name.startswith("logical_"):
             return b.emit(name, *operands)
         if name in _INTEGERS_STAY and not b.result.dtype.is_float:
+            if b.result.dtype == boolean:
+                raise UnsupportedError("a boolean that is rounded, which torch refuses")
             return operands[0]
         return apply(b, name, *operands)
 
@@ -138,12 +140,20 @@ def add(b: ImportBuilder, x: Operand, y: Operand, alpha: bool | int | float = 1)
 
 @aten("sub.Tensor", "sub.Scalar")
 def sub(b: ImportBuilder, x: Operand, y: Operand, alpha: bool | int | float = 1) -> SSAValue:
+    _check_difference(b, x, y)
     return apply(b, "sub", x, _scaled(b, y, alpha))
 
 
 @aten("rsub.Tensor", "rsub.Scalar")
 def rsub(b: ImportBuilder, x: Operand, y: Operand, alpha: bool | int | float = 1) -> SSAValue:
+    _check_difference(b, x, y)
     return apply(b, "sub", y, _scaled(b, x, alpha))
+
+
+def _check_difference(b: ImportBuilder, *operands: Operand) -> None:
+    """Booleans have none: torch has other operators for them."""
+    if any(b.dtype(each) == boolean if isinstance(each, SSAValue) else isinstance(each, bool) for each in operands):
+        raise UnsupportedError("a difference of booleans, which torch refuses")
 
 
 def _scaled(b: ImportBuilder, value: Operand, alpha: bool | int | float) -> Operand:

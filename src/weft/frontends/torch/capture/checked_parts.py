@@ -45,7 +45,9 @@ def smooth_l1(x: Tensor, target: Tensor, reduction: int = 1, beta: float = 1.0) 
 
 
 def celu(x: Tensor, alpha: float = 1.0) -> None:
-    """The scale of negative numbers is a divisor."""
+    """The scale of negative numbers is a divisor, and whole ones have no power of e."""
+    if not x.dtype.is_floating_point:
+        raise DTypeError(f"celu of {x.dtype}", location=calling_line(), hint="make its operand a float")
     if alpha == 0:
         raise WeftError("celu with an alpha of 0", location=calling_line(), hint="relu is what it comes to")
 
@@ -56,9 +58,9 @@ def lerp(x: Tensor, *_: Any) -> None:
         raise DTypeError(f"lerp of {x.dtype}", location=calling_line(), hint="make its operands floats")
 
 
-def rsub(x: Tensor, *_: Any, **__: Any) -> None:
+def rsub(x: Tensor, other: Tensor | complex, *_: Any, **__: Any) -> None:
     """Booleans have no difference."""
-    if x.dtype == torch.bool:
+    if x.dtype == torch.bool or isinstance(other, bool) or (isinstance(other, Tensor) and other.dtype == torch.bool):
         raise DTypeError("a difference of booleans", location=calling_line(), hint="use ^, or logical_xor")
 
 

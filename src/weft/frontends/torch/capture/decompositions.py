@@ -51,6 +51,7 @@ _CHECKED: tuple[Any, ...] = (
     _ops.index_fill.int_Scalar,
     _ops.index_fill.int_Tensor,
     _ops.binary_cross_entropy.default,
+    _ops.bernoulli.default,
 )
 
 

@@ -214,7 +214,7 @@ def _copied(tensors: list[torch.Tensor], changed: list[int]) -> list[torch.Tenso
                     "a kernel in a compiled function is given tensors that overlap, but are not views of one tensor",
                     hint="make the tensors views of one, or launch the kernel outside of torch.compile",
                 )
-            made = torch.empty(0, dtype=tensor.dtype)
+            made = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
             result.append(made.set_(copy, tensor.storage_offset(), tensor.size(), tensor.stride()))
     return result
 
@@ -247,5 +247,6 @@ def _fake(
 
 
 _library.define(f"triton_launch{_SCHEMA}")
-_library.impl("triton_launch", _launch, "CPU")
+for _device in ("CPU", "CUDA"):
+    _library.impl("triton_launch", _launch, _device)
 torch.library.register_fake("weft::triton_launch", _fake)

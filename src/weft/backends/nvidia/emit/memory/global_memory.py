@@ -29,6 +29,8 @@ def load_chunk(
     width, _ = _words(bits, count)
     pattern = int(np.array(other).astype(dtype.numpy).view(f"u{bits // 8}")) if other else 0
     read = _read(b, address, bits, count, predicate, space, pattern=pattern * ((1 << width) - 1) // ((1 << bits) - 1))
+    if dtype.name in ("bf16", "f16"):
+        return [value for word in read for value in halves_of(b, word, dtype)]
     raw = [piece for word in read for piece in pieces(b, word, bits, width)]
     return [load_convert(b, b.bitcast(value, memory_type(dtype)), dtype) for value in raw]
 
@@ -167,8 +169,28 @@ def _narrowed(b: Function, value: V, dtype: DType) -> V:
     return store_convert(b, value, dtype)
 
 
+def halves_of(b: Function, word: V, dtype: DType) -> list[V]:
+    """The narrow floats of a word, of one or two, as registers hold them."""
+    raw = pieces(b, word, 16, 16 if word.type == "i16" else 32)
+    values = [load_convert(b, b.bitcast(value, memory_type(dtype)), dtype) for value in raw]
+    b.halves.update({value.name: (word, part, dtype.name) for part, value in enumerate(values)})
+    return values
+
+
+def word_of(b: Function, low: V, high: V, dtype: str) -> V | None:
+    """The word whose halves two floats are, or that repeats one that stands alone; None if there is none."""
+    first, second = b.halves.get(low.name), b.halves.get(high.name)
+    if first is None or second is None or {first[2], second[2]} != {dtype} or first[0] != second[0]:
+        return None
+    if first[0].type == "i16":
+        return asm(b, "i32", "mov.b32 $0, {$1, $1};", "=r,h", first[0])
+    return first[0] if (first[1], second[1]) == (0, 1) else None
+
+
 def rounded_to(b: Function, value: V, dtype: DType) -> V:
     """A float as the nearest one that a type of 16 bits has."""
+    if (known := b.halves.get(value.name)) is not None and known[2] == dtype.name:
+        return value
     if dtype.name == "f16":
         return asm(b, "float", "cvt.f32.f16 $0, $1;", "=f,h", _narrowed(b, value, dtype))
     return b.bitcast(pair(b, const(0.0, "float"), value, "bf16"), "float")  # the upper half of a word: a float already
@@ -178,11 +200,15 @@ def rounded_pair(b: Function, low: V, high: V) -> tuple[V, V]:
     """Two floats as the nearest ones that bf16 has: these are the upper halves of floats."""
     word = pair(b, low, high, "bf16")
     halves = b.binary("shl", word, V("i32", "16")), b.binary("and", word, V("i32", "-65536"))
-    return b.bitcast(halves[0], "float"), b.bitcast(halves[1], "float")
+    floats = b.bitcast(halves[0], "float"), b.bitcast(halves[1], "float")
+    b.halves.update({value.name: (word, part, "bf16") for part, value in enumerate(floats)})
+    return floats
 
 
 def pair(b: Function, low: V, high: V, dtype: str, *, pure: bool = True) -> V:
     """Two floats narrowed to 16 bits, in one word."""
+    if pure and (word := word_of(b, low, high, dtype)) is not None:
+        return word
     return asm(b, "i32", f"cvt.rn.{dtype}x2.f32 $0, $1, $2;", "=r,f,f", high, low, pure=pure)
 
 
