@@ -25,6 +25,14 @@ SOFTMAX = """\
 }) {sym_name = "softmax"} : () -> ()
 """
 
+MATMUL = """\
+"graph.func"() ({
+^bb0(%a: tensor<4096x4096xbf16>, %b: tensor<4096x4096xbf16>):
+  %c = "graph.dot"(%a, %b) : (tensor<4096x4096xbf16>, tensor<4096x4096xbf16>) -> tensor<4096x4096xbf16>
+  "graph.return"(%c) : (tensor<4096x4096xbf16>) -> ()
+}) {sym_name = "matmul"} : () -> ()
+"""
+
 
 @pytest.fixture
 def weft(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Result]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from weft.ops.dialect import parse_module
 from weft.passes.registry import PASSES
 from weft.pipelines import cpu_passes, nvidia_passes
 
-from .conftest import SOFTMAX, last_json
+from .conftest import MATMUL, SOFTMAX, last_json
 
 
 def test_without_passes_the_program_is_printed_as_it_was_read(weft, softmax: str) -> None:
@@ -128,7 +129,10 @@ def test_an_invalid_program_is_named_with_its_line(weft, softmax: str) -> None:
         (["-p", "claim_libraries{enabled=3}"], "claim_libraries"),
         (["--level", "spirv"], "no level is called spirv"),
         (["--target", "abacus"], "no target is called abacus"),
-        (["--level", "nvidia", "--stop-after", "assign_layouts"], "stop after choose_copies, or name the passes"),
+        (["--level", "nvidia", "--stop-after", "pipeline_dots"], "pipeline_dots is in no alternative that is taken"),
+        (["--level", "nvidia", "-p", "fold_sums", "--stop-after", "fold_views"], "fold_views is not among the passes"),
+        (["--level", "ptx", "--stop-after", "assign_layouts"], "PTX is made of kernels after all passes"),
+        (["--level", "tile", "--stop-after", "assign_layouts"], "is a pass over kernels for a GPU"),
         (["--level", "tile", "--target", "sm_90a", "-p", "nvidia,assign_layouts"], "is a pass over kernels for a GPU"),
         (["--level", "asm", "--cpu", "i8080"], "no triple is known"),
         (["--level", "asm", "--cpu", "skylake-nonsense"], "LLVM knows no processor called"),
@@ -227,3 +231,40 @@ def test_kernel_passes_by_name(weft, softmax: str) -> None:
 def test_mistakes_in_kernel_passes(weft, softmax: str, passes: str, said: str) -> None:
     result = weft("opt", softmax, "--level", "nvidia", "-p", passes)
     assert result.exit_code == 2 and said in " ".join(result.stderr.split())
+
+
+def _passes_printed(stderr: str) -> list[str]:
+    return re.findall("^// after (\\w+)", stderr, re.MULTILINE)
+
+
+def test_kernels_after_each_pass_go_to_stderr_those_of_choices_too(weft) -> None:
+    result = weft("opt", "-", "--level", "nvidia", "--print-after-all", stdin=MATMUL)
+    printed = _passes_printed(result.stderr)
+    assert printed.index("group_into_kernels") < printed.index("stage_stores") < printed.index("pipeline_dots")
+    assert printed[-1] == "assign_layouts" and len(set(printed)) == len(printed), "of the alternative that is taken"
+    assert "choose_copies: TMA brings operands of wgmma, choose_room: the next" in result.stderr
+    named = weft("opt", "-", "--level", "nvidia", "-p", "nvidia,choose_copies", "--print-after-all", stdin=MATMUL)
+    assert _passes_printed(named.stderr) == printed
+    apart = "nvidia,fold_views,pipeline_dots"
+    assert _passes_printed(
+        weft("opt", "-", "--level", "nvidia", "-p", apart, "--print-after-all", stdin=MATMUL).stderr
+    ) == [
+        "group_into_kernels",
+        "pipeline_dots",
+    ]
+
+
+def test_stop_after_a_pass_of_an_alternative(weft) -> None:
+    printed = weft("opt", "-", "--level", "nvidia", "--print-after-all", stdin=MATMUL).stderr.split("// after ")
+    after = {text.split()[0]: text.partition("\n")[2] for text in printed[1:]}
+    for name in ("pipeline_dots", "assign_layouts"):
+        stopped = weft("opt", "-", "--level", "nvidia", "--stop-after", name, stdin=MATMUL)
+        assert stopped.exit_code == 0 and after[name].strip() in stopped.stdout.replace("\n  ", "\n"), name
+    assert "nvidia.wgmma" in after["pipeline_dots"] and "nvidia.layout" not in after["pipeline_dots"]
+    assert "nvidia.layout" in after["assign_layouts"]
+
+
+def test_programs_on_stderr_keep_their_lines(weft, softmax: str) -> None:
+    result = weft("opt", softmax, "-p", "nvidia", "--print-after-all")
+    last = result.stderr.split("// after ")[-1].partition("\n")[2]
+    assert last.strip() == result.stdout.strip() and max(map(len, last.splitlines())) > 80

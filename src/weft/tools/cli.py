@@ -66,9 +66,16 @@ def opt(
     file: Annotated[str, typer.Argument(help="A graph or tile program in MLIR's generic form; `-` is standard input.")],
     passes: Annotated[
         str,
-        typer.Option("-p", "--passes", help="Passes by name: `simplify,eliminate_dead`; `cpu` and `nvidia` are lists."),
+        typer.Option(
+            "-p",
+            "--passes",
+            help="Passes by name: `simplify,eliminate_dead`; `cpu` and `nvidia` are the lists over graphs, "
+            "`nvidia_kernel` is the one over kernels of a GPU.",
+        ),
     ] = "",
-    stop_after: Annotated[str | None, typer.Option(help="Run no pass after this one.")] = None,
+    stop_after: Annotated[
+        str | None, typer.Option(help="Run no pass after this one, also one inside a choice.")
+    ] = None,
     level: Annotated[str, typer.Option(help="What to print: graph, tile, llvm, asm; of a GPU nvidia, ptx.")] = "graph",
     target: Annotated[str, typer.Option(help="What to compile for: `cpu`, or a GPU: `sm_90a`.")] = "cpu",
     cpu: Annotated[str, typer.Option(help="The processor, as LLVM names it: `skylake-avx512`.")] = "native",

@@ -117,6 +117,10 @@ class Terminal:
         if not self.json:
             sys.stdout.write(text if text.endswith("\n") else text + "\n")
 
+    def note(self, text: str) -> None:
+        """Print text to stderr as it is: no markup, no wrapping."""
+        sys.stderr.write(text if text.endswith("\n") else text + "\n")
+
     def finish(self, figures: Mapping[str, Any], *, code: int = 0) -> NoReturn:
         """End the command with its figures."""
         if self.json:

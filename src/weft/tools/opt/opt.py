@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from rich.table import Table
-from rich.text import Text
 from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.passes import ModulePass
@@ -82,7 +81,7 @@ class Options:
 def opt(terminal: Terminal, file: str, options: Options) -> None:
     """Read, run, print."""
     module = read_program(*read_source(file))
-    text = at_level(module, options, lambda said: terminal.err.print(Text(said)))
+    text = at_level(module, options, terminal.note)
     terminal.text(text)
     if options.time:
         terminal.err.print(_times(options.seconds))
@@ -159,14 +158,18 @@ def at_level(module: ModuleOp, options: Options, told: Callable[[str], None] = p
         passes = read_pipeline(asked, pipelines)
     except ParseError as error:
         raise UsageError(error.message, hint=error.hint) from error
-    if kernel_passes is not None and options.level not in opt_nvidia.LEVELS:
-        raise UsageError(f"{kernel_passes[0].name} is a pass over kernels for a GPU", hint="--level nvidia prints them")
-    of_kernels = kernel_passes is not None and last in [each.name for each in kernel_passes]
-    if not of_kernels and last is not None and (choice := opt_nvidia.choice_around(last)) is not None:
-        raise UsageError(f"{last} stands in a choice", hint=f"stop after {choice}, or name the passes with -p")
+    of_kernels = last is not None and opt_nvidia.is_among(last, kernel_passes)
+    if (kernel_passes is not None or of_kernels) and options.level not in opt_nvidia.LEVELS:
+        over_kernels = last if of_kernels or kernel_passes is None else kernel_passes[0].name
+        raise UsageError(f"{over_kernels} is a pass over kernels for a GPU", hint="--level nvidia prints them")
+    if of_kernels and options.level == "ptx":
+        raise UsageError(
+            f"PTX is made of kernels after all passes, not after {last}", hint="--level nvidia prints them"
+        )
     _run(module, passes if of_kernels else _until(passes, last), options, told)
     if gpu is not None and options.level in opt_nvidia.LEVELS:
-        wanted = NvidiaOptions(gpu, options.level, options.verify, options.locations, told, options.seconds)
+        wanted = NvidiaOptions(gpu, options.level, options.verify, options.locations, told, options.print_after_all)
+        wanted.stop_after, wanted.seconds = last if of_kernels else None, options.seconds
         return opt_nvidia.print_kernels(module, kernel_passes, wanted)
     if options.level == "graph":
         return print_program(module, locations=options.locations)
