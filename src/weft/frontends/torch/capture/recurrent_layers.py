@@ -349,6 +349,4 @@ def _is_own(node: fx.Node) -> bool:
     x = node.args[0].meta.get("example_value") if node.args and isinstance(node.args[0], fx.Node) else None
     if not isinstance(x, Tensor) or x.device.type != "cpu" or x.dtype not in _DTYPES or x.dim() != 3:
         return False
-    return (
-        len(node.args) == _ARGUMENTS and not node.kwargs and isinstance(node.args[2], list | tuple) and x.numel() != 0
-    )
+    return len(node.args) == _ARGUMENTS and not node.kwargs and isinstance(node.args[2], list | tuple)
