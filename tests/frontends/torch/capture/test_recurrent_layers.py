@@ -103,6 +103,16 @@ def test_a_batch_of_none_gives_empty_results_and_gradients_of_zero(dtype):
     assert all(not parameter.grad.any() for parameter in module.parameters())
 
 
+def test_sequences_of_no_turns_are_refused_as_in_eager():
+    torch._dynamo.reset()
+    module, x = nn.LSTM(5, 7), torch.empty(0, 0, 5)
+    compiled = torch.compile(module, backend="weft", options={"cache": False})
+    with torch._dynamo.config.patch(allow_rnn=True), torch.no_grad():
+        for function in (module, compiled):
+            with pytest.raises(RuntimeError, match="sequence length to be larger than 0"):
+                function(x)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
 def test_packed_sequences_are_left_to_torch(kind):

@@ -274,6 +274,8 @@ def _layers(
     directions = 2 if bidirectional else 1
     each = len(params) // (layers * directions)
     current = x.transpose(0, 1) if batch_first else x
+    if current.shape[0] == 0:
+        raise RuntimeError("Expected sequence length to be larger than 0 in RNN")  # as eager says it
     finals: list[list[Tensor]] = [[] for _ in range(states)]
     for number in range(layers):
         outputs: list[Tensor] = []
