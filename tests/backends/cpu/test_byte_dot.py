@@ -219,3 +219,23 @@ def test_the_instructions_of_other_machines(triple: str, cpu: str, instruction: 
         emit_kernel(module, call.kernel.op, target)
     text = compile_assembly(str(module), target)
     assert instruction is None or instruction in text
+
+
+@pytest.mark.parametrize(
+    ("triple", "cpu", "instruction", "plain", "turned"),
+    [("aarch64-unknown-linux-gnu", "neoverse-n1", "sdot", i8, u8), (X86, "cascadelake", "vpdpbusd", u8, i8)],
+)
+def test_rows_of_the_other_sign_cost_one_pass_over_a_panel(
+    triple: str, cpu: str, instruction: str, plain: DType, turned: DType
+) -> None:
+    """What 128 in every place of a row gives is multiplied once for a panel, not with every block of rows."""
+    target = CpuTarget(triple, cpu, "")
+    columns, together = panel_form(target, i32, i8)
+    counts: list[int] = []
+    for left in (plain, turned):
+        trial, _ = packed(group(64, 128, 64, left), together, columns)
+        module = Module(target.triple, target.lacks)
+        for call in trial.lowered.calls:
+            emit_kernel(module, call.kernel.op, target)
+        counts.append(compile_assembly(str(module), target).count(instruction))
+    assert counts[0] < counts[1] <= counts[0] + columns * 32 // target.vector_bits

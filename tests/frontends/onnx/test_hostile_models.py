@@ -113,6 +113,9 @@ CASES: dict[str, Callable[[], Any]] = {
     "huge input shape": lambda: changed(
         lambda m: m.graph.input[0].type.tensor_type.shape.dim[0].__setattr__("dim_value", 1 << 60)
     ),
+    "input without a number of elements": lambda: model(
+        [helper.make_node("Relu", ["x"], ["y"])], [info("x", F32, [4, 1 << 40, 1 << 40])], [info("y")]
+    ),
     "unknown input type": lambda: changed(lambda m: setattr(m.graph.input[0].type.tensor_type, "elem_type", 77)),
     "other input type": lambda: changed(lambda m: setattr(m.graph.input[0].type.tensor_type, "elem_type", I64)),
     "shapes do not fit": lambda: changed(

@@ -84,7 +84,8 @@ def emit_byte_dot(codegen: KernelCodegen, op: tile.DotOp) -> None:
         start = b.gep(panels.base, b.mul(panel, panels.strides[0]), "i8")
         result_panel = b.gep(result.pointer, b.mul(panel, i64(width)), element)
         for row, count, blocks in row_groups(b, extent, height, block.rows):
-            name = byte_kernel(codegen.module, codegen.target, replace(block, rows=count), left)
+            one = blocks.name == "1"
+            name = byte_kernel(codegen.module, codegen.target, replace(block, rows=count), left, one=one)
             place = b.gep(result_panel, b.mul(row, row_size), element)
             source = b.gep(rows, b.mul(row, b.mul(stride, i64(DIGITS[left]))), "i8")
             scales = factors if factors.name == "null" else b.gep(factors, row, "float")

@@ -19,18 +19,20 @@ _LARGEST = 127 * 2.0**16
 """What the largest element of a row becomes: its first digit is 127."""
 _LEAST = 2.0**-100
 """Rows of smaller elements lose digits: the factor of a row has to be a normal number."""
+_HALVES = -0x7F7F7F80
+"""128 in each of four bytes."""
 _LANES = 16
 _PAIRS = {16: "llvm.x86.avx512.pmaddw.d.512", 8: "llvm.x86.avx2.pmadd.wd", 4: "llvm.x86.sse2.pmadd.wd"}
 """Sums of two products of 16 bits, by how many there are."""
 
 
-def byte_kernel(module: Module, target: CpuTarget, block: Blocking, left: DType) -> str:
+def byte_kernel(module: Module, target: CpuTarget, block: Blocking, left: DType, *, one: bool = False) -> str:
     """`c (+)= a @ b` for blocks of rows, their digits one below the other, and one panel. Returns its name.
 
-    c is i32, or f32 where the rows were floats: then they have factors, too.
+    c is i32, or f32 where the rows were floats: then they have factors, too. With `one` there is a single block.
     """
     digits = DIGITS[left]
-    name = f"weft.bytes.{block.rows}x{block.vectors}x{block.lanes}.{left}"
+    name = f"weft.bytes.{block.rows}x{block.vectors}x{block.lanes}.{left}{'.one' if one else ''}"
     if not module.add_shared(name):
         return name
     params = [("ptr noalias", "c"), ("i64", "c_stride"), ("ptr noalias", "a"), ("i64", "a_stride")]
@@ -39,26 +41,36 @@ def byte_kernel(module: Module, target: CpuTarget, block: Blocking, left: DType)
     c, c_stride, a, a_stride, b, depth, keep, blocks, factors = f.args
     type_ = vector("i32", block.lanes)
     # An x86 multiplies unsigned by signed, others signed by signed: to rows of the other kind 128 is added (or taken
-    # off, which are the same bits), and what a row of nothing else gives is taken off (or added) at the end.
+    # off, which are the same bits), and what a row of nothing else gives is taken off (or added) at the end. That is
+    # the same for all blocks, and made before them; a single block makes it in passing, and reads the panel once.
     # Pairs of 16 bits hold bytes of either kind.
     in_pairs = target.multiplies_pairs
     offset = not in_pairs and target.is_x86 != (left == u8)
     height = block.rows * digits
-    slots = [[f.alloca(type_) for _ in range(block.vectors)] for _ in range(height + offset)]
+    slots = [[f.alloca(type_) for _ in range(block.vectors)] for _ in range(height)]
+    offsets = [f.alloca(type_) for _ in range(block.vectors)] if offset else []
+    in_passing = offset and one
     whole = f.binary("and", depth, i64(-BYTES_TOGETHER))
     unroll = BYTES_TOGETHER if target.multiplies_by_lane else 1
     unrolled = f.binary("and", depth, i64(-BYTES_TOGETHER * unroll))
     tail = [f.alloca("i32") for _ in range(height)]
 
+    def columns_of(k: V) -> list[V]:
+        panel = f.gep(b, f.mul(k, i64(block.columns)), "i8")
+        addresses = [f.gep(panel, i64(v * block.lanes * BYTES_TOGETHER), "i8") for v in range(block.vectors)]
+        return [f.load(vector("i8", block.lanes * BYTES_TOGETHER), address, 1) for address in addresses]
+
+    def add_products(row: V, right: V, place: V) -> None:
+        f.store(_multiply_add(f, target, row, right, f.load(type_, place, 64)), place, 64)
+
     def step(k: V, factors: list[V]) -> None:
         """Four of K: the factors of a row are the bytes of an i32."""
         rows = [f.splat(factor, block.lanes) for factor in factors]
         if offset:
-            rows = [f.binary("xor", row, const(-0x7F7F7F80, type_)) for row in rows]
-            rows.append(const(-0x7F7F7F80, type_))
-        panel = f.gep(b, f.mul(k, i64(block.columns)), "i8")
-        addresses = [f.gep(panel, i64(v * block.lanes * BYTES_TOGETHER), "i8") for v in range(block.vectors)]
-        columns = [f.load(vector("i8", block.lanes * BYTES_TOGETHER), address, 1) for address in addresses]
+            rows = [f.binary("xor", row, const(_HALVES, type_)) for row in rows]
+        if in_passing:
+            rows.append(const(_HALVES, type_))
+        columns = columns_of(k)
         if in_pairs:
             halves = [_pairs(f, right, signed=True) for right in columns]
             for row, slot in zip(rows, slots, strict=True):
@@ -70,14 +82,20 @@ def byte_kernel(module: Module, target: CpuTarget, block: Blocking, left: DType)
                     f.store(total, place, 64)
             return
         for v, right in enumerate(columns):
-            for row, slot in zip(rows, slots, strict=True):
-                f.store(_multiply_add(f, target, row, right, f.load(type_, slot[v], 64)), slot[v], 64)
+            for row, slot in zip(rows, [*slots, offsets] if in_passing else slots, strict=True):
+                add_products(row, right, slot[v])
 
     def total(row: int, v: int) -> list[V]:
         """The sums of a row's digits."""
         sums = [f.load(type_, slots[row * digits + digit][v], 64) for digit in range(digits)]
-        return [f.binary("sub", each, f.load(type_, slots[-1][v], 64)) for each in sums] if offset else sums
+        return [f.binary("sub", each, f.load(type_, offsets[v], 64)) for each in sums] if offset else sums
 
+    for place in offsets:
+        f.store(const(0, type_), place, 64)
+    if offset and not in_passing:
+        with f.loop(i64(0), depth, i64(BYTES_TOGETHER)) as k:
+            for right, place in zip(columns_of(k), offsets, strict=True):
+                add_products(const(_HALVES, type_), right, place)
     with f.loop(i64(0), blocks, i64(1)) as number:
         first = f.mul(number, i64(block.rows))
         result = f.gep(c, f.mul(first, c_stride), "i32")

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from math import prod
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from weft.config import Config
-from weft.errors import GuardError, UnsupportedError, WeftError
+from weft.errors import GuardError, ShapeError, UnsupportedError, WeftError
 from weft.frontends.onnx import operators as operators  # fills the table of converters
 from weft.frontends.onnx.dtypes import STRINGS
+from weft.frontends.onnx.import_nodes import LARGEST
 from weft.frontends.onnx.model import Model, ModelInput, ValueType
 from weft.frontends.onnx.read import read_model
 from weft.frontends.onnx.stages import StagedProgram, State
@@ -124,8 +126,13 @@ class OnnxFunction:
             shape, dtype = each.type.shape, each.type.dtype
             if dtype is None or dtype == STRINGS or shape is None or not all(isinstance(size, int) for size in shape):
                 return
+            sizes = [size for size in shape if isinstance(size, int)]
+            if prod(max(size, 1) for size in sizes) > LARGEST:
+                raise ShapeError(
+                    f"input {each.name!r} is {each.type}, which is too large: expected {LARGEST} elements at most"
+                )
             # An array without memory of its own: only its type is looked at, unless elements are asked for.
-            slots.append(np.broadcast_to(np.zeros((), dtype), [size for size in shape if isinstance(size, int)]))
+            slots.append(np.broadcast_to(np.zeros((), dtype), sizes))
         self._program.prepare(self._plain_start, slots)
 
     def _value(

@@ -86,6 +86,33 @@ def test_half_floats_are_loops_and_no_further_off_than_eager(dtype):
     assert (found.double() - exact).abs().max() <= 2 * (eager.double() - exact).abs().max()
 
 
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, *(pytest.param(d, marks=pytest.mark.slow) for d in (torch.bfloat16, torch.float16))]
+)
+def test_a_batch_of_none_gives_empty_results_and_gradients_of_zero(dtype):
+    """Torch's decomposition gives LSTMs to oneDNN, which has none of no rows; eager looks first."""
+    torch._dynamo.reset()
+    module, x = nn.LSTM(5, 7, bidirectional=True).to(dtype), torch.empty(6, 0, 5, dtype=dtype)
+    with torch._dynamo.config.patch(allow_rnn=True):
+        compiled = torch.compile(module, backend="weft", options={"cache": False, "fallback": "error"})
+        with torch.no_grad():
+            y, (h, c) = compiled(x)
+        compiled(x)[0].sum().backward()
+    assert [tuple(v.shape) for v in (y, h, c)] == [(6, 0, 14), (2, 0, 7), (2, 0, 7)]
+    assert y.dtype == dtype
+    assert all(not parameter.grad.any() for parameter in module.parameters())
+
+
+def test_sequences_of_no_turns_are_refused_as_in_eager():
+    torch._dynamo.reset()
+    module, x = nn.LSTM(5, 7), torch.empty(0, 0, 5)
+    compiled = torch.compile(module, backend="weft", options={"cache": False})
+    with torch._dynamo.config.patch(allow_rnn=True), torch.no_grad():
+        for function in (module, compiled):
+            with pytest.raises(RuntimeError, match="sequence length to be larger than 0"):
+                function(x)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
 def test_packed_sequences_are_left_to_torch(kind):

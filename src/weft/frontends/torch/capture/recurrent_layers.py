@@ -274,6 +274,8 @@ def _layers(
     directions = 2 if bidirectional else 1
     each = len(params) // (layers * directions)
     current = x.transpose(0, 1) if batch_first else x
+    if current.shape[0] == 0:
+        raise RuntimeError("Expected sequence length to be larger than 0 in RNN")  # as eager says it
     finals: list[list[Tensor]] = [[] for _ in range(states)]
     for number in range(layers):
         outputs: list[Tensor] = []
@@ -349,6 +351,4 @@ def _is_own(node: fx.Node) -> bool:
     x = node.args[0].meta.get("example_value") if node.args and isinstance(node.args[0], fx.Node) else None
     if not isinstance(x, Tensor) or x.device.type != "cpu" or x.dtype not in _DTYPES or x.dim() != 3:
         return False
-    return (
-        len(node.args) == _ARGUMENTS and not node.kwargs and isinstance(node.args[2], list | tuple) and x.numel() != 0
-    )
+    return len(node.args) == _ARGUMENTS and not node.kwargs and isinstance(node.args[2], list | tuple)
