@@ -76,7 +76,7 @@ def test_a_full_pool_overflows_into_the_next_and_is_worth_something(tmp_path: Pa
 
 
 def test_a_pool_that_is_small_for_the_best_mapping_serves_with_another(tmp_path: Path) -> None:
-    traffic = {"traffic": "isl=1000,osl=200,rate=200", "slo": "tpot=20ms", "max_gpus": 8}
+    traffic = {"traffic": "isl=1000,osl=200,rate=190", "slo": "tpot=20ms", "max_gpus": 8}
     service = {"model": "Llama-3.1-70B", "precision": "fp8", **traffic}
     pools = [{"gpu": "h200", "gpus": 6, "price": 3.0}, {"gpu": "h100", "gpus": 512, "price": 3.5}]
     found = plan_fleet(read_fleet(write(tmp_path, pools=pools, services=[service])))

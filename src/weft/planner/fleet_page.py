@@ -28,8 +28,8 @@ def fleet_page(plan: FleetPlan) -> str:
     rows = [
         (
             each.service.name, each.pool.name, str(each.choice.mapping), each.replicas, each.spare, each.gpus,
-            f"{each.rate:.1f}", f"{quantiles(each.choice.outcome.ttft)['p90'] * 1e3:.0f}",
-            f"{quantiles(each.choice.outcome.tpot)['p90'] * 1e3:.1f}",
+            f"{each.rate:.1f}", f"{quantiles(each.choice.load.outcome.ttft)['p90'] * 1e3:.0f}",
+            f"{quantiles(each.choice.load.outcome.tpot)['p90'] * 1e3:.1f}",
         )
         for each in plan.shares
     ]  # fmt: skip

@@ -47,8 +47,8 @@ def figures(found: FleetPlan) -> dict[str, Any]:
             {"service": each.service.name, "pool": each.pool.name, "mapping": str(each.choice.mapping),
              "replicas": each.replicas, "spare_replicas": each.spare, "gpus": each.gpus,
              "requests_s": each.rate, "requests_s_per_replica": each.choice.rate,
-             "ttft_ms": {name: value * 1e3 for name, value in quantiles(each.choice.outcome.ttft).items()},
-             "tpot_ms": {name: value * 1e3 for name, value in quantiles(each.choice.outcome.tpot).items()}}
+             "ttft_ms": {name: value * 1e3 for name, value in quantiles(each.choice.load.outcome.ttft).items()},
+             "tpot_ms": {name: value * 1e3 for name, value in quantiles(each.choice.load.outcome.tpot).items()}}
             for each in found.shares
         ],
         "unserved_requests_s": found.unserved,
@@ -64,7 +64,7 @@ def _show(terminal: Terminal, found: FleetPlan) -> None:
         terminal.show(Text(f"{name}: no room for {count} spare replicas", style="yellow"))
     table = Table("service", "pool", "mapping", "replicas", "spare", "GPUs", "requests/s", "TTFT p90 ms", "TPOT p90 ms")
     for each in found.shares:
-        seen = each.choice.outcome
+        seen = each.choice.load.outcome
         table.add_row(
             each.service.name, each.pool.name, str(each.choice.mapping), str(each.replicas), str(each.spare),
             str(each.gpus), f"{each.rate:.1f}", f"{quantiles(seen.ttft)['p90'] * 1e3:.0f}",
