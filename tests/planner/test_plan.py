@@ -339,6 +339,17 @@ def test_requests_that_the_model_was_not_made_for_are_told() -> None:
         assert all("4,096" in each for each in found.assumptions)
 
 
+@pytest.mark.parametrize(
+    ("name", "allowed"),
+    [
+        ("llama-2-70b", 4096), ("mistral-7b", 32_768), ("mixtral-8x22b", 65_536), ("llama-3.1-8b", 131_072),
+        ("qwen3-coder-480b-a35b", 262_144), ("llama-4-maverick", 1_048_576), ("llama-4-scout", 10_485_760),
+    ],
+)  # fmt: skip
+def test_models_of_the_catalogue_allow_what_their_configurations_say(name: str, allowed: int) -> None:
+    assert find_model(name).max_length == allowed
+
+
 @pytest.mark.parametrize(("isl", "longest"), [(3000, 3101), (3995, 4096), (3996, 4096), (4000, 4101)])
 def test_an_engine_is_started_for_no_more_than_the_model_allows(isl: int, longest: int) -> None:
     model = replace(find_model("llama-3.1-8b"), max_length=4096)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from weft.planner.hardware import Gpu
 from weft.planner.op_costs import DTYPES, FLOOR, ROWS, Curve, OpCosts
-from weft.planner.program import BYTES, Experts
+from weft.planner.program import BYTES, WEIGHTS_ONLY, Experts
 from weft.planner.tables import Array, Columns
 
 Shape = tuple[int, int, int, int, int, int]
@@ -40,6 +41,12 @@ def expert_curve(costs: OpCosts, op: Experts) -> Curve:
 
 def _curve(costs: OpCosts, op: Experts) -> Curve:
     here = experts_roofline(costs.gpu, op, ROWS)
+    if op.weights in WEIGHTS_ONLY.values():
+        # No table has these: bf16's, with as many bytes of weights as there are.
+        wide = replace(op, weights="bf16")
+        curve = expert_curve(costs, wide)
+        seconds = curve.seconds * here / experts_roofline(costs.gpu, wide, ROWS)
+        return Curve(np.maximum(seconds, FLOOR), "roofline" if curve.source == "roofline" else "transferred")
     sites = expert_sites(costs, op.weights)
     if not sites:
         return Curve(np.maximum(here, 4 * FLOOR), "roofline")

@@ -16,15 +16,19 @@ def fleet_page(plan: FleetPlan) -> str:
     ]
     for name, count in plan.missing_spares.items():
         parts.append(f'<p class="warn">{safe(name)}: no room for {count} spare replicas</p>')
-    least = f"${plan.least_dollars:,.0f} at least in parts of replicas, without spares"
-    parts.append(f"<p>${plan.dollars:,.0f} an hour; {least}.</p>")
+    for pair, told in plan.assumptions.items():
+        parts += [f'<p class="warn">{safe(pair)}: {safe(words)}</p>' for words in told]
+    least = f"${plan.least_dollars:,.0f} if there were parts of replicas and no spares"
+    parts.append(
+        f"<p>${plan.dollars:,.0f} an hour for the GPUs that are used; {least}, which one more GPU is told of.</p>"
+    )
     parts.append("<h2>How much of each pool is used</h2>")
     parts.append(bars({pool.name: plan.used(pool) / max(pool.gpus, 1) for pool in plan.fleet.pools}))
     pools = [
-        (pool.name, pool.gpu.device, pool.gpus, plan.used(pool), f"{plan.worth.get(pool.name, 0.0):.2f}")
+        (pool.name, pool.gpu.device, pool.gpus, plan.used(pool), str(plan.worth.get(pool.name, "changes nothing")))
         for pool in plan.fleet.pools
     ]
-    parts.append(table(pools, ("pool", "GPU", "GPUs", "used", "one more saves, $/h")))
+    parts.append(table(pools, ("pool", "GPU", "GPUs", "used", "one more GPU")))
     rows = [
         (
             each.service.name, each.pool.name, str(each.choice.mapping), each.replicas, each.spare, each.gpus,

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from weft.planner.disaggregated import Disaggregated, disaggregate
+from weft.planner.formats import held
 from weft.planner.hardware import Gpu
 from weft.planner.load import RELAXED, Load, Replica, sustained
 from weft.planner.mapping import Mapping
@@ -137,6 +138,8 @@ class Plan:
 class Choice:
     """The mapping that is chosen, simulated, with what it was chosen from."""
 
+    model: Model
+    """As the GPU runs it."""
     chosen: Point
     ranked: list[Point]
     replica: Replica
@@ -175,6 +178,7 @@ def choices(
 ) -> list[Choice]:
     """The best mappings for the traffic, simulated, the best first; `for_parts` of it, the one whose GPUs give most and
     the one with the fewest GPUs as well."""
+    model = held(model, gpu, settings.kv)
     found, failing = candidates(model, gpu, costs, traffic, settings)
     if not found:
         raise refuse(model, gpu, failing, settings)
@@ -191,7 +195,7 @@ def choices(
     tried: list[Choice] = []
     for point in {id(each): each for each in (*ranked[:_SIMULATED], *other)}.values():
         replica, load = sustained(point, traffic, settings, targets)
-        tried.append(Choice(point, ranked, replica, load, [*gives_way, *load.broken], every, found))
+        tried.append(Choice(model, point, ranked, replica, load, [*gives_way, *load.broken], every, found))
 
     def wanted(each: Choice) -> tuple[float, ...]:
         return len(each.gives_way), _gpus(each.chosen, each.rate, traffic, settings), -each.rate / each.mapping.gpus
@@ -203,6 +207,7 @@ def plan(
     model: Model, gpu: Gpu, traffic: Traffic, targets: Targets, settings: Settings, tables: Path | None = None
 ) -> Plan:
     """Search, simulate the best, and size the fleet."""
+    model = held(model, gpu, settings.kv)
     costs = open_costs(gpu, tables, settings.engine)
     made = choose(model, gpu, traffic, targets, settings, costs)
     chosen = made.chosen

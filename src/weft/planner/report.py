@@ -139,8 +139,8 @@ def load_words(plan: Plan) -> tuple[str, str]:
     kept = f"keeps the targets ({', '.join(wanted)} at p90)" if wanted else "keeps its queue short"
     if plan.gives_way:
         kept = "keeps what is planned for in place of the targets"
-    most = f"A replica {kept} up to {plan.rate:.2f} requests/s; one that is never idle serves {plan.load.saturated:.2f}"
-    return f"{plan.at_rate:.2f} requests/s a replica, {asked}", f"{most}, of which {plan.used * 100:.0f} % are used."
+    most = f"A replica {kept} up to {plan.rate:.4g} requests/s; one that is never idle serves {plan.load.saturated:.4g}"
+    return f"{plan.at_rate:.4g} requests/s a replica, {asked}", f"{most}, of which {plan.used * 100:.0f} % are used."
 
 
 def _calibration(plan: Plan) -> dict[str, Any] | None:

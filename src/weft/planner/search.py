@@ -18,13 +18,14 @@ from weft.planner.calibration import Calibration, Run, scaled
 from weft.planner.capacity import CACHE_RULES, Memory, memory, resident
 from weft.planner.closed_form import Batching, Draft, Service, serve
 from weft.planner.errors import CalibrationError, CapacityError
+from weft.planner.formats import held
 from weft.planner.hardware import Gpu, catalogue
 from weft.planner.mapping import Mapping, fits_heads, rank_program
 from weft.planner.model import Model
 from weft.planner.op_costs import OpCosts
 from weft.planner.program import RankProgram
 from weft.planner.step_costs import StepCosts, step_costs
-from weft.planner.tables import KernelTables
+from weft.planner.tables import KernelTables, checked_folder
 from weft.planner.traffic import Targets, Traffic
 
 CONCURRENCIES = np.unique(np.rint(2.0 ** np.arange(0, 11.01, 0.25)).astype(int)).astype(float)
@@ -91,7 +92,7 @@ def open_costs(gpu: Gpu, tables: Path | None, engine: str) -> OpCosts:
 
     Weft's own are of random numbers; public ones have matmuls in bf16 that are faster than a GPU keeps up on these."""
     own = Path(__file__).parent / "data" / "kernel_tables"
-    folder = tables or own
+    folder = own if tables is None else checked_folder(tables)
     system = gpu.tables if (folder / gpu.tables).is_dir() else next(iter(KernelTables.systems(folder)), "h200_sxm")
     reference = next((each for each in catalogue().values() if each.measured and each.tables == system), gpu)
     found = KernelTables(folder, system, engine)
@@ -163,6 +164,7 @@ def priced_steps(program: RankProgram, costs: OpCosts, settings: Settings) -> St
 def predictor(model: Model, gpu: Gpu, costs: OpCosts, settings: Settings) -> Callable[[Run, float, float], Any]:
     """TPOT and TTFT of measured runs in closed form, with factors on the times of steps; mappings are priced once."""
     kept: dict[Mapping, tuple[RankProgram, StepCosts, Memory]] = {}
+    model = held(model, gpu, settings.kv)
     rule = CACHE_RULES.get(settings.engine)
 
     def predict(run: Run, few: float, many: float) -> tuple[float, float]:

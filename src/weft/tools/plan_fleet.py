@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ def figures(found: FleetPlan) -> dict[str, Any]:
         "least_dollars_per_hour": found.least_dollars,
         "pools": [
             {"name": pool.name, "gpu": pool.gpu.device, "gpus": pool.gpus, "used": found.used(pool),
-             "one_more_gpu_saves": found.worth.get(pool.name, 0.0)}
+             "one_more_gpu": asdict(found.worth[pool.name]) if pool.name in found.worth else None}
             for pool in found.fleet.pools
         ],
         "shares": [
@@ -54,6 +55,7 @@ def figures(found: FleetPlan) -> dict[str, Any]:
         "unserved_requests_s": found.unserved,
         "missing_spares": found.missing_spares,
         "cannot_be": found.refused,
+        "assumptions": {pair: list(told) for pair, told in found.assumptions.items()},
     }  # fmt: skip
 
 
@@ -71,12 +73,17 @@ def _show(terminal: Terminal, found: FleetPlan) -> None:
             f"{quantiles(seen.tpot)['p90'] * 1e3:.1f}",
         )  # fmt: skip
     terminal.show(table)
-    table = Table("pool", "GPUs", "used", "one more GPU saves, $/h")
+    for pair, told in found.assumptions.items():
+        for words in told:
+            terminal.show(Text(f"{pair}: {words}", style="yellow"))
+    table = Table("pool", "GPUs", "used", "one more GPU")
     for pool in found.fleet.pools:
-        table.add_row(pool.name, f"{pool.gpus:,}", f"{found.used(pool):,}", f"{found.worth.get(pool.name, 0.0):.2f}")
+        worth = str(found.worth.get(pool.name, "changes nothing"))
+        table.add_row(pool.name, f"{pool.gpus:,}", f"{found.used(pool):,}", worth)
     terminal.show(table)
     terminal.show(
-        f"${found.dollars:,.0f} an hour; in parts of replicas and without spares ${found.least_dollars:,.0f} at least."
+        f"${found.dollars:,.0f} an hour for the GPUs that are used; ${found.least_dollars:,.0f} if there were parts of "
+        "replicas and no spares, against which one more GPU is told."
     )
     for pair, reason in found.refused.items():
         terminal.show(f"{pair}: {reason}")
