@@ -80,7 +80,7 @@ def test_users_see_the_rate_that_was_asked_for() -> None:
     assert told["at_requests_s_per_replica"] < told["requests_s_per_replica"] < told["saturated_requests_s_per_replica"]
     assert told["tpot_ms"]["p90"] < told["at_most"]["tpot_ms"]["p90"] <= 40
     at, most = load_words(found)
-    assert "22.5 requests/s a replica, its part of 45" in at and "TPOT 40 ms at p90" in most
+    assert "22.5 requests/s a replica (45 over 2 replicas)" in at and "TPOT 40 ms at p90" in most
     free = plan(find_model("Llama-3.1-8B"), H200, Traffic(1024, 256), Targets(), Settings(max_gpus=1))
     assert free.at_rate == free.rate and "the most that it bears" in load_words(free)[0]
 

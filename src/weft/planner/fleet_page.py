@@ -7,6 +7,13 @@ from weft.planner.page import bars, document, safe, table
 from weft.planner.plan import quantiles
 
 
+def dollars(plan: FleetPlan) -> str:
+    """What a fleet costs, and what one more GPU is told against."""
+    least = f"; with parts of replicas and no spares ${plan.least_dollars:,.0f} would do" if not plan.unserved else ""
+    against = " One more GPU is told against that optimum in parts of replicas." if plan.worth else ""
+    return f"${plan.dollars:,.0f} an hour for the GPUs that are used{least}.{against}"
+
+
 def fleet_page(plan: FleetPlan) -> str:
     """The whole page: how full each pool is, who serves what, and what is not served."""
     total = sum(pool.gpus for pool in plan.fleet.pools)
@@ -15,13 +22,10 @@ def fleet_page(plan: FleetPlan) -> str:
         for name, rate in plan.unserved.items()
     ]
     for name, count in plan.missing_spares.items():
-        parts.append(f'<p class="warn">{safe(name)}: no room for {count} spare replicas</p>')
+        parts.append(f'<p class="warn">{safe(name)}: no room for {count} spare replica{"s" if count > 1 else ""}</p>')
     for pair, told in plan.assumptions.items():
         parts += [f'<p class="warn">{safe(pair)}: {safe(words)}</p>' for words in told]
-    least = f"${plan.least_dollars:,.0f} if there were parts of replicas and no spares"
-    parts.append(
-        f"<p>${plan.dollars:,.0f} an hour for the GPUs that are used; {least}, which one more GPU is told of.</p>"
-    )
+    parts.append(f"<p>{safe(dollars(plan))}</p>")
     parts.append("<h2>How much of each pool is used</h2>")
     parts.append(bars({pool.name: plan.used(pool) / max(pool.gpus, 1) for pool in plan.fleet.pools}))
     pools = [

@@ -130,17 +130,18 @@ def _seen(outcome: Outcome) -> dict[str, Any]:
 
 def load_words(plan: Plan) -> tuple[str, str]:
     """Which rate was simulated, and how much more a replica bears."""
-    asked = f"its part of {plan.traffic.rate:g}" if plan.traffic.rate else "the most that it bears"
+    shared = f"{plan.traffic.rate:.4g} over {plan.replicas} replica{'s' if plan.replicas > 1 else ''}"
+    asked = shared if plan.traffic.rate else "the most that it bears"
     wanted = [
         f"{name} {value * 1e3:.4g} ms"
         for name, value in (("TTFT", plan.targets.ttft), ("TPOT", plan.targets.tpot))
         if math.isfinite(value)
     ]
-    kept = f"keeps the targets ({', '.join(wanted)} at p90)" if wanted else "keeps its queue short"
+    kept = f"keeps the targets ({', '.join(wanted)} at p90)" if wanted else "does not fall behind"
     if plan.gives_way:
         kept = "keeps what is planned for in place of the targets"
     most = f"A replica {kept} up to {plan.rate:.4g} requests/s; one that is never idle serves {plan.load.saturated:.4g}"
-    return f"{plan.at_rate:.4g} requests/s a replica, {asked}", f"{most}, of which {plan.used * 100:.0f} % are used."
+    return f"{plan.at_rate:.4g} requests/s a replica ({asked})", f"{most}, of which {plan.used * 100:.0f} % are used."
 
 
 def _calibration(plan: Plan) -> dict[str, Any] | None:

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from weft.planner.fleet import FleetPlan, plan_fleet, read_fleet
-from weft.planner.fleet_page import fleet_page
+from weft.planner.fleet_page import dollars, fleet_page
 from weft.planner.plan import quantiles
 from weft.tools.terminal import Terminal, UsageError, check_file, counted
 
@@ -63,7 +63,7 @@ def _show(terminal: Terminal, found: FleetPlan) -> None:
     for name, rate in found.unserved.items():
         terminal.show(Text(f"{name}: {rate:.2f} requests/s are not served: no pool has room", style="bold yellow"))
     for name, count in found.missing_spares.items():
-        terminal.show(Text(f"{name}: no room for {count} spare replicas", style="yellow"))
+        terminal.show(Text(f"{name}: no room for {counted(count, 'spare replica')}", style="yellow"))
     table = Table("service", "pool", "mapping", "replicas", "spare", "GPUs", "requests/s", "TTFT p90 ms", "TPOT p90 ms")
     for each in found.shares:
         seen = each.choice.load.outcome
@@ -81,9 +81,6 @@ def _show(terminal: Terminal, found: FleetPlan) -> None:
         worth = str(found.worth.get(pool.name, "changes nothing"))
         table.add_row(pool.name, f"{pool.gpus:,}", f"{found.used(pool):,}", worth)
     terminal.show(table)
-    terminal.show(
-        f"${found.dollars:,.0f} an hour for the GPUs that are used; ${found.least_dollars:,.0f} if there were parts of "
-        "replicas and no spares, against which one more GPU is told."
-    )
+    terminal.show(dollars(found))
     for pair, reason in found.refused.items():
         terminal.show(f"{pair}: {reason}")
