@@ -91,3 +91,18 @@ def test_targets_that_a_lone_request_breaks_give_way_and_the_rest_is_kept() -> N
     _, load = sustained(point, traffic, Settings(max_gpus=1), targets)
     assert len(load.broken) == 1 and load.broken[0].startswith("ttft") and "where 1 ms was asked for" in load.broken[0]
     assert np.quantile(load.outcome.tpot, 0.9) <= 0.02
+
+
+def test_answers_of_one_token_have_no_time_for_another() -> None:
+    found = plan(find_model("Llama-3.1-8B"), H200, Traffic(500, 1, 3.0), targets_of("tpot=30ms"), Settings(max_gpus=1))
+    assert not found.gives_way and found.rate == pytest.approx(found.load.saturated * MOST_USED)
+
+
+def test_the_busiest_part_of_a_long_trace_is_simulated() -> None:
+    # A request a second, but for a minute in which there are ten.
+    times = [*range(600), *(600 + index / 10 for index in range(600)), *range(660, 1260)]
+    traffic = Traffic(100, 10, 1799 / 1259, trace=tuple((float(when), 100, 10) for when in times))
+    _, arrivals = traffic.requests(traffic.rate, 300)
+    assert arrivals[0] == 0 and 299 / arrivals[-1] == pytest.approx(10, rel=0.01)
+    _, whole = traffic.requests(2 * traffic.rate, 1800)
+    assert whole[-1] == pytest.approx(1259 / 2, rel=1e-3)

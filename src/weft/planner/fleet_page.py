@@ -42,7 +42,7 @@ def fleet_page(plan: FleetPlan) -> str:
         for each in plan.shares
     ]  # fmt: skip
     head = ("service", "pool", "mapping", "replicas", "spare", "GPUs", "requests/s", "TTFT p90, ms", "TPOT p90, ms")
-    parts.append("<h2>Who serves what</h2>" + table(rows, head))
+    parts.append("<h2>Who serves what, at the most that replicas bear</h2>" + table(rows, head))
     if plan.refused:
         parts.append("<h2>What cannot be</h2>" + table(list(plan.refused.items()), ("service and pool", "why")))
     return document(f"A fleet of {total:,} GPUs", parts)

@@ -38,6 +38,8 @@ _NEAR = 1.02
 RELAXED = 2.0
 """Where a target cannot be kept, how many times the least is planned for in its place: at the least itself each request
 would have a replica to itself."""
+_LEAST = 1e-3
+"""A share of the targets that counts for any below it: answers of one token have no time for a second."""
 _IDLE = 1e-3
 """The part of what a replica serves at most at which it is as good as alone with each request."""
 
@@ -112,10 +114,10 @@ class Replica:
         return (len(starts) - 1) / max(float(starts[-1] - starts[0]), 1e-12)
 
     def _counts(self, in_flight: int) -> tuple[int, int]:
-        """Requests that a simulation begins with, and those that follow: so many more, and as many again or `_FEWEST`
-        that are counted."""
+        """Requests that a simulation begins with, and those that follow: so many more, and those that are counted, as
+        many again, `_FEWEST` or a whole trace."""
         begun = min(in_flight, self.most)
-        return begun, min(begun + max(begun, _FEWEST), self.most)
+        return begun, min(begun + max(begun, _FEWEST, len(self.traffic.trace)), self.most)
 
 
 def sustained(point: Point, traffic: Traffic, settings: Settings, targets: Targets) -> tuple[Replica, Load]:
@@ -128,7 +130,7 @@ def sustained(point: Point, traffic: Traffic, settings: Settings, targets: Targe
     tried: list[tuple[float, float]] = []
     for _ in range(_TRIALS):
         seen = replica.at(rate)
-        over = excess(seen, targets)
+        over = max(excess(seen, targets), _LEAST)
         tried.append((rate, over))
         if over <= 1.0:
             best, low = (rate, seen), rate

@@ -32,16 +32,19 @@ class Traffic:
     """(seconds, tokens in, tokens out) of each request of a trace."""
 
     def requests(self, rate: float, count: int, seed: int = 0) -> tuple[list[Request], list[float]]:
-        """Requests with their arrivals at a rate; of a trace, its own, over and over, at its own times scaled to it."""
+        """Requests with their arrivals at a rate; of a trace, its own, over and over, at its own times scaled to it.
+
+        Of a longer trace these are the busiest ones in a row."""
         if self.trace:
-            begun, span = self.trace[0][0], self.trace[-1][0] - self.trace[0][0]
+            size, span = len(self.trace), self.trace[-1][0] - self.trace[0][0]
             # The trace comes round again after as long as its requests are apart on average.
-            turn = span * len(self.trace) / max(len(self.trace) - 1, 1)
-            scale = len(self.trace) / max(turn, _SHORTEST) / rate
-            taken = [(index // len(self.trace), *self.trace[index % len(self.trace)]) for index in range(count)]
+            turn = span * size / max(size - 1, 1)
+            scale = size / max(turn, _SHORTEST) / rate
+            first = self._busiest(count)
+            taken = [(index // size, *self.trace[index % size]) for index in range(first, first + count)]
             return (
                 [Request(i, a, b, int(a * self.prefix)) for i, (_, _, a, b) in enumerate(taken)],
-                [(when - begun + turn * times) * scale for times, when, _, _ in taken],
+                [(when - taken[0][1] + turn * times) * scale for times, when, _, _ in taken],
             )
         draw = np.random.default_rng(seed)
         low, high = 1.0 - self.spread, 1.0 + self.spread
@@ -55,6 +58,13 @@ class Traffic:
             [Request(i, int(prompts[i]), int(outputs[i]), int(cached[i])) for i in range(count)],
             [float(each) for each in times],
         )
+
+    def _busiest(self, count: int) -> int:
+        """Where so many requests of a trace begin that come in the shortest time."""
+        if len(self.trace) <= count:
+            return 0
+        times = np.array([each[0] for each in self.trace])
+        return int(np.argmin(times[count - 1 :] - times[: len(times) - count + 1]))
 
     def running(self, count: int, seed: int = 1) -> list[Request]:
         """What is in a replica at some moment: requests of which a part is given already, all of it in the cache.

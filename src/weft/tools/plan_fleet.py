@@ -64,7 +64,10 @@ def _show(terminal: Terminal, found: FleetPlan) -> None:
         terminal.show(Text(f"{name}: {rate:.2f} requests/s are not served: no pool has room", style="bold yellow"))
     for name, count in found.missing_spares.items():
         terminal.show(Text(f"{name}: no room for {counted(count, 'spare replica')}", style="yellow"))
-    table = Table("service", "pool", "mapping", "replicas", "spare", "GPUs", "requests/s", "TTFT p90 ms", "TPOT p90 ms")
+    table = Table(
+        "service", "pool", "mapping", "replicas", "spare", "GPUs", "requests/s", "TTFT p90 ms", "TPOT p90 ms",
+        title="the most that replicas bear, and what users see there",
+    )  # fmt: skip
     for each in found.shares:
         seen = each.choice.load.outcome
         table.add_row(
