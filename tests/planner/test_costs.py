@@ -299,3 +299,26 @@ def test_mxfp4_multiplies_in_bf16_where_there_is_no_fp4() -> None:
     assert find_gpu("h200").flops("mxfp4") == find_gpu("h200").bf16
     assert find_gpu("b200").flops("mxfp4") == find_gpu("b200").fp8
     assert find_gpu("b200").flops("int4") == find_gpu("b200").bf16
+
+
+def test_experts_without_a_table_reach_what_matmuls_of_their_size_reach() -> None:
+    gpu = find_gpu("h200")
+    costs = open_costs(gpu, None, "weft")
+    one = expert_curve(costs, Experts("", 4096, 14336, 1, 1, 1, 1))  # one expert that all tokens go to
+    up, down = costs.gemm(Gemm("", 28672, 4096)), costs.gemm(Gemm("", 4096, 14336))
+    np.testing.assert_allclose(one.seconds, up.seconds + down.seconds, rtol=0.1)
+    assert one.source == "transferred"
+    eight = Experts("", 4096, 14336, 2, 8, 1, 1)
+    curve = expert_curve(costs, eight)
+    assert (curve.seconds > experts_roofline(gpu, eight, ROWS)).all()
+    few, many = ROWS <= 1, ROWS >= 4096
+    # Two of eight experts are read for a token; all of them, with a quarter of the tokens each, for many.
+    np.testing.assert_allclose(curve.seconds[few], 2 * one.seconds[few], rtol=0.15)
+    np.testing.assert_allclose(curve.seconds[many], 2 * one.seconds[many], rtol=0.15)
+
+
+def test_experts_in_bf16_keep_to_the_clock_of_a_gpu_at_work() -> None:
+    gpu, op = find_gpu("h200"), Experts("", 4096, 14336, 2, 8, 1, 1)
+    costs = OpCosts(gpu, None, gpu, sustained=True)
+    flops = 2.0 * ROWS[-1] * 2 * 3 * 4096 * 14336
+    assert flops / expert_curve(costs, op).seconds[-1] == pytest.approx(gpu.bf16 * gpu.sustained, rel=0.01)

@@ -72,11 +72,13 @@ def test_a_full_pool_overflows_into_the_next_and_is_worth_something(tmp_path: Pa
     tight = plan_fleet(read_fleet(write(tmp_path, pools=pools, services=SERVICES)))
     assert not tight.unserved
     assert tight.used(tight.fleet.pools[1]) > 0
-    assert tight.worth["h200"] > 0 and "h100" not in tight.worth
+    more = tight.worth["h200"]
+    assert more.served == 0 and 0 < more.saved < 9.0 * 4 and "in dearer pools" in str(more)
+    assert "h100" not in tight.worth
 
 
 def test_a_pool_that_is_small_for_the_best_mapping_serves_with_another(tmp_path: Path) -> None:
-    traffic = {"traffic": "isl=1000,osl=200,rate=200", "slo": "tpot=20ms", "max_gpus": 8}
+    traffic = {"traffic": "isl=1000,osl=200,rate=190", "slo": "tpot=20ms", "max_gpus": 8}
     service = {"model": "Llama-3.1-70B", "precision": "fp8", **traffic}
     pools = [{"gpu": "h200", "gpus": 6, "price": 3.0}, {"gpu": "h100", "gpus": 512, "price": 3.5}]
     found = plan_fleet(read_fleet(write(tmp_path, pools=pools, services=[service])))
@@ -94,6 +96,10 @@ def test_what_there_is_no_room_for_is_told(tmp_path: Path) -> None:
     assert seen.exit_code == 1
     told = json.loads(seen.stdout)
     assert set(told["unserved_requests_s"]) == {"Llama-3.1-8B", "Llama-3.1-70B"}
+    # A request that nobody serves has no price: another GPU's worth is told in requests.
+    more = {each["name"]: each["one_more_gpu"] for each in told["pools"]}["h200"]
+    assert 0 < more["served"] < sum(told["unserved_requests_s"].values())
+    assert "requests/s more" in drawn.read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(("gpus", "served"), [(0, False), (1, True), (2, True)])
@@ -156,3 +162,10 @@ def test_two_of_one_name_are_refused(tmp_path: Path) -> None:
     path = write(tmp_path, pools=[pool, pool], services=SERVICES)
     with pytest.raises(FleetError, match="'east', as another's"):
         read_fleet(path)
+
+
+def test_formats_that_a_pool_lacks_are_told(tmp_path: Path) -> None:
+    service = {"name": "a", "model": "Llama-3.1-8B", "precision": "fp8", "traffic": "isl=500,osl=50,rate=1"}
+    path = write(tmp_path, pools=[{"gpu": "a100", "gpus": 8}], services=[{**service, "max_gpus": 1}])
+    told = plan_fleet(read_fleet(path)).assumptions["a on a100"]
+    assert len(told) == 1 and "no tensor cores for fp8" in told[0]

@@ -117,7 +117,8 @@ def test_an_evaluation_tells_the_planners_speed() -> None:
         ("isl=0,osl=1", "isl"), ("isl=a", "isl"), ("speed=1", "speed"), ("isl=1,prefix=2", "prefix"),
         ("isl=inf", "isl"), ("isl=nan", "isl"), ("osl=1e30", "osl"), ("rate=-1", "rate"), ("rate=1e300", "rate"),
         ("rate=1e-320", "rate"), ("burst=0", "burst"), ("burst=1e300", "burst"), ("spread=1", "spread"),
-        ("isl=", "isl"),
+        ("isl=", "isl"), ("rate=0", "rate"), ("isl=1.5", "isl"), ("osl=0.5", "osl"), ("osl=10.25", "osl"),
+        ("isl=8,isl=9", "isl"),
     ],
 )  # fmt: skip
 def test_bad_traffic_names_the_field(text: str, field: str) -> None:
@@ -132,6 +133,31 @@ def test_bad_targets_are_named(name: str, value: str) -> None:
         targets_of(f"{name}={value}")
 
 
+@pytest.mark.parametrize(
+    ("text", "targets"),
+    [
+        ("tpot=30", Targets(tpot=0.03)), ("tpot=30ms", Targets(tpot=0.03)), ("tpot=0.03s", Targets(tpot=0.03)),
+        ("ttft=2s,tpot=800us", Targets(2.0, 0.0008)), ("ttft=500", Targets(0.5)), ("ttft=1ms", Targets(0.001)),
+    ],
+)  # fmt: skip
+def test_targets_have_units_and_are_milliseconds_without(text: str, targets: Targets) -> None:
+    found = targets_of(text)
+    assert (found.ttft, found.tpot) == (pytest.approx(targets.ttft), pytest.approx(targets.tpot))
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [
+        ("tpot=30s", "tpot=30ms"), ("tpot=30000", "tpot=30ms"), ("tpot=0.03", "tpot=0.03s"), ("ttft=0.5", "ttft=0.5s"),
+        ("ttft=2", "ttft=2s"), ("tpot=1ms,tpot=2ms", "once"),
+    ],
+)  # fmt: skip
+def test_targets_that_nobody_means_are_refused_with_what_was_meant(text: str, meant: str) -> None:
+    with pytest.raises(TrafficError) as refused:
+        targets_of(text)
+    assert meant in str(refused.value.hint)
+
+
 @pytest.mark.parametrize("value", ["-1", "NaN", "Infinity", "1e300", "1" + "0" * 400, '"x"', "null", "true", "[1]"])
 @pytest.mark.parametrize("name", ["seconds", "isl", "osl"])
 def test_bad_requests_of_a_trace_are_named(tmp_path: Path, name: str, value: str) -> None:
@@ -143,19 +169,35 @@ def test_bad_requests_of_a_trace_are_named(tmp_path: Path, name: str, value: str
     assert "request 0" in str(refused.value)
 
 
-def test_requests_that_all_come_at_once_have_no_rate(tmp_path: Path) -> None:
+@pytest.mark.parametrize("rows", ["0,100,10", "0,100,10\n1e-300,200,30", "7,100,10\n7,200,30\n7,300,30"])
+def test_requests_that_all_come_at_once_are_refused(tmp_path: Path, rows: str) -> None:
     path = tmp_path / "trace.csv"
-    path.write_text("seconds,isl,osl\n0,100,10\n1e-300,200,30\n")
-    assert traffic_of(str(path)).rate == 0
+    path.write_text(f"seconds,isl,osl\n{rows}\n")
+    with pytest.raises(TrafficError, match="'seconds' of the trace gives no rate"):
+        traffic_of(str(path))
+
+
+def test_a_trace_with_several_requests_in_a_second_has_its_rate(tmp_path: Path) -> None:
+    path = tmp_path / "trace.csv"
+    path.write_text("seconds,isl,osl\n" + "\n".join(f"{index // 4},100,{10 + index}" for index in range(40)))
+    found = traffic_of(str(path))
+    assert found.rate == pytest.approx(39 / 9)
+    requests, arrivals = found.requests(found.rate, 100)  # more than it has: it comes round again
+    assert [each.output for each in requests[40:44]] == [10, 11, 12, 13]
+    assert arrivals == sorted(arrivals) and arrivals[40] > arrivals[39]
+    assert 99 / arrivals[-1] == pytest.approx(found.rate, rel=0.05)
+    running = found.running(500)
+    assert all(each.number < 0 and each.output >= 1 and each.cached == each.prompt for each in running)
+    assert {each.prompt + each.output - 100 for each in running} <= set(range(10, 50))
 
 
 def test_traces_are_read_and_checked(tmp_path: Path) -> None:
     path = tmp_path / "trace.csv"
     path.write_text("seconds,isl,osl\n0,100,10\n1,200,30\n2,300,20\n")
     found = traffic_of(str(path))
-    assert (found.isl, found.osl, found.rate) == (200, 20, 1.5)
+    assert (found.isl, found.osl, found.rate) == (200, 20, 1.0)
     requests, arrivals = found.requests(3.0, 3)
-    assert [each.prompt for each in requests] == [100, 200, 300] and arrivals[-1] == pytest.approx(1.0)
+    assert [each.prompt for each in requests] == [100, 200, 300] and arrivals[-1] == pytest.approx(2 / 3)
     path.write_text("seconds,isl\n0,100\n")
     with pytest.raises(TrafficError, match="'osl'"):
         traffic_of(str(path))
@@ -295,6 +337,17 @@ def test_requests_that_the_model_was_not_made_for_are_told() -> None:
         found = plan(model, find_gpu("h200"), Traffic(length, 100), Targets(), Settings())
         assert len(found.assumptions) == told
         assert all("4,096" in each for each in found.assumptions)
+
+
+@pytest.mark.parametrize(
+    ("name", "allowed"),
+    [
+        ("llama-2-70b", 4096), ("mistral-7b", 32_768), ("mixtral-8x22b", 65_536), ("llama-3.1-8b", 131_072),
+        ("qwen3-coder-480b-a35b", 262_144), ("llama-4-maverick", 1_048_576), ("llama-4-scout", 10_485_760),
+    ],
+)  # fmt: skip
+def test_models_of_the_catalogue_allow_what_their_configurations_say(name: str, allowed: int) -> None:
+    assert find_model(name).max_length == allowed
 
 
 @pytest.mark.parametrize(("isl", "longest"), [(3000, 3101), (3995, 4096), (3996, 4096), (4000, 4101)])

@@ -14,7 +14,7 @@ from weft.planner.errors import CapacityError, TrafficError
 from weft.planner.hardware import find_gpu
 from weft.planner.mapping import Mapping
 from weft.planner.model import find_model
-from weft.planner.op_costs import ROWS, OpCosts
+from weft.planner.op_costs import ROWS, STREAMED, OpCosts
 from weft.planner.program import Gemm
 from weft.planner.search import open_costs
 from weft.planner.training import Job, Layout, TrainingCosts, activation_bytes, job_of, plan_training, uneven
@@ -143,3 +143,49 @@ def test_a_gpu_at_work_without_a_pause_keeps_a_part_of_its_peak() -> None:
     np.testing.assert_array_equal(
         costs.gemm(fp8).seconds, OpCosts(costs.gpu, None, costs.gpu, sustained=True).gemm(fp8).seconds
     )
+
+
+def test_a_backward_pass_has_the_matmuls_of_both_gradients() -> None:
+    priced, rows = costs("Llama-3.1-8B", Job(8, 8, 4096)), 4096
+    forward, backward = priced.passes(Mapping(), 1)
+    shapes = {(6144, 4096): 32, (4096, 4096): 32, (28672, 4096): 32, (4096, 14336): 32, (128256, 4096): 1}
+    ops = priced.costs
+    wanted = sum(
+        count * float(ops.gemm(Gemm("", k, n)).at(rows) + ops.gemm(Gemm("", k, rows)).at(n))
+        for (n, k), count in shapes.items()
+    )
+    assert backward["matmul"] == pytest.approx(wanted)
+    assert backward["attention"] == pytest.approx(2.93 * forward["attention"])
+    # Read a gradient in bf16, read and write its sum in fp32; read logits, and write their gradients.
+    streamed = H100.bandwidth * STREAMED
+    assert backward["gradient sums"] == pytest.approx(8_030_261_248 * 10 / streamed, rel=1e-3)
+    assert forward["loss"] + backward["loss"] == pytest.approx(rows * 128256 * 6 / streamed)
+
+
+def test_recomputing_is_told_apart() -> None:
+    priced = costs("Llama-3.1-8B", Job(64, 64, 4096))
+    plain, again = (priced.step(Layout(Mapping(), 64, 1, 1, recompute, False)) for recompute in (False, True))
+    assert again.parts["recomputing"] == pytest.approx(again.seconds - plain.seconds)
+    assert {name: again.parts[name] for name in ("matmul", "attention", "loss")} == {
+        name: plain.parts[name] for name in ("matmul", "attention", "loss")
+    }
+
+
+def test_a_causal_mask_leaves_half_of_attention() -> None:
+    priced = costs("Llama-3.1-8B", Job(64, 64, 4096))
+    found = priced.step(Layout(Mapping(), 64, 1, 1, False, False))
+    attention = 3 * 4 * 4096**2 * 4096 * 32 * 64
+    assert found.mfu - found.causal_mfu == pytest.approx(attention / 2 / (found.seconds * 64 * H100.bf16), rel=1e-3)
+
+
+def test_a_measured_step_is_near_and_no_quicker_than_planned() -> None:
+    # AdamW on an H200, 4 × 2,048 tokens: a whole step that nothing was fitted to.
+    results = Path(__file__).parents[2] / "benchmarks" / "results" / "2026-11-17-22bb9f5-gpu-train.json"
+    cases = json.loads(results.read_text(encoding="utf-8"))["cases"]
+    measured = next(each["seconds"] for each in cases if each["name"] == "llama_1b_train")
+    gpu = find_gpu("h200")
+    priced = TrainingCosts(
+        find_model("Llama-3.2-1B"), gpu, replace(open_costs(gpu, None, "weft"), sustained=True), Job(1, 4, 2048)
+    )
+    planned = priced.step(Layout(Mapping(), 1, 4, 1, False, False)).seconds
+    assert 0.85 * measured["weft"] < planned < measured["weft"] < measured["inductor"]

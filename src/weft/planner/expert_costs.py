@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from weft.planner.hardware import Gpu
-from weft.planner.op_costs import DTYPES, FLOOR, ROWS, Curve, OpCosts
-from weft.planner.program import BYTES, Experts
+from weft.planner.op_costs import DTYPES, FLOOR, ROWS, Curve, OpCosts, gemm_roofline
+from weft.planner.program import BYTES, WEIGHTS_ONLY, Experts, Gemm
 from weft.planner.tables import Array, Columns
 
 Shape = tuple[int, int, int, int, int, int]
@@ -34,15 +35,53 @@ def expert_curve(costs: OpCosts, op: Experts) -> Curve:
     """The time of one layer's experts on one rank, over the tokens of its group."""
     key = ("experts", op.hidden, op.width, op.per_token, op.experts, op.tp, op.ep, op.weights, costs.distribution)
     if key not in costs.kept:
-        costs.kept[key] = _curve(costs, op)
+        costs.kept[key] = _sustained(costs, op, _curve(costs, op))
     return costs.kept[key]
+
+
+def _sustained(costs: OpCosts, op: Experts, curve: Curve) -> Curve:
+    """No less than products in bf16 take when the GPU has been at work for a while, as of other matmuls."""
+    if not costs.sustained or costs.gpu.flops(op.weights) != costs.gpu.bf16:
+        return curve
+    flops = 2.0 * ROWS * op.per_token / op.ep * op.matrices * op.hidden * op.width / op.tp
+    return replace(curve, seconds=np.maximum(curve.seconds, flops / (costs.gpu.bf16 * costs.gpu.sustained)))
+
+
+def _as_matmuls(costs: OpCosts, op: Experts, here: Array) -> Curve:
+    """Without a table of experts: the share of the roofline that matmuls reach with as many weights and operations as
+    the experts have together that some token goes to, each with its tokens for rows."""
+    chosen = _chosen(op, ROWS)
+    rows = np.maximum(ROWS * op.per_token / op.ep / chosen, 1.0)
+    width, sources = op.width / op.tp, set[str]()
+    bound, taken = np.zeros_like(ROWS), np.zeros_like(ROWS)
+    for index, experts in enumerate(chosen):
+        for n, k in (((op.matrices - 1) * width, op.hidden), (op.hidden, width)):
+            shape = Gemm(op.name, max(round(n * experts), 1), max(round(k), 1), op.weights)
+            curve = costs.gemm(shape)
+            sources.add(curve.source)
+            taken[index] += float(curve.at(rows[index]))
+            bound[index] += float(gemm_roofline(costs.gpu, rows[index], shape.n, shape.k, op.weights))
+    seconds = np.maximum(here * np.maximum(taken / bound, 1.0), 4 * FLOOR)
+    return Curve(seconds, "roofline" if "roofline" in sources else "transferred")
+
+
+def _chosen(op: Experts, tokens: Any) -> Array:
+    """Experts of a rank that some token goes to, one at least."""
+    local = op.experts / op.ep
+    return np.maximum(local * (1.0 - (1.0 - op.per_token / op.experts) ** tokens), min(local, 1.0))
 
 
 def _curve(costs: OpCosts, op: Experts) -> Curve:
     here = experts_roofline(costs.gpu, op, ROWS)
+    if op.weights in WEIGHTS_ONLY.values():
+        # No table has these: bf16's, with as many bytes of weights as there are.
+        wide = replace(op, weights="bf16")
+        curve = expert_curve(costs, wide)
+        seconds = curve.seconds * here / experts_roofline(costs.gpu, wide, ROWS)
+        return Curve(np.maximum(seconds, FLOOR), "roofline" if curve.source == "roofline" else "transferred")
     sites = expert_sites(costs, op.weights)
     if not sites:
-        return Curve(np.maximum(here, 4 * FLOOR), "roofline")
+        return _as_matmuls(costs, op, here)
     there = experts_roofline(costs.reference, op, ROWS)
     wanted: Shape = (op.hidden, op.width, op.per_token, op.experts, op.tp, op.ep)
     if wanted in sites:

@@ -33,6 +33,7 @@ from weft.planner.traffic import Targets, Traffic, targets_of, traffic_of
 _UNSERVED = 1e3
 """What a request that nobody serves counts, in the dearest served one's price: all that can be served is."""
 
+_WORTH_TELLING = 1e-9
 _MOST_TRIED = 200
 """Fleets that are shared out with another mapping of a pair, at most."""
 
@@ -88,6 +89,22 @@ class Share:
 
 
 @dataclass(frozen=True)
+class Worth:
+    """What one more GPU of a full pool would change in the linear program's optimum."""
+
+    served: float
+    """Requests a second that nobody serves now and that it would."""
+    saved: float
+    """Dollars an hour less for what is served now, from GPUs of other pools that are dearer; below zero where it is
+    paid for requests that nobody serves now."""
+
+    def __str__(self) -> str:
+        if self.served > 0:
+            return f"serves {self.served:.3g} requests/s more"
+        return f"saves ${self.saved:.2f}/h in dearer pools"
+
+
+@dataclass(frozen=True)
 class FleetPlan:
     """Who serves what, what is left, and what is not served."""
 
@@ -97,12 +114,18 @@ class FleetPlan:
     """Requests a second of each service that there is no room for."""
     least_dollars: float
     """Dollars an hour of the linear program's optimum, without spares: what no whole replicas so mapped can beat."""
-    worth: dict[str, float]
-    """Dollars an hour that one more GPU of a full pool would save; requests that are not served count as such."""
+    worth: dict[str, Worth]
+    """What one more GPU of each full pool would change."""
     refused: dict[str, str] = field(default_factory=dict[str, str])
     """Pairs of service and pool that cannot be, with the reason."""
     missing_spares: dict[str, int] = field(default_factory=dict[str, int])
     """Spare replicas of each service that there is no room for."""
+
+    @property
+    def assumptions(self) -> dict[str, tuple[str, ...]]:
+        """What was taken for granted of the services' models, by service and pool."""
+        pairs = {f"{each.service.name} on {each.pool.name}": each.choice.model.assumptions for each in self.shares}
+        return {pair: told for pair, told in pairs.items() if told}
 
     @property
     def dollars(self) -> float:
@@ -296,6 +319,13 @@ class _Sharing:
         penalty = np.full(len(self.demand), dearest * _UNSERVED)
         return minimise(np.array(self.price), gives, np.array(self.demand), takes, np.array(room), penalty)
 
+    def one_more(self, solved: Optimum, room: list[float], p: int) -> Worth:
+        """What another GPU of a pool changes, in parts of replicas."""
+        more = self.solve([max(0.0, each) + (pool == p) for pool, each in enumerate(room)])
+        served = float(solved.unserved.sum() - more.unserved.sum())
+        saved = float(np.dot(self.price, solved.values - more.values))
+        return Worth(served if served > 1e-9 * sum(self.demand) else 0.0, saved)
+
     def home(self, values: Sequence[float] | Array, s: int) -> int | None:
         """The pair that serves most of a service; None where nothing does."""
         columns = [column for column, pair in enumerate(self.pairs) if pair[0] == s and values[column] > 0]
@@ -344,7 +374,7 @@ def _share_out(fleet: Fleet, found: Mapping[tuple[int, int], Choice], refused: d
     counts, left = sharing.whole_replicas(solved, room)
     if min(left) < 0 or any(sharing.lacking(counts, s) for s in range(len(services))):
         # Requests come before spares, which get what is left.
-        solved = first
+        solved, room = first, whole
         counts, left = sharing.whole_replicas(solved, whole)
         spares = [0] * len(sharing.pairs)
         for s, service in enumerate(services):
@@ -360,5 +390,7 @@ def _share_out(fleet: Fleet, found: Mapping[tuple[int, int], Choice], refused: d
     unserved = {each.name: lacking for s, each in enumerate(services) if (lacking := sharing.lacking(counts, s))}
     kept = [sum(each.spare for each in shares if each.service is service) for service in services]
     without = {each.name: lost for each, n in zip(services, kept, strict=True) if (lost := each.settings.spare - n)}
-    worth = {pool.name: solved.worth[p] for p, pool in enumerate(pools) if solved.worth[p] > 1e-9}
+    worth = {
+        pool.name: sharing.one_more(solved, room, p) for p, pool in enumerate(pools) if solved.worth[p] > _WORTH_TELLING
+    }
     return FleetPlan(fleet, shares, unserved, float(np.dot(sharing.price, solved.values)), worth, refused, without)

@@ -242,7 +242,7 @@ def _block(model: Model, layer: Layer, mapping: Mapping) -> tuple[list[Operation
     operations: list[Operation] = [_norm("block norm", model), router, Elementwise("top experts", block.experts * 4.0)]
     group = mapping.tp * mapping.dp
     if mapping.dp > 1:
-        payload = model.hidden * (1.0 if model.expert_weights.startswith("fp8") else 2.0)
+        payload = model.hidden * (1.0 if model.expert_weights in ("fp8", "fp8_block") else 2.0)
         operations.append(Collective("dispatch", "all_gather", group, payload * mapping.dp))
     operations.append(
         Experts(

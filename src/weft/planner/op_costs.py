@@ -16,7 +16,7 @@ import numpy as np
 
 from weft.planner.grids import Grid, at_sites, captured, filled
 from weft.planner.hardware import Gpu
-from weft.planner.program import BYTES, Elementwise, Gemm, LinearAttention
+from weft.planner.program import BYTES, WIDENED, Elementwise, Gemm, LinearAttention
 from weft.planner.tables import Array, Columns, KernelTables
 
 ROWS: Array = np.array(
@@ -113,7 +113,7 @@ class OpCosts:
     def _gemm(self, n: int, k: int, weights: str) -> Curve:
         here = gemm_roofline(self.gpu, ROWS, n, k, weights)
         there = gemm_roofline(self.reference, ROWS, n, k, weights)
-        dtype = "bf16" if weights in ("int4", "mxfp4") else weights
+        dtype = "bf16" if weights in WIDENED else weights
         grid = self.gemm_grid(dtype)
         if grid is None:
             return Curve(np.maximum(here, FLOOR), "roofline")

@@ -6,7 +6,7 @@ import html
 from typing import Any
 
 from weft.planner.plan import Plan
-from weft.planner.report import figures
+from weft.planner.report import figures, load_words
 
 _WIDTH, _HEIGHT, _LEFT, _BOTTOM = 640, 320, 60, 40
 _STYLE = (
@@ -44,14 +44,15 @@ def page(plan: Plan) -> str:
             (chosen["tokens_s_user"], chosen["tokens_s_gpu"]),
         )
     )
-    parts.append("<h2>What users see, simulated</h2>")
+    at, most = load_words(plan)
+    parts.append(f"<h2>What users see, simulated at {safe(at)}</h2>")
     seen = found["simulated"]
     rows = [
         (name, *(f"{seen[key][each]:.1f}" for each in ("p50", "p90", "p99")))
         for name, key in (("TTFT, ms", "ttft_ms"), ("TPOT, ms", "tpot_ms"), ("end to end, ms", "e2e_ms"))
     ]
     parts.append(table(rows, ("", "p50", "p90", "p99")))
-    parts.append(f"<p>{safe(found['definition'])}. {seen['requests_s_per_replica']:.2f} requests/s a replica.</p>")
+    parts.append(f"<p>{safe(found['definition'])}. {safe(most)}</p>")
     parts.append("<h2>Where a decoding step's time goes</h2>" + bars(found["breakdown"]))
     rows = [
         (each["name"], each["kind"], f"{each['ms']:.3f}", each["from"], f"{each['may_be_off_by'] * 100:.0f} %")

@@ -9,17 +9,18 @@ from typing import Any
 
 import numpy as np
 
+from weft.planner.disaggregated import Disaggregated, disaggregate
+from weft.planner.formats import held
 from weft.planner.hardware import Gpu
+from weft.planner.load import RELAXED, Load, Replica, sustained
 from weft.planner.mapping import Mapping
 from weft.planner.model import Model
 from weft.planner.op_costs import OpCosts
 from weft.planner.search import (
     Candidate,
-    Disaggregated,
     Point,
     Settings,
     candidates,
-    disaggregate,
     front,
     meets,
     nearest,
@@ -28,7 +29,6 @@ from weft.planner.search import (
     priced_steps,
     refuse,
     served,
-    sustained,
 )
 from weft.planner.simulate import Outcome
 from weft.planner.traffic import Targets, Traffic
@@ -49,8 +49,10 @@ class Plan:
     chosen: Point
     alternatives: list[Point]
     front: list[Point]
-    rate: float
-    """Requests a second that a replica keeps up with, as simulated."""
+    load: Load
+    """What a replica bears, as simulated."""
+    at_rate: float
+    """Requests a second of a replica that `outcome` is of: its part of those asked for, or the most that it bears."""
     outcome: Outcome
     replicas: int
     spare: int
@@ -59,6 +61,21 @@ class Plan:
     disaggregated: Disaggregated | None
     sensitivity: dict[str, float]
     configurations: int
+
+    @property
+    def rate(self) -> float:
+        """Requests a second that a replica keeps up with, as simulated."""
+        return self.load.rate
+
+    @property
+    def used(self) -> float:
+        """The part of what a replica serves when it is never idle that it is loaded with."""
+        return self.at_rate / self.load.saturated
+
+    @property
+    def sequences(self) -> int:
+        """Sequences that a replica has to be let run together: what the search took, or what was simulated."""
+        return max(math.ceil(self.chosen.figure("concurrency")), self.load.outcome.largest)
 
     @property
     def gpus(self) -> int:
@@ -121,13 +138,24 @@ class Plan:
 class Choice:
     """The mapping that is chosen, simulated, with what it was chosen from."""
 
+    model: Model
+    """As the GPU runs it."""
     chosen: Point
     ranked: list[Point]
-    rate: float
-    outcome: Outcome
+    replica: Replica
+    load: Load
     gives_way: list[str]
     every: list[Point]
     fitting: list[Candidate]
+
+    @property
+    def rate(self) -> float:
+        """Requests a second that a replica keeps up with."""
+        return self.load.rate
+
+    def at(self, rate: float) -> Outcome:
+        """What users see at a rate of a replica."""
+        return self.load.outcome if rate == self.rate else self.replica.at(rate)
 
     @property
     def mapping(self) -> Mapping:
@@ -150,28 +178,27 @@ def choices(
 ) -> list[Choice]:
     """The best mappings for the traffic, simulated, the best first; `for_parts` of it, the one whose GPUs give most and
     the one with the fewest GPUs as well."""
+    model = held(model, gpu, settings.kv)
     found, failing = candidates(model, gpu, costs, traffic, settings)
     if not found:
         raise refuse(model, gpu, failing, settings)
     every = points(found)
-    good = [each for each in every if meets(each, targets)]
     gives_way: list[str] = []
-    if good:
-        ranked = _best_of_each(good)
-        other = [ranked[0], min(ranked, key=lambda each: each.candidate.mapping.gpus)] if for_parts else []
-        if traffic.rate:  # of a load that few GPUs serve, what a full one would give is no reason to take more
-            ranked.sort(key=lambda each: _gpus(each, each.figure("rate") / traffic.osl, traffic, settings))
-    else:
-        ranked, other = [nearest(every, targets)], []
-        gives_way = _gives_way(ranked[0], every, targets)
+    good = [each for each in every if meets(each, targets)]
+    if not good:
+        gives_way, targets = _relax(nearest(every, targets), every, targets)
+        good = [each for each in every if meets(each, targets)]
+    ranked = _best_of_each(good)
+    other = [ranked[0], min(ranked, key=lambda each: each.candidate.mapping.gpus)] if for_parts else []
+    if traffic.rate:  # of a load that few GPUs serve, what a full one would give is no reason to take more
+        ranked.sort(key=lambda each: _gpus(each, each.figure("rate") / traffic.osl, traffic, settings))
     tried: list[Choice] = []
-    relaxed = targets if good else Targets()
     for point in {id(each): each for each in (*ranked[:_SIMULATED], *other)}.values():
-        rate, seen = sustained(point, traffic, settings, relaxed)
-        tried.append(Choice(point, ranked, rate, seen, gives_way, every, found))
+        replica, load = sustained(point, traffic, settings, targets)
+        tried.append(Choice(model, point, ranked, replica, load, [*gives_way, *load.broken], every, found))
 
-    def wanted(each: Choice) -> tuple[float, float]:
-        return _gpus(each.chosen, each.rate, traffic, settings), -each.rate / each.mapping.gpus
+    def wanted(each: Choice) -> tuple[float, ...]:
+        return len(each.gives_way), _gpus(each.chosen, each.rate, traffic, settings), -each.rate / each.mapping.gpus
 
     return sorted(tried, key=wanted)
 
@@ -180,10 +207,12 @@ def plan(
     model: Model, gpu: Gpu, traffic: Traffic, targets: Targets, settings: Settings, tables: Path | None = None
 ) -> Plan:
     """Search, simulate the best, and size the fleet."""
+    model = held(model, gpu, settings.kv)
     costs = open_costs(gpu, tables, settings.engine)
     made = choose(model, gpu, traffic, targets, settings, costs)
-    chosen, rate = made.chosen, made.rate
-    replicas = _replicas(rate, traffic)
+    chosen = made.chosen
+    replicas = _replicas(made.rate, traffic)
+    rate = traffic.rate / replicas if traffic.rate else made.rate
     return Plan(
         model=model,
         gpu=gpu,
@@ -193,8 +222,9 @@ def plan(
         chosen=chosen,
         alternatives=[each for each in made.ranked if each is not chosen][:5],
         front=front(made.every),
-        rate=rate,
-        outcome=made.outcome,
+        load=made.load,
+        at_rate=rate,
+        outcome=made.at(rate),
         replicas=replicas,
         spare=settings.spare,
         gives_way=made.gives_way,
@@ -226,15 +256,19 @@ def _best_of_each(good: list[Point]) -> list[Point]:
     return sorted(best.values(), key=lambda each: (-each.per_gpu, each.candidate.mapping.gpus))
 
 
-def _gives_way(point: Point, every: list[Point], targets: Targets) -> list[str]:
+def _relax(point: Point, every: list[Point], targets: Targets) -> tuple[list[str], Targets]:
+    """Which targets the nearest point breaks, by how much, and what can be planned for in their place."""
     words: list[str] = []
     for name, wanted in (("tpot", targets.tpot), ("ttft", targets.ttft)):
         value = point.figure(name)
         if value > wanted:
             least = min(each.figure(name) for each in every)
+            instead = max(value, RELAXED * least)
             asked = f"{value * 1e3:.4g} ms where {wanted * 1e3:.4g} ms was asked for"
-            words.append(f"{name}: {asked}; the least of any mapping is {least * 1e3:.4g} ms")
-    return words
+            told = f"the least of any mapping is {least * 1e3:.4g} ms, planned for are {instead * 1e3:.4g} ms"
+            words.append(f"{name}: {asked}; {told}")
+            targets = replace(targets, **{name: instead})
+    return words, targets
 
 
 def _sensitivity(chosen: Point, costs: OpCosts, traffic: Traffic, settings: Settings) -> dict[str, float]:

@@ -22,10 +22,16 @@ BYTES = {
     "int4": 0.5 + 2 / 32,
     "mxfp4": 0.5 + 1 / 32,
     "nvfp4": 0.5 + 1 / 16,
+    "fp8_weights": 1.0,
+    "nvfp4_weights": 0.5 + 1 / 16,
     "f32": 4.0,
 }
 """Bytes of a weight with its share of the scales: int4 has a bf16 scale for 32, mxfp4 one byte for 32, nvfp4 for 16."""
-PRECISIONS = tuple(name for name in BYTES if name != "f32")
+WEIGHTS_ONLY = {"fp8": "fp8_weights", "fp8_block": "fp8_weights", "nvfp4": "nvfp4_weights"}
+"""What formats are that a GPU only holds weights in, where its tensor cores do not multiply in them."""
+WIDENED = ("int4", "mxfp4", *dict.fromkeys(WEIGHTS_ONLY.values()))
+"""Formats that matmuls widen to bf16, in which activations are."""
+PRECISIONS = tuple(name for name in BYTES if name not in ("f32", *WEIGHTS_ONLY.values()))
 """What a service's weights may be held in; f32 is for what a model holds beside them."""
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from weft.planner.op_costs import BANDS
 from weft.planner.plan import Plan, quantiles
 from weft.planner.search import Point
+from weft.planner.simulate import Outcome
 
 
 def point_figures(point: Point) -> dict[str, Any]:
@@ -34,7 +35,6 @@ def figures(plan: Plan) -> dict[str, Any]:
     chosen, room = plan.chosen, plan.chosen.candidate.memory
     costs = chosen.candidate.costs
     batch, context = chosen.figure("resident"), plan.traffic.isl + plan.traffic.osl / 2
-    seen = plan.outcome
     split = plan.disaggregated
     return {
         "ok": not plan.gives_way,
@@ -66,12 +66,12 @@ def figures(plan: Plan) -> dict[str, Any]:
         "dollars_per_million_output_tokens": plan.cost_per_million,
         "dollars_per_gpu_hour": plan.gpu.price_per_hour,
         "simulated": {
+            "at_requests_s_per_replica": plan.at_rate,
+            "used": plan.used,
+            **_seen(plan.outcome),
             "requests_s_per_replica": plan.rate,
-            "ttft_ms": {name: value * 1e3 for name, value in quantiles(seen.ttft).items()},
-            "tpot_ms": {name: value * 1e3 for name, value in quantiles(seen.tpot).items()},
-            "e2e_ms": {name: value * 1e3 for name, value in quantiles(seen.e2e).items()},
-            "iterations": seen.iterations,
-            "preemptions": seen.preemptions,
+            "saturated_requests_s_per_replica": plan.load.saturated,
+            "at_most": _seen(plan.load.outcome),
         },
         "breakdown": plan.shares(),
         "operations": [
@@ -104,6 +104,8 @@ def figures(plan: Plan) -> dict[str, Any]:
             "prefill_workers": split.prefill_workers,
             "decode": str(split.decode.candidate.mapping),
             "decode_workers": split.decode_workers,
+            "gpus": split.gpus,
+            "requests_s": split.rate,
             "tokens_s_gpu": split.per_gpu,
             "ttft_ms": split.ttft * 1e3,
             "tpot_ms": split.tpot * 1e3,
@@ -113,6 +115,33 @@ def figures(plan: Plan) -> dict[str, Any]:
         "launch": launch(plan),
         "configurations": plan.configurations,
     }
+
+
+def _seen(outcome: Outcome) -> dict[str, Any]:
+    """What users see in a simulation."""
+    return {
+        "ttft_ms": {name: value * 1e3 for name, value in quantiles(outcome.ttft).items()},
+        "tpot_ms": {name: value * 1e3 for name, value in quantiles(outcome.tpot).items()},
+        "e2e_ms": {name: value * 1e3 for name, value in quantiles(outcome.e2e).items()},
+        "iterations": outcome.iterations,
+        "preemptions": outcome.preemptions,
+    }
+
+
+def load_words(plan: Plan) -> tuple[str, str]:
+    """Which rate was simulated, and how much more a replica bears."""
+    shared = f"{plan.traffic.rate:.4g} over {plan.replicas} replica{'s' if plan.replicas > 1 else ''}"
+    asked = shared if plan.traffic.rate else "the most that it bears"
+    wanted = [
+        f"{name} {value * 1e3:.4g} ms"
+        for name, value in (("TTFT", plan.targets.ttft), ("TPOT", plan.targets.tpot))
+        if math.isfinite(value)
+    ]
+    kept = f"keeps the targets ({', '.join(wanted)} at p90)" if wanted else "does not fall behind"
+    if plan.gives_way:
+        kept = "keeps what is planned for in place of the targets"
+    most = f"A replica {kept} up to {plan.rate:.4g} requests/s; one that is never idle serves {plan.load.saturated:.4g}"
+    return f"{plan.at_rate:.4g} requests/s a replica ({asked})", f"{most}, of which {plan.used * 100:.0f} % are used."
 
 
 def _calibration(plan: Plan) -> dict[str, Any] | None:
@@ -126,7 +155,7 @@ def launch(plan: Plan) -> dict[str, str]:
     """Command lines that start one replica, and what TensorRT-LLM takes from a file alone."""
     mapping, settings = plan.chosen.candidate.mapping, plan.settings
     # Ranks whose attention is data parallel have sequences of their own, and engines count those of a rank.
-    most = math.ceil(plan.chosen.figure("concurrency") / mapping.dp)
+    most = math.ceil(plan.sequences / mapping.dp)
     name, drafted = plan.model.name, settings.draft.tokens
     kv = " --kv-cache-dtype fp8" if settings.kv == "fp8" else ""
     expert = " --enable-expert-parallel" if mapping.ep > 1 else ""

@@ -1,4 +1,4 @@
-"""The search: every mapping that divides and fits, in closed form; the front; the best ones simulated; the fleet.
+"""The search: every mapping that divides and fits, in closed form, and the front of them.
 
 Within a replica ranks of tensor and expert parallelism stay in one NVLink domain. What binds a choice, and what else
 there was, is kept with it.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +18,14 @@ from weft.planner.calibration import Calibration, Run, scaled
 from weft.planner.capacity import CACHE_RULES, Memory, memory, resident
 from weft.planner.closed_form import Batching, Draft, Service, serve
 from weft.planner.errors import CalibrationError, CapacityError
+from weft.planner.formats import held
 from weft.planner.hardware import Gpu, catalogue
 from weft.planner.mapping import Mapping, fits_heads, rank_program
 from weft.planner.model import Model
 from weft.planner.op_costs import OpCosts
 from weft.planner.program import RankProgram
-from weft.planner.scheduler import Limits
-from weft.planner.simulate import Outcome, StepTimer, simulate
 from weft.planner.step_costs import StepCosts, step_costs
-from weft.planner.tables import KernelTables
+from weft.planner.tables import KernelTables, checked_folder
 from weft.planner.traffic import Targets, Traffic
 
 CONCURRENCIES = np.unique(np.rint(2.0 ** np.arange(0, 11.01, 0.25)).astype(int)).astype(float)
@@ -93,7 +92,7 @@ def open_costs(gpu: Gpu, tables: Path | None, engine: str) -> OpCosts:
 
     Weft's own are of random numbers; public ones have matmuls in bf16 that are faster than a GPU keeps up on these."""
     own = Path(__file__).parent / "data" / "kernel_tables"
-    folder = tables or own
+    folder = own if tables is None else checked_folder(tables)
     system = gpu.tables if (folder / gpu.tables).is_dir() else next(iter(KernelTables.systems(folder)), "h200_sxm")
     reference = next((each for each in catalogue().values() if each.measured and each.tables == system), gpu)
     found = KernelTables(folder, system, engine)
@@ -165,6 +164,7 @@ def priced_steps(program: RankProgram, costs: OpCosts, settings: Settings) -> St
 def predictor(model: Model, gpu: Gpu, costs: OpCosts, settings: Settings) -> Callable[[Run, float, float], Any]:
     """TPOT and TTFT of measured runs in closed form, with factors on the times of steps; mappings are priced once."""
     kept: dict[Mapping, tuple[RankProgram, StepCosts, Memory]] = {}
+    model = held(model, gpu, settings.kv)
     rule = CACHE_RULES.get(settings.engine)
 
     def predict(run: Run, few: float, many: float) -> tuple[float, float]:
@@ -247,99 +247,3 @@ def nearest(found: Sequence[Point], targets: Targets) -> Point:
         return sum(max(each - 1.0, 0.0) for each in over if math.isfinite(each))
 
     return min(found, key=lambda each: (above(each), -each.per_gpu))
-
-
-def simulate_point(
-    point: Point, traffic: Traffic, settings: Settings, rate: float, count: int = 400, seed: int = 0
-) -> Outcome:
-    """One replica at a rate of requests a second, step by step."""
-    candidate = point.candidate
-    share = candidate.fits * (traffic.isl + traffic.osl)
-    behaviour: dict[str, Any] = dict(ENGINES.get(settings.engine, ENGINES["weft"]))
-    budget = settings.chunk * candidate.mapping.dp
-    limits = Limits(tokens=budget, cache=int(share), per_tick=settings.draft.per_step, **behaviour)
-    requests, arrivals = traffic.requests(rate, count, seed)
-    timer = StepTimer(candidate.costs, max(budget, 16384), drafted=settings.draft.tokens)
-    return simulate(timer, limits, requests, arrivals)
-
-
-_REQUESTS, _FEWEST, _STEPS = 400, 50, 100_000
-"""Requests of a simulation; fewer, not below the second, where their prompts alone would take more steps than that."""
-
-
-def sustained(point: Point, traffic: Traffic, settings: Settings, targets: Targets) -> tuple[float, Outcome]:
-    """The highest rate at which a simulated replica keeps its targets at p90, and what users see there."""
-    chunks = traffic.isl / (settings.chunk * point.candidate.mapping.dp)
-    count = int(min(_REQUESTS, max(_FEWEST, _STEPS / max(chunks, 1.0))))
-    high = point.figure("rate") / traffic.osl
-    low = 0.0
-    best: tuple[float, Outcome] | None = None
-    for turn in range(7):
-        rate = high if turn == 0 else (low + high) / 2
-        seen = simulate_point(point, traffic, settings, rate, count)
-        stable = seen.makespan <= 1.15 * max(float(seen.arrival.max()), 1e-9) + float(np.median(seen.e2e))
-        good = float(np.quantile(seen.ttft, 0.9)) <= targets.ttft and float(np.quantile(seen.tpot, 0.9)) <= targets.tpot
-        if good and stable:
-            best = rate, seen
-            low = rate
-            if turn == 0:
-                break
-        else:
-            high = rate
-    if best is not None:
-        return best
-    least = max(low, high / 2)
-    return least, simulate_point(point, traffic, settings, least, count)
-
-
-@dataclass(frozen=True)
-class Disaggregated:
-    """Workers for prompts and workers for decoding, in whole numbers that match their rates."""
-
-    prefill: Candidate
-    decode: Point
-    prefill_workers: int
-    decode_workers: int
-    per_gpu: float
-    ttft: float
-    tpot: float
-    transfer: float
-    """Seconds that a prompt's cache takes over the network: by specification, unmeasured."""
-
-
-def disaggregate(
-    found: Sequence[Candidate], gpu: Gpu, traffic: Traffic, settings: Settings, targets: Targets
-) -> Disaggregated | None:
-    """The best pair of worker kinds, by integer matching of their rates."""
-    best: Disaggregated | None = None
-    by_prompt = sorted(found, key=lambda each: each.service.prompt * each.mapping.gpus)[:6]
-    alone = {id(each): served(each.costs, each.mapping, traffic, settings, each.fits, isl=1.0) for each in found}
-    for first in by_prompt:
-        whole = first.program.kv_bytes_per_token * traffic.isl * (1.0 - traffic.prefix)
-        transfer = gpu.network_latency + whole / gpu.network if gpu.network else math.inf
-        seconds = first.service.prompt * first.costs.stages
-        # Prompts queue one at a time at 80 % of a worker's rate: half of ρ/(1 − ρ) services on average.
-        ttft = seconds * (1 + 0.5 * 0.8 / 0.2) + transfer
-        if ttft > targets.ttft:
-            continue
-        prompts = 0.8 / first.service.prompt
-        for second in found:
-            context = traffic.isl + traffic.osl / 2
-            step = np.asarray(second.costs.decode_step(CONCURRENCIES, context)) / settings.draft.per_step
-            usable = np.flatnonzero((step <= targets.tpot) & (second.fits >= CONCURRENCIES))
-            if not usable.size:
-                continue
-            index = int(usable[-1])
-            tokens = float(CONCURRENCIES[index] / step[index])
-            finished = tokens / traffic.osl
-            y = max(1, round(4 * prompts / finished)) if finished < 4 * prompts else 1
-            for decode_workers in {1, 2, y}:
-                x = max(1, math.ceil(decode_workers * finished / prompts))
-                rate = min(x * prompts, decode_workers * finished)
-                gpus = x * first.mapping.gpus + decode_workers * second.mapping.gpus
-                per_gpu = rate * traffic.osl / gpus
-                if best is None or per_gpu > best.per_gpu:
-                    service = replace(alone[id(second)], tpot=step)
-                    point = Point(replace(second, service=service), index)
-                    best = Disaggregated(first, point, x, decode_workers, per_gpu, ttft, float(step[index]), transfer)
-    return best

@@ -169,25 +169,31 @@ def simulate(
     concurrency: int = 0,
     ramp: float = 0.0,
     front: FrontEnd | None = None,
+    running: Sequence[Request] = (),
+    skipped: int = 0,
 ) -> Outcome:
     """Serve all requests: at their arrivals, in order, or in a closed loop of so many clients that never think.
 
-    The clients of a closed loop begin at once, or one after another over `ramp` seconds.
+    The clients of a closed loop begin at once, or one after another over `ramp` seconds. What is `running` already, by
+    numbers below zero, is in the engine at the start and in no figure at the end; nor are the first `skipped` requests.
     """
     state, clock, front = State(limits), _Clock(), front or FrontEnd()
     total = len(requests)
     following = total
+    for request in running:
+        clock.started[request.number] = 0.0
+        clock.inbox.append((0.0, request))
     if arrivals is not None:
         for request, when in zip(requests, arrivals, strict=True):
             clock.send(request, float(when), front)
     else:
-        following = min(concurrency, total)
+        following = min(max(concurrency - len(running), 0), total)
         for number, request in enumerate(requests[:following]):
             clock.send(request, ramp * number / following, front)
     ended: list[tuple[Request, float]] = []
     per_tick, inbox = limits.per_tick, clock.inbox
     prepared: list[Request] = []
-    while len(ended) < total:
+    while len(ended) < total + len(running):
         batch: list[Request] = []
         while inbox and inbox[0][0] <= clock.now:
             batch.append(inbox.popleft()[1])
@@ -223,7 +229,7 @@ def simulate(
             if following < total:
                 clock.send(requests[following], clock.now, front)
                 following += 1
-    return _outcome(ended, clock, state)
+    return _outcome([each for each in ended if each[0].number >= skipped], clock, state)
 
 
 def _outcome(ended: list[tuple[Request, float]], clock: _Clock, state: State) -> Outcome:

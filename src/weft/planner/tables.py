@@ -88,6 +88,23 @@ class KernelTables:
         return self.read[name]
 
 
+def checked_folder(folder: Path) -> Path:
+    """A folder of tables; one without any of matmuls, which every model has, is refused."""
+    expected = "SYSTEM/gemm__ENGINE__VERSION.parquet or .csv, and SYSTEM/system.json"
+    if any(folder.glob("*/gemm__*__*")):
+        if KernelTables.systems(folder):
+            return folder
+        raise TableError(
+            "the folder of kernel tables has no system.json beside them", location=str(folder), hint=expected
+        )
+    hint = f"it has to hold {expected}"
+    if any(folder.glob("*/*/gemm__*__*")):
+        hint = f"give --tables {next(folder.glob('*/*/gemm__*__*')).parent.parent}"
+    elif any(folder.glob("gemm__*__*")):
+        hint = f"give --tables {folder.parent}"
+    raise TableError("the folder holds no kernel tables of matmuls", location=str(folder), hint=hint)
+
+
 def _joined(parts: list[Columns]) -> Columns:
     if len(parts) == 1:
         return parts[0]

@@ -1,9 +1,10 @@
 """Training at scale: how ranks share a model, what each holds, how long a step takes and how much of the peak it uses.
 
-A rank's forward pass is the one that serving is priced from (`planner/step_costs.py`) with logits of all tokens; its
-backward pass has each matmul twice, attention's five products for two, and the same collectives. Pipelines run 1F1B,
-interleaved where stages hold several pieces. Gradients are reduced, and sharded weights gathered, beside the passes:
-what does not fit beside them is added. Nothing is fitted to whole runs.
+A rank's forward pass is the one that serving is priced from (`planner/step_costs.py`) with logits of all tokens and
+their loss. Its backward pass has two matmuls for each, of other shapes, from the same tables; attention's as measured;
+and the same collectives. Every micro-batch's gradients are added to sums in fp32. Pipelines run 1F1B, interleaved where
+stages hold several pieces. Gradients are reduced, and sharded weights gathered, beside the passes: what does not fit
+beside them is added. Nothing is fitted to whole runs; hosts, stragglers and kernels that links slow down are left out.
 """
 
 from __future__ import annotations
@@ -16,21 +17,29 @@ from pathlib import Path
 import numpy as np
 
 from weft.planner.attention_costs import LENGTHS
+from weft.planner.collectives import CollectiveCosts
 from weft.planner.counts import counts
 from weft.planner.errors import CapacityError, TrafficError
 from weft.planner.hardware import Gpu
 from weft.planner.mapping import Mapping, fits_heads, rank_program
 from weft.planner.model import ExpertBlock, FeedForward, Model, SelfAttention
-from weft.planner.op_costs import OpCosts, over_rows
+from weft.planner.op_costs import STREAMED, OpCosts, over_rows
+from weft.planner.program import Attention, Collective, Gemm
 from weft.planner.search import mappings, open_costs
 from weft.planner.step_costs import Part, step_costs
 
-_BACKWARD = {"matmul": 2.0, "experts": 2.0, "attention": 2.5, "elementwise": 2.0, "collective": 1.0, "recurrence": 2.0}
-"""A backward operation's time in forward ones: two products for each, five for attention's two (it recomputes one)."""
+_BACKWARD = {"experts": 2.0, "attention": 2.93, "elementwise": 2.0, "loss": 2.0, "collective": 1.0, "recurrence": 2.0}
+"""A backward operation's time in forward ones: two products for each. Attention's is the middle of 48 measured ratios,
+16 shapes on an H200 by Weft, cuDNN and FlashAttention-2, which are 2.5 to 3.3 (benchmarks/results/
+2026-11-16-c8378b4-gpu-attention.json): five products for two, at a lower share of the peak."""
 _NOT_TRAINED = ("sampling", "gather of logits", "stage to stage")
 """Operations of serving that a training step does not have: a loss needs no whole logits on one rank."""
 _OPTIMIZER, _WEIGHTS, _GRADIENTS = 12.0, 2.0, 4.0
 """Bytes of a parameter: fp32 master weight and two moments of Adam; bf16 weights; gradients summed in fp32."""
+_SUMMED = 2.0 + 2 * 4.0
+"""Bytes of a parameter that each micro-batch moves: its gradient in bf16 is read, its sum in fp32 read and written."""
+_LOSS = 2.0
+"""Bytes of a logit in the loss's forward pass, read in bf16; the backward pass reads it and writes its gradient."""
 _WIRE = 2.0
 """Bytes of a parameter or gradient that crosses a link: bf16."""
 _UNEVEN = 1.05
@@ -85,6 +94,8 @@ class TrainingStep:
     parts: dict[str, float]
     memory: dict[str, float]
     mfu: float
+    causal_mfu: float
+    """The same with the half of attention that a causal mask leaves: what is computed at all."""
     tokens_s_gpu: float
 
     @property
@@ -184,48 +195,80 @@ def activation_bytes(model: Model, mapping: Mapping) -> tuple[float, float]:
     return kept / mapping.tp, model.depth * model.hidden * 2.0 / mapping.tp
 
 
+@dataclass(frozen=True)
+class _Rank:
+    """What a mapping's ranks run, priced over rows, and what one holds."""
+
+    parts: tuple[Part, ...]
+    matmuls: tuple[Gemm, ...]
+    parameters: float
+    share: float
+    """The part of a replica's tokens that a rank's own operations see."""
+
+
 class TrainingCosts:
     """Prices layouts of one model on one GPU; a mapping's curves are made once."""
 
     def __init__(self, model: Model, gpu: Gpu, costs: OpCosts, job: Job) -> None:
         self.model, self.gpu, self.costs, self.job = model, gpu, costs, job
-        self.kept: dict[Mapping, tuple[tuple[Part, ...], float, float]] = {}
+        self.kept: dict[Mapping, _Rank] = {}
+        self.priced: dict[tuple[Mapping, int], tuple[dict[str, float], dict[str, float]]] = {}
         self.flops = 3.0 * counts(model, Mapping(), job.seq, all_logits=True).flops * job.batch
+        whole = attention_flops(model, job.seq)
+        self.causal_flops = self.flops - 3.0 * whole * (1 - 1 / job.seq) / 2 * job.batch
 
-    def _parts(self, mapping: Mapping) -> tuple[tuple[Part, ...], float, float]:
+    def _rank(self, mapping: Mapping) -> _Rank:
         if mapping not in self.kept:
             program = rank_program(self.model, mapping)
             priced = step_costs(program, self.costs, "bfloat16")
-            self.kept[mapping] = priced.parts, program.weight_bytes / 2.0, program.tokens_share
+            matmuls = tuple(op for op in program.operations if isinstance(op, Gemm) and op.phase != "decode")
+            self.kept[mapping] = _Rank(priced.parts, matmuls, program.weight_bytes / 2.0, program.tokens_share)
         return self.kept[mapping]
 
     def passes(self, mapping: Mapping, micro: int) -> tuple[dict[str, float], dict[str, float]]:
         """Seconds of a micro-batch's forward and backward pass through all stages, by kind of operation."""
-        parts, _, share = self._parts(mapping)
+        if (mapping, micro) not in self.priced:
+            self.priced[mapping, micro] = self._passes(mapping, micro)
+        return self.priced[mapping, micro]
+
+    def _passes(self, mapping: Mapping, micro: int) -> tuple[dict[str, float], dict[str, float]]:
+        rank = self._rank(mapping)
         rows = float(micro * self.job.seq)
-        forward: dict[str, float] = {}
-        for part in parts:
+        streamed = self.gpu.bandwidth * STREAMED
+        forward = {"loss": rows * self.model.vocabulary / mapping.tp * _LOSS / streamed}
+        for part in rank.parts:
             if part.name in _NOT_TRAINED or part.axis in ("decode", "decode attention"):
                 continue
             if part.axis == "prefill attention":
                 seconds = _along(part, self.job.seq) * micro
             else:
-                seconds = float(over_rows(rows / share if part.axis == "experts" else rows, part.seconds))
+                seconds = float(over_rows(rows / rank.share if part.axis == "experts" else rows, part.seconds))
             forward[part.kind] = forward.get(part.kind, 0.0) + seconds
-        return forward, {kind: seconds * _BACKWARD[kind] for kind, seconds in forward.items()}
+        backward = {kind: seconds * _BACKWARD[kind] for kind, seconds in forward.items() if kind != "matmul"}
+        backward["matmul"] = sum(self._gradients(op, rows) * op.count for op in rank.matmuls)
+        backward["gradient sums"] = rank.parameters * mapping.pp * _SUMMED / streamed
+        return forward, backward
+
+    def _gradients(self, op: Gemm, rows: float) -> float:
+        """A matmul's two in the backward pass: its input's (rows × n by n × k), its weights' (n × rows by rows × k)."""
+        of_input = float(self.costs.gemm(Gemm(op.name, op.k, op.n)).at(rows))
+        of_weights = float(self.costs.gemm(Gemm(op.name, op.k, int(rows))).at(op.n))
+        return of_input + of_weights
 
     def step(self, layout: Layout) -> TrainingStep:
         """A whole step of one layout."""
         mapping, stages = layout.mapping, layout.mapping.pp
         forward, backward = self.passes(mapping, layout.micro)
         if layout.recompute:
-            backward = {kind: seconds + forward[kind] for kind, seconds in backward.items()}
+            again = sum(seconds for kind, seconds in forward.items() if kind != "loss")
+            backward = {**backward, "recomputing": again}
         micro_batches = self.job.batch // (layout.data_parallel * layout.micro)
         longest = uneven(self.model, stages, layout.pieces) / stages
         ahead, back = sum(forward.values()) * longest, sum(backward.values()) * longest
-        parts = {kind: (forward[kind] + backward[kind]) * longest * micro_batches for kind in forward}
+        kinds = dict.fromkeys((*forward, *backward))
+        parts = {kind: (forward.get(kind, 0.0) + backward.get(kind, 0.0)) * longest * micro_batches for kind in kinds}
         parts["pipeline bubble"] = (stages - 1) / layout.pieces * (ahead + back)
-        parameters = self._parts(mapping)[1]
+        parameters = self._rank(mapping).parameters
         once = self.across(parameters * _WIRE, layout)
         if layout.sharded:
             exposed = max(0.0, once - ahead) + max(0.0, 2 * once - back)
@@ -241,6 +284,7 @@ class TrainingCosts:
         return TrainingStep(
             layout, seconds, parts, self.memory(layout, micro_batches),
             self.flops / (seconds * self.job.gpus * self.gpu.bf16),
+            self.causal_flops / (seconds * self.job.gpus * self.gpu.bf16),
             self.job.batch * self.job.seq / seconds / self.job.gpus,
         )  # fmt: skip
 
@@ -251,13 +295,14 @@ class TrainingCosts:
             return 0.0
         near = min(group, max(1, gpu.nvlink_domain // layout.mapping.tp))
         nodes = -(-group // near)
-        inside = size * (near - 1) / near / gpu.nvlink
+        gathered = Collective("data parallel", "all_gather", near, size)
+        inside = float(CollectiveCosts(self.costs).seconds(gathered, size)[0]) if near > 1 else 0.0
         between = size * (nodes - 1) / nodes / (near * gpu.network) + math.log2(nodes) * gpu.network_latency
         return inside + (between if nodes > 1 else 0.0)
 
     def memory(self, layout: Layout, micro_batches: int) -> dict[str, float]:
         """Bytes of the fullest rank, by what they are for."""
-        parameters = self._parts(layout.mapping)[1]
+        parameters = self._rank(layout.mapping).parameters
         whole, inputs = activation_bytes(self.model, layout.mapping)
         stages = layout.mapping.pp
         # 1F1B keeps a micro-batch for each stage after this one; interleaving a little more.
@@ -275,6 +320,13 @@ class TrainingCosts:
             "activations": tokens * kept * held + logits,
             "reserve": _RESERVE,
         }
+
+
+def attention_flops(model: Model, seq: int) -> int:
+    """Operations of attention over the whole square of one sequence, as counts have them."""
+    program = rank_program(model, Mapping())
+    found = (op for op in program.operations if isinstance(op, Attention))
+    return sum(2 * seq * seq * op.heads * (op.head_dim + op.value_dim) * op.count for op in found)
 
 
 def _along(part: Part, length: float) -> float:

@@ -15,6 +15,7 @@ def training_page(plan: TrainingPlan) -> str:
         ("layout", str(chosen.layout)),
         ("a step", f"{job.batch} × {job.seq} tokens, {chosen.seconds:.3f} s"),
         ("part of the bf16 peak (MFU, attention over the whole square)", f"{chosen.mfu * 100:.1f} %"),
+        ("the same with causal attention's half", f"{chosen.causal_mfu * 100:.1f} %"),
         ("tokens/s per GPU", f"{chosen.tokens_s_gpu:.0f}"),
     ]
     if job.tokens:

@@ -16,7 +16,7 @@ from weft.planner.page import page
 from weft.planner.plan import Plan
 from weft.planner.plan import plan as make
 from weft.planner.program import PRECISIONS
-from weft.planner.report import figures
+from weft.planner.report import figures, load_words
 from weft.planner.search import ENGINES, Settings, open_costs, predictor
 from weft.planner.traffic import targets_of, traffic_of
 from weft.tools.terminal import Terminal, UsageError, check_file, counted
@@ -116,11 +116,12 @@ def show(terminal: Terminal, found: Plan) -> None:
         f"{told['power_kw']:.1f} kW, ${found.cost_per_million:.3f} per million output tokens"
     )
     seen = told["simulated"]
-    load = f"{seen['requests_s_per_replica']:.2f} requests/s a replica, the most that keeps the targets"
-    table = Table("simulated, ms", "p50", "p90", "p99", title=load)
+    at, most = load_words(found)
+    table = Table("simulated, ms", "p50", "p90", "p99", title=f"simulated at {at}")
     for name, key in (("TTFT", "ttft_ms"), ("TPOT = (E2E - TTFT)/(tokens - 1)", "tpot_ms"), ("E2E", "e2e_ms")):
         table.add_row(name, *(f"{seen[key][each]:.1f}" for each in ("p50", "p90", "p99")))
     terminal.show(table)
+    terminal.show(most)
     table = Table(
         "mapping",
         "GPUs",
@@ -150,7 +151,8 @@ def show(terminal: Terminal, found: Plan) -> None:
         prompts = f"{split['prefill_workers']} × {split['prefill']} for prompts"
         decoding = f"{split['decode_workers']} × {split['decode']} for decoding"
         terminal.show(
-            f"Disaggregated: {prompts}, {decoding}: {split['tokens_s_gpu']:.0f} tokens/s/GPU "
+            f"Disaggregated: {prompts}, {decoding}: {counted(split['gpus'], 'GPU')} without spares, up to "
+            f"{split['requests_s']:.4g} requests/s, {split['tokens_s_gpu']:.0f} tokens/s/GPU "
             "(closed form; the cache's transfer is by specification, unmeasured)."
         )
     for command in told["launch"].values():

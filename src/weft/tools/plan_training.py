@@ -39,7 +39,8 @@ def _step(found: TrainingStep) -> dict[str, Any]:
     return {
         "layout": str(layout), "tp": layout.mapping.tp, "pp": layout.mapping.pp, "dp": layout.data_parallel,
         "ep": layout.mapping.ep, "micro_batch": layout.micro, "pieces": layout.pieces, "recompute": layout.recompute,
-        "fsdp": layout.sharded, "step_s": found.seconds, "mfu": found.mfu, "tokens_s_gpu": found.tokens_s_gpu,
+        "fsdp": layout.sharded, "step_s": found.seconds, "mfu": found.mfu, "causal_mfu": found.causal_mfu,
+        "tokens_s_gpu": found.tokens_s_gpu,
         "memory": found.memory, "parts_s": found.parts,
     }  # fmt: skip
 
@@ -79,10 +80,12 @@ def _show(terminal: Terminal, found: TrainingPlan) -> None:
     )
     terminal.show(
         f"{chosen.seconds:.2f} s a step, {chosen.mfu * 100:.1f} % of the bf16 peak (MFU, attention over the whole "
-        f"square), {chosen.tokens_s_gpu:.0f} tokens/s/GPU"
+        f"square; {chosen.causal_mfu * 100:.1f} % with the half that a causal mask leaves), "
+        f"{chosen.tokens_s_gpu:.0f} tokens/s/GPU"
     )
     if job.tokens:
         terminal.show(f"{job.tokens:.3g} tokens: {found.days:.1f} days, ${found.dollars:,.0f}, without failures")
+    terminal.show("Kernels and links alone: hosts, stragglers, data and checkpoints come on top.")
     table = Table("a step", "s", "%", title="where the time goes")
     for name, seconds in sorted(chosen.parts.items(), key=lambda each: -each[1]):
         if seconds > 0:
