@@ -31,3 +31,18 @@ def test_one_graph_serves_all_divisions_into_groups(strict: bool) -> None:
     for ends in ([5, 5, 14, 20], [0, 0, 20, 20], [3, 7, 9, 16]):  # the last ones of the rows may be in no group
         given = torch.tensor(ends, dtype=torch.int32)
         torch.testing.assert_close(gradients(run, x, weights, given), gradients(multiplied, x, weights, given))
+
+
+@pytest.mark.parametrize("ends", [[5, 5, 14, 20], [0, 3, 3, 16]])
+def test_the_gradient_of_a_parameter_lies_as_the_parameter_does(ends: list[int]) -> None:
+    """It is given transposed, as transformers' experts give theirs; autograd copies gradients that lie otherwise."""
+    torch.compiler.reset()
+
+    def product(x: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
+        return multiplied(x, weights.transpose(1, 2), ends)
+
+    run = torch.compile(product, backend="weft", fullgraph=True, options={"cache": False})
+    x, weights, given = torch.randn(20, 6), torch.randn(4, 5, 6), torch.tensor(ends, dtype=torch.int32)
+    found = gradients(run, x, weights, given)
+    assert found[2].stride() == weights.stride()
+    torch.testing.assert_close(found, gradients(product, x, weights, given))

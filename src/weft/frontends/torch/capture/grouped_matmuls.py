@@ -23,25 +23,29 @@ _operators: Any = torch.ops.weft
 
 
 def _groups(ends: Tensor) -> Iterator[tuple[int, int, int]]:
-    """The number of each group that has rows, where they begin and where they end."""
+    """The number of each group, where its rows begin and where they end: one that has none ends where it begins."""
     start = 0
     for number, end in enumerate(ends.tolist()):
-        if end > start:
-            yield number, start, end
-            start = end
+        yield number, start, max(start, end)
+        start = max(start, end)
 
 
 def _grouped_mm(x: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
-    result = x.new_zeros(x.shape[0], weights.shape[2])
-    for number, start, end in _groups(ends):
-        torch.mm(x[start:end], weights[number], out=result[start:end])
+    result, done = x.new_empty(x.shape[0], weights.shape[2]), 0
+    for number, start, done in _groups(ends):
+        if done > start:
+            torch.mm(x[start:done], weights[number], out=result[start:done])
+    result[done:].zero_()  # rows of no group
     return result
 
 
 def _grouped_outer(x: Tensor, y: Tensor, ends: Tensor) -> Tensor:
-    result = x.new_zeros(ends.shape[0], x.shape[1], y.shape[1])
+    result = x.new_empty(ends.shape[0], x.shape[1], y.shape[1])
     for number, start, end in _groups(ends):
-        torch.mm(x[start:end].t(), y[start:end], out=result[number])
+        if end > start:
+            torch.mm(x[start:end].t(), y[start:end], out=result[number])
+        else:
+            result[number].zero_()
     return result
 
 
@@ -60,6 +64,9 @@ def _keep(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
 def _gradients(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
     x, weights, ends = ctx.saved_tensors
     rows = _operators.grouped_mm(grad, weights.transpose(1, 2), ends)
+    # A parameter is often given transposed. Autograd would copy a gradient that does not lie as it does.
+    if weights.stride(1) == 1 and weights.stride(2) != 1:
+        return rows, _operators.grouped_outer(grad, x, ends).transpose(1, 2), None
     return rows, _operators.grouped_outer(x, grad, ends), None
 
 
