@@ -216,19 +216,12 @@ def sum_to_shape(b: GraphBuilder, gradient: SSAValue, value: SSAValue) -> SSAVal
     return b.reshape(b.sum(gradient, dims=dims, keep=False), shape=target)
 
 
-CHECKS_INSIDE = (
-    "torch carries it out: what fails for some data, as `torch.linalg.inv` or an index does, is not looked into inside "
-    "of it; compute it before, or call what does not check, as `torch.linalg.inv_ex`"
-)
-"""What to do about calls in control flow that check their data."""
-
-
 def no_rule(op: Operation, what: str, hint: str) -> UnsupportedError:
     """What to say of an op that has no rule for a transformation."""
     if isinstance(op, OpaqueOp):
         name, hint = op.target.data, "torch carries it out, and Weft does not look into it: give it a rule of your own"
         if name.startswith("higher_order::"):
-            hint = CHECKS_INSIDE
+            hint = "torch carries it out, as it does what is in it; compute before it what Weft cannot compile there"
     elif isinstance(op, LaunchOp):
         name, hint = "a kernel in Triton's language", "give the function around it rules, by `weft.func.custom`"
     else:

@@ -41,6 +41,7 @@ from weft.frontends.torch.execution.observed_call import ObservedCall
 from weft.frontends.torch.execution.overlaps import mutated_arguments, overlaps_checked
 from weft.frontends.torch.execution.shortcut import Shortcut
 from weft.frontends.torch.executors import LaterExecutor, executor_for, is_storable, load_graph
+from weft.frontends.torch.importer.argument_starts import starts_checked, strided_arguments
 from weft.frontends.torch.importer.asked_sizes import ask_sizes
 from weft.frontends.torch.importer.donated_placeholders import DONATED, take_donated
 from weft.frontends.torch.importer.freezing import frozen_arguments, warn_of_quantization
@@ -187,7 +188,9 @@ def compile_graph(
         log.info("a graph is not split: %r", error)
         split = None
     if split is None:
-        return naming_dead_ranks_of(_compiled(module, name, config, frozen, guards), module)
+        starts = strided_arguments(module)
+        whole = starts_checked(_compiled(module, name, config, frozen, guards), module, starts, config)
+        return naming_dead_ranks_of(whole, module)
     placeholders = {node: position for position, node in enumerate(module.graph.find_nodes(op="placeholder"))}
     fallbacks = [Fallback(str(node.target), first_line([node]), _UNKNOWN_SIZE) for node in split.sources]
     note_targets(str(node.target) for node in split.sources)

@@ -129,3 +129,27 @@ def test_gradients_of_queries_keys_values_and_of_what_a_function_of_scores_reads
         gradients.append(torch.autograd.grad(function(*given).sin().sum(), given))
     # Torch declares the sums of powers, which the backward reads, to be float32.
     torch.testing.assert_close(*gradients, rtol=1e-5, atol=1e-5)
+
+
+def test_gradients_where_a_function_of_scores_reads_integers() -> None:
+    query, key, value = (torch.randn(2, 3, 29, 16, dtype=torch.float64) for _ in range(3))
+    documents, bias = torch.arange(29) // 9, torch.randn(4, dtype=torch.float64)
+    mask = create_block_mask(banded, None, None, 29, 29, device="cpu")
+
+    def attend(query: Any, key: Any, value: Any, bias: Any) -> Any:
+        def within(score: Any, batch: Any, head: Any, row: Any, key: Any) -> Any:
+            return torch.where(documents[row] == documents[key], score + bias[documents[key]], score * 0.5)
+
+        return torch.ops.higher_order.flex_attention(query, key, value, within, mask.as_tuple(), 0.25, {})[0]
+
+    def written_out(query: Any, key: Any, value: Any, bias: Any) -> Any:
+        scores, distance = query @ key.mT * 0.25, torch.arange(29)[:, None] - torch.arange(29)
+        scores = torch.where(documents[:, None] == documents, scores + bias[documents], scores * 0.5)
+        return scores.masked_fill((distance < 0) | (distance >= 17), -torch.inf).softmax(-1) @ value
+
+    compiled = torch.compile(attend, backend="weft", fullgraph=True, options={"fallback": "error", "cache": False})
+    gradients: list[Any] = []
+    for function in (compiled, written_out):
+        given = [x.clone().requires_grad_() for x in (query, key, value, bias)]
+        gradients.append(torch.autograd.grad(function(*given).sin().sum(), given))
+    torch.testing.assert_close(*gradients, rtol=1e-5, atol=1e-5)

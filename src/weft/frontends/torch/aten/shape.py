@@ -12,6 +12,7 @@ from weft.errors import UnsupportedError
 from weft.frontends.torch.aten.table import aten
 from weft.frontends.torch.dtypes import Operand
 from weft.frontends.torch.importer.aliasing import viewed_node
+from weft.frontends.torch.importer.argument_starts import START_IS_CHECKED
 from weft.frontends.torch.importer.builder import ImportBuilder, normal_dim
 from weft.frontends.torch.importer.sizes import size_of
 from weft.frontends.torch.importer.strides import storage_order
@@ -233,7 +234,8 @@ def _relative_offset(b: ImportBuilder, offset: Size | None) -> Size:
         return 0
     if size_of(b.meta_of(0).storage_offset()) != 0:
         raise UnsupportedError("a strided view of a tensor that starts within its memory")
-    if viewed_node(b.node.args[0]).op == "placeholder":  # tracing does not guard where in its memory it starts
+    source = viewed_node(b.node.args[0])
+    if source.op == "placeholder" and START_IS_CHECKED not in source.meta:
         raise UnsupportedError("a strided view of an argument, from a place in its memory")
     return offset
 

@@ -73,6 +73,7 @@ def _table(device: str) -> dict[Any, Callable[..., Any]]:
     table[_ops._transformer_encoder_layer_fwd.default] = encoder_layer
     table[_ops._native_multi_head_attention.default] = multi_head_attention
     table[_ops._trilinear.default] = trilinear
+    table[_ops.rrelu_with_noise_functional.default] = rrelu
     table[_ops.convolution_backward.default] = convolution_backward
     table[_ops._new_zeros_with_same_feature_meta.default] = zero_tangent
     table |= get_decompositions([_ops.tril_indices.default, _ops.triu_indices.default])
@@ -102,6 +103,13 @@ def native_dropout(x: torch.Tensor, p: float, train: bool | None) -> tuple[torch
         return torch.zeros_like(x), torch.zeros_like(x, dtype=torch.bool)
     mask = _ops.bernoulli.p(torch.empty_like(x, dtype=torch.bool), 1.0 - p)
     return x * mask * (1.0 / (1.0 - p)), mask
+
+
+def rrelu(
+    x: torch.Tensor, noise: torch.Tensor, lower: float = 0.125, upper: float = 1 / 3, training: bool = False, **_: Any
+) -> Any:
+    """Where nothing is drawn, all slopes are the mean; eager draws for elements that are not positive alone."""
+    return NotImplemented if training else (torch.nn.functional.leaky_relu(x, (lower + upper) / 2), noise.clone())
 
 
 def convolution_backward(*args: Any) -> Any:

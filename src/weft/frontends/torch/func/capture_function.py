@@ -23,6 +23,7 @@ from torch._dynamo.exc import Unsupported
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
+    FakeTensor,
     FakeTensorMode,
 )
 from torch._subclasses.functional_tensor import (
@@ -31,6 +32,7 @@ from torch._subclasses.functional_tensor import (
     disable_functional_mode,
     dispatch_functionalize,
 )
+from torch.fx.experimental import proxy_tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, ShapeEnv
 from torch.overrides import TorchFunctionMode
@@ -49,12 +51,11 @@ from weft.frontends.torch.func.complex_forms import with_complex_forms
 from weft.frontends.torch.func.no_grad_results import NoGradResults, storage_of
 from weft.frontends.torch.func.normalized import SHIFTED
 from weft.frontends.torch.func.program import Program, slot_of
-from weft.frontends.torch.func.random_numbers import Seed, drawing_from
+from weft.frontends.torch.func.random_numbers import Seed, drawing_from, read_seed_inside
 from weft.frontends.torch.func.smooth_forms import KINKED, SMOOTH
 from weft.frontends.torch.importer.import_graph import import_graph
 from weft.frontends.torch.importer.imported_graph import ImportedGraph, Passed, Returned
 from weft.ops.graph import ReturnOp
-from weft.passes.differentiate import CHECKS_INSIDE
 from weft.passes.transform.arguments import forget_ends
 from weft.passes.transform.checkpoint import read_regions
 
@@ -125,12 +126,14 @@ def capture(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[s
 
     def seeded(*tensors: torch.Tensor) -> Any:
         seed.value = tensors[-1]  # operators are taken apart where nothing is mutated any more
+        _trace_regions_like(tensors[-1])
         return functional(*tensors)
 
     with capturing():
         module = traced(seeded, fake_tensors([*given, *own.values(), first]), table)
         module.graph.eliminate_dead_code()  # transformations of torch's own leave tensors without memory behind
         stop_gradients(module.graph)
+        read_seed_inside(module, seed.value)
         imported = _imported(module)
     read_regions(imported.function.block)
     if imported.calling.arguments != tuple(range(len(given) + len(own) + 1)) or imported.calling.mutated:
@@ -149,6 +152,16 @@ def capture(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[s
         imported.objects,
         len(own) if seed.draws else None,
     )
+
+
+def _trace_regions_like(tensor: torch.Tensor) -> None:
+    """Let torch trace branches and turns on tensors without contents, as it does what is around them.
+
+    It would run them on memory that nobody has filled, where indices are out of range, and no matrix can be inverted.
+    """
+    tracer: Any = proxy_tensor._CURRENT_MAKE_FX_TRACER
+    if isinstance(tensor, FakeTensor) and tracer is not None:
+        tracer.fake_tensor_mode = tensor.fake_mode
 
 
 _ASKING: frozenset[Any] = frozenset(
@@ -322,12 +335,6 @@ def traced(flat: Callable[..., Any], inputs: Sequence[torch.Tensor], table: Mapp
             f"torch does not trace control flow here: {str(error).partition(chr(10))[0]}",
             location=raising_line(error) or calling_line(),
             hint="transform the function from outside: `vmap(jvp(f, ...))`, not `jvp` in a function that has a batch",
-        ) from error
-    except torch.linalg.LinAlgError as error:  # torch runs a branch as it is traced, on memory that nobody has filled
-        raise UnsupportedError(
-            f"control flow with a call that checks its data: {str(error).partition(chr(10))[0]}",
-            location=raising_line(error) or calling_line(),
-            hint=CHECKS_INSIDE,
         ) from error
     except RuntimeError as error:
         if "get value out of a tracing tensor" not in str(error):

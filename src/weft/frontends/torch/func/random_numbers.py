@@ -9,13 +9,16 @@ The numbers are other ones than eager draws. `torch.manual_seed` decides on them
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import fx
 
 import weft.frontends.torch.capture.random_numbers as operators
+from weft.frontends.torch.importer.region_seeds import OUTER
 
 _ops: Any = torch.ops.aten
 _STEP = 0x9E3779B97F4A7C1
@@ -89,4 +92,13 @@ def drawing_from(seed: Seed) -> dict[Any, Callable[..., Any]]:
     }
 
 
-__all__ = ["Seed", "drawing_from", "operators"]
+def read_seed_inside(module: fx.GraphModule, seed: torch.Tensor) -> None:
+    """Let the regions of a traced function read its seed, the last argument: torch takes it for a constant there."""
+    *_, argument = module.graph.find_nodes(op="placeholder")
+    inner = [each for each in module.modules() if isinstance(each, fx.GraphModule) and each is not module]
+    for node in (node for each in inner for node in each.graph.find_nodes(op="get_attr")):
+        if operator.attrgetter(str(node.target))(node.graph.owning_module) is seed:
+            node.meta[OUTER] = argument
+
+
+__all__ = ["Seed", "drawing_from", "operators", "read_seed_inside"]

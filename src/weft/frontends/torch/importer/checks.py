@@ -107,15 +107,21 @@ def _name(b: ImportBuilder) -> str:
     return str(b.node.target).removeprefix("aten.").partition(".")[0]
 
 
-def combined(b: ImportBuilder) -> tuple[SSAValue | None, tuple[Check, ...]]:
-    """The number of the last condition that holds, counted from 1, and 0 if none does."""
+def combined(b: ImportBuilder, first: int = 1) -> tuple[SSAValue | None, tuple[Check, ...]]:
+    """The number of the last condition that holds, counted from `first`, and 0 if none does."""
     stated = [(found, check) for found, check in b.checks if b.exists(found)]
     code: SSAValue | None = None
-    for number, (found, _) in enumerate(stated, 1):
+    for number, (found, _) in enumerate(stated, first):
         b.location = found.owner.location if isinstance(found, OpResult) else None
         this = b.emit("where", b.to(found, boolean), b.number(number, i64), b.number(0, i64))
         code = this if code is None else b.emit("maximum", code, this)
     return code, tuple(check for _, check in stated)
+
+
+def state_again(b: ImportBuilder, code: SSAValue, checks: Sequence[Check]) -> None:
+    """State around a region what its ops have found: they made a number of it, which the region gave."""
+    for number, check in enumerate(checks, 1):
+        b.checks.append((b.emit("eq", code, b.number(number, i64)), check))
 
 
 def is_of_data(check: Check) -> bool:

@@ -1,7 +1,8 @@
 """Torch's control flow as the graph dialect's: `cond`, `while_loop`, `scan`, `map` and `associative_scan`.
 
 Their functions are graphs of their own, whose nodes are imported like any others, into the regions of `graph.if` and
-`graph.loop`. What cannot be converted inside is left to torch there; the loop around it stays Weft's.
+`graph.loop`. What cannot be converted inside is left to torch there; the loop around it stays Weft's. What is found out
+about data inside leaves a region as a number among its results.
 """
 
 # Torch's graphs have no types that can be followed.
@@ -9,7 +10,8 @@ Their functions are graphs of their own, whose nodes are imported like any other
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
@@ -18,11 +20,13 @@ from torch import fx
 from xdsl.ir import Block, SSAValue
 
 from weft.errors import UnsupportedError, WeftError
+from weft.frontends.torch.importer.checks import Check, combined, state_again
 from weft.frontends.torch.importer.complex_numbers import Complex
 from weft.ir.types import Tensor, i64, tensor_of, tensor_type
 from weft.ops.control import UNBOUNDED, close_if, close_loop
 
 if TYPE_CHECKING:
+    from weft.frontends.torch.importer.builder import ImportBuilder
     from weft.frontends.torch.importer.import_nodes import NodeImporter
 
 Importer: TypeAlias = Callable[..., tuple[SSAValue, ...]]
@@ -51,12 +55,23 @@ def _cond(nodes: NodeImporter, predicate: Any, then: Any, otherwise: Any, operan
         return _inline(nodes, then if predicate else otherwise, operands)
     _require_tensors([predicate])
     blocks = (Block(), Block())
-    results = [_import(nodes, graph, block, operands) for graph, block in zip((then, otherwise), blocks, strict=True)]
+    results: list[list[SSAValue]] = []
+    checks: list[Check] = []
+    for graph, block in zip((then, otherwise), blocks, strict=True):
+        with _importing(nodes, block) as inner:
+            found = list(_inline(nodes, graph, operands))
+            code, stated = combined(inner, len(checks) + 1)
+            results.append([*found, inner.number(0, i64) if code is None else code])
+            checks += stated
     types = [[tensor_of(value.type) for value in each] for each in results]
     if types[0] != types[1]:
         raise UnsupportedError("branches whose results differ in type or shape")
     flag = nodes.builder.view(predicate, ())
-    return close_if(nodes.builder, flag, blocks, results)
+    if not checks:
+        return close_if(nodes.builder, flag, blocks, [each[:-1] for each in results])
+    *outs, code = close_if(nodes.builder, flag, blocks, results)
+    state_again(nodes.builder, code, checks)
+    return tuple(outs)
 
 
 def _while_loop(
@@ -64,13 +79,13 @@ def _while_loop(
 ) -> tuple[SSAValue, ...]:
     _require_tensors(carried)
     (going,) = _inline(nodes, condition, [*carried, *captured])
-    block, states, _ = _block(carried, ())
-    new = _import(nodes, body, block, [*states, *captured])
-    with nodes.inside(block):
+
+    def turn(states: Sequence[SSAValue]) -> tuple[SSAValue, ...]:
+        new = _inline(nodes, body, [*states, *captured])
         (again,) = _inline(nodes, condition, [*new, *captured])
-        again = nodes.builder.view(again, ())  # it may have a dimension of one
-    going = nodes.builder.view(going, ())
-    return _loop(nodes, block, [again, *new], [going, *carried], UNBOUNDED, len(carried), 0)
+        return nodes.builder.view(again, ()), *new  # it may have a dimension of one
+
+    return _loop(nodes, turn, nodes.builder.view(going, ()), carried, (), UNBOUNDED)
 
 
 def _scan(
@@ -79,9 +94,11 @@ def _scan(
     _require_tensors([*init, *xs])
     if not xs:
         raise UnsupportedError("a scan over nothing")
-    block, states, slices = _block(init, xs)
-    made = _import(nodes, combine, block, [*states, *slices, *captured])
-    return _loop(nodes, block, made, [*init, *xs], nodes.builder.shape(xs[0])[0], len(init), len(xs))
+
+    def turn(values: Sequence[SSAValue]) -> tuple[SSAValue, ...]:
+        return _inline(nodes, combine, [*values, *captured])
+
+    return _loop(nodes, turn, None, init, xs, nodes.builder.shape(xs[0])[0])
 
 
 def _map(nodes: NodeImporter, body: Any, xs: Sequence[Any], captured: Sequence[Any]) -> tuple[SSAValue, ...]:
@@ -104,9 +121,11 @@ def _associative_scan(
             starts = (start, *(0 for _ in ones[1:]))
             found.append(b.emit("slice", x, starts=starts, shape=(count, *b.shape(x)[1:]), steps=ones))
     firsts, rest = [b.view(first, b.shape(first)[1:]) for first in parts[0]], parts[1]
-    block, states, slices = _block(firsts, rest)
-    made = _import(nodes, combine, block, [*states, *slices, *captured])
-    found = _loop(nodes, block, [*made, *made], [*firsts, *rest], turns - 1, len(xs), len(xs))
+
+    def turn(values: Sequence[SSAValue]) -> tuple[SSAValue, ...]:
+        return 2 * _inline(nodes, combine, [*values, *captured])
+
+    found = _loop(nodes, turn, None, firsts, rest, turns - 1)
     return tuple(b.emit("concat", *pair, dim=0) for pair in zip(parts[0], found[len(xs) :], strict=True))
 
 
@@ -120,47 +139,55 @@ _IMPORTERS: dict[str, Importer] = {
 """By the names of the higher-order operators."""
 
 
-def _block(carried: Sequence[SSAValue], wholes: Sequence[SSAValue]) -> tuple[Block, list[SSAValue], list[SSAValue]]:
-    """The block of a loop's body, with its states and slices."""
-    slices = [Tensor(each.dtype, each.shape[1:]) for each in map(tensor_of, (value.type for value in wholes))]
-    types = [tensor_type(Tensor(i64, ())), *(value.type for value in carried), *map(tensor_type, slices)]
-    block = Block(arg_types=types)
-    return block, list(block.args[1 : 1 + len(carried)]), list(block.args[1 + len(carried) :])
-
-
 def _loop(
     nodes: NodeImporter,
-    block: Block,
-    yielded: Sequence[SSAValue],
-    operands: Sequence[SSAValue],
+    turn: Callable[[Sequence[SSAValue]], Sequence[SSAValue]],
+    going: SSAValue | None,
+    carried: Sequence[SSAValue],
+    wholes: Sequence[SSAValue],
     turns: Any,
-    carried: int,
-    scanned: int,
 ) -> tuple[SSAValue, ...]:
-    conditional = len(operands) > carried + scanned
-    values = [tensor_of(value.type) for value in yielded[int(conditional) :][:carried]]
-    first = [tensor_of(value.type) for value in operands[int(conditional) :][:carried]]
-    if values != first:
+    """What is carried after the last turn, and the stacks, of turns of states and slices.
+
+    A turn gives whether there is another one, where it is known whether the first is `going`, states and slices.
+    """
+    slices = [Tensor(each.dtype, each.shape[1:]) for each in map(tensor_of, (value.type for value in wholes))]
+    types = [tensor_type(Tensor(i64, ())), *(value.type for value in carried), *map(tensor_type, slices)]
+    block, count, conditional = Block(arg_types=types), len(carried), int(going is not None)
+    with _importing(nodes, block, block.args[0]) as inner:
+        yielded = list(turn(block.args[1:]))
+        code, checks = combined(inner)
+        if code is not None:  # the number of what was found in any turn is carried on, and ends what would go on
+            before = block.insert_arg(code.type, 1 + count)
+            code = inner.emit("maximum", before, code)
+            yielded.insert(conditional + count, code)
+            if conditional:
+                yielded[0] = inner.emit("logical_and", yielded[0], inner.emit("eq", code, inner.number(0, i64)))
+    if code is not None:
+        carried = [*carried, nodes.builder.number(0, i64)]
+    if [value.type for value in yielded[conditional:][: len(carried)]] != [value.type for value in carried]:
         raise UnsupportedError("a loop that carries on other types or shapes than it begins with")
-    stacked = len(yielded) - carried - int(conditional)
     finals, stacks = close_loop(
         nodes.builder,
         block,
         yielded,
-        operands,
+        [*([] if going is None else [going]), *carried, *wholes],
         trip_count=turns,
-        carried=carried,
-        scanned=(1,) * scanned,
-        stacked=(1,) * stacked,
+        carried=len(carried),
+        scanned=(1,) * len(wholes),
+        stacked=(1,) * (len(yielded) - len(carried) - conditional),
     )
-    return (*finals, *stacks)
+    if code is not None:
+        state_again(nodes.builder, finals[-1], checks)
+    return (*finals[:count], *stacks)
 
 
-def _import(nodes: NodeImporter, graph: Any, block: Block, values: Sequence[Any]) -> list[SSAValue]:
-    """The results of a graph whose ops go to the end of a region's block."""
+@contextmanager
+def _importing(nodes: NodeImporter, block: Block, *turn: SSAValue) -> Generator[ImportBuilder]:
+    """Let ops go to the end of a region's block."""
     try:
-        with nodes.inside(block):
-            return list(_inline(nodes, graph, values))
+        with nodes.inside(block, *turn) as inner:
+            yield inner
     except WeftError:  # what is left to torch as a whole must not be read from here
         for op in reversed(list(block.ops)):
             block.erase_op(op)

@@ -12,6 +12,7 @@ from torch import fx
 from xdsl.dialects.builtin import StringAttr
 from xdsl.ir import Attribute, Block, OpResult, SSAValue
 
+from weft.errors import UnsupportedError
 from weft.frontends.torch.aten.table import aten
 from weft.frontends.torch.capture.custom_calls import CALLS
 from weft.frontends.torch.importer.builder import ImportBuilder
@@ -58,10 +59,12 @@ def import_custom(nodes: NodeImporter, node: fx.Node) -> tuple[SSAValue | Comple
         floats = [[each for each in some if tensor_of(each).dtype.is_float] for some in (types, results)]
         extra = {"body": [], "vjp": [*results, *floats[1]], "jvp": floats[0]}[name]
         blocks[name] = Block(arg_types=[*types, *extra])
-        with nodes.inside(blocks[name]):
+        with nodes.inside(blocks[name]) as inner:
             places = graph.graph.find_nodes(op="placeholder")
             given = [nodes.incoming(x, at.meta["val"]) for x, at in zip(blocks[name].args, places, strict=True)]
             found[name] = [_joined(each) for each in nodes.traced(graph, given, nodes.call)]
+            if inner.checks:
+                raise UnsupportedError("a function with rules of its own around what fails for some data")
         if name == "body":
             ends: Any = graph.graph.output_node().args[0]
             returned = [each.meta["val"] for each in ends]

@@ -70,15 +70,22 @@ def import_flex(nodes: NodeImporter, node: fx.Node) -> tuple[Any, ...]:
 
 
 def _backward_of(node: fx.Node) -> Callable[..., Any]:
-    """Torch's formula for a backward: it asks of what is captured whether a gradient of it is wanted."""
+    """Torch's formula for a backward: it asks of what is captured whether a gradient of it is wanted.
+
+    Torch's trace has gradients of captured integers, too: nothing reads them, and they are 0.
+    """
     wanted = [isinstance(each, torch.Tensor) for each in node.meta["val"][3]]
 
     def backward(*args: Any) -> Any:
         *others, captured, masks = args
+        floats = [w and x.is_floating_point() for x, w in zip(captured, wanted, strict=True)]
         with enable_inplace_requires_grad(True):
-            marked = [x.detach().requires_grad_() if w else x for x, w in zip(captured, wanted, strict=True)]
+            marked = [x.detach().requires_grad_() if w else x for x, w in zip(captured, floats, strict=True)]
         given: Any = (*others, tuple(marked), masks)
-        return tuple(pytree.tree_leaves(sdpa_dense_backward(*given)))
+        *found, gradients = sdpa_dense_backward(*given)
+        kinds = zip(gradients, captured, wanted, floats, strict=True)
+        whole = [torch.zeros_like(x) if w and not is_float else each for each, x, w, is_float in kinds]
+        return tuple(pytree.tree_leaves((*found, whole)))
 
     return functionalize(backward)  # it writes into results
 

@@ -48,10 +48,8 @@ from weft.frontends.torch.importer.flex import import_flex, is_flex, is_own_flex
 from weft.frontends.torch.importer.graph_device import copies_away
 from weft.frontends.torch.importer.inlining import record_random_results, trace_decomposition
 from weft.frontends.torch.importer.opaque import as_drawn, has_effects, is_pure, make_opaque
-from weft.frontends.torch.importer.sizes import (
-    size_of,
-    sizes_of,
-)
+from weft.frontends.torch.importer.region_seeds import OUTER, seed_inside
+from weft.frontends.torch.importer.sizes import size_of, sizes_of
 from weft.frontends.torch.importer.strides import dense_strides, unusual_strides
 from weft.frontends.torch.importer.symbolic_floats import condition_value, float_value
 from weft.frontends.torch.locations import location_of, user_line
@@ -89,6 +87,8 @@ class NodeImporter:
     fallbacks: list[Fallback] = field(default_factory=list[Fallback])
     mutated: list[tuple[int, fx.Node]] = field(default_factory=list[tuple[int, fx.Node]])
     symbols: set[str] = field(default_factory=set[str])
+    turns: tuple[SSAValue, ...] = ()
+    """The numbers of the turns of the loops around."""
 
     def enter(self, block: Block, *, checked: bool) -> None:
         """Go on at the end of a block; `checked` programs look at their data."""
@@ -96,20 +96,20 @@ class NodeImporter:
         self.outermost = block
 
     @contextmanager
-    def inside(self, block: Block) -> Generator[None]:
-        """Go on at the end of a region's block, for a while. What is found out about data there cannot leave it."""
-        around, builder, known = self.block, self.builder, len(self.fallbacks)
-        self.block = block
+    def inside(self, block: Block, *turn: SSAValue) -> Generator[ImportBuilder]:
+        """Go on at the end of a region's block, for a while, with a builder whose checks its caller lets out of it.
+
+        Of a loop's, the number of its turn is given."""
+        around, builder, known, turns = self.block, self.builder, len(self.fallbacks), self.turns
+        self.block, self.turns = block, (*turns, *turn)
         self.builder = ImportBuilder(block, builder.location, strict=self.config.strict, checked=builder.checked)
         try:
-            yield
-            if self.builder.checks:
-                raise UnsupportedError("control flow around what fails for some data")
+            yield self.builder
         except WeftError:
             del self.fallbacks[known:]
             raise
         finally:
-            self.block, self.builder = around, builder
+            self.block, self.builder, self.turns = around, builder, turns
 
     def type_of(self, meta: torch.Tensor) -> Tensor:
         """The type in which a tensor comes in and goes out."""
@@ -123,6 +123,8 @@ class NodeImporter:
         return Complex(self.builder, joined=value) if meta.is_complex() else value
 
     def constant(self, node: fx.Node, module: fx.GraphModule) -> Any:
+        if OUTER in node.meta:
+            return seed_inside(self.builder, self.values[node.meta[OUTER]], self.turns)
         value = operator.attrgetter(str(node.target))(module)
         if not isinstance(value, torch.Tensor):
             return value

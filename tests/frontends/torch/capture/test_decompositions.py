@@ -1,0 +1,29 @@
+"""Operators that are taken apart before they are imported: what is left of them is compiled, with its derivatives."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from tests.frontends.torch.transforms.second_derivatives import needs_second_derivatives
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> None:
+    torch.compiler.reset()
+
+
+@needs_second_derivatives
+def test_rrelu_that_draws_nothing_is_compiled_with_its_derivatives() -> None:
+    def leak(x: torch.Tensor) -> torch.Tensor:
+        return F.rrelu(x * x - 0.5, 0.1, 0.4).sin()
+
+    x, weight = (torch.randn(4, 5, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    found: list[Any] = []
+    for call in (torch.compile(leak, backend="weft", options={"strict": True}), leak):
+        (first,) = torch.autograd.grad((call(x) * weight).sum(), x, create_graph=True)
+        found.append((first, *torch.autograd.grad(first.sin().sum(), (x, weight))))
+    torch.testing.assert_close(*found)
