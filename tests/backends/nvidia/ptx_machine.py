@@ -8,7 +8,7 @@ shared or global memory that another writes: each of these is an error.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -618,7 +618,11 @@ def _remainder(parts: list[str], x: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 
 def _extreme(nan: Any, number: Any) -> Callable[..., np.ndarray]:
-    return lambda parts, x, y: nan(x, y) if "NaN" in parts or x.dtype.kind != "f" else number(x, y)
+    def found(parts: Sequence[str], x: np.ndarray, y: np.ndarray) -> np.ndarray:
+        extreme = nan(x, y) if "NaN" in parts or x.dtype.kind != "f" else number(x, y)
+        return np.maximum(extreme, 0).astype(x.dtype) if "relu" in parts else extreme
+
+    return found
 
 
 OPERATIONS: dict[str, Callable[..., np.ndarray]] = {

@@ -310,3 +310,17 @@ def test_the_machine_sees_races() -> None:
     ptx = code.code.ptx.replace("bar.sync 0;", "")
     with pytest.raises(MachineError, match="race in global memory"):
         run_blocks(ptx, code.name, 128, code.code.launches[code.name].shared, memory, words, 1)
+
+
+@triton.jit
+def highest(x, out, N: tl.constexpr):
+    i = tl.arange(0, N)
+    value = -tl.load(x + i)
+    tl.store(out + i, tl.maximum(tl.maximum(tl.maximum(value * 0, value), value + 1), value + 2))
+
+
+def test_a_maximum_with_zero_is_part_of_the_one_before_it() -> None:
+    """LLVM makes `max.relu` of it."""
+    x, out = np.arange(-64, 64, dtype=np.int32), np.zeros(128, np.int32)
+    emulate(highest, x, out, N=128)
+    np.testing.assert_array_equal(out, np.maximum(2 - x, 0))

@@ -26,38 +26,9 @@ _INTRINSIC = re.compile(
 )
 _MOVES = frozenset(
     (
-        *(
-            "fadd",
-            "fsub",
-            "fmul",
-            "fdiv",
-            "fneg",
-            "fcmp",
-            "add",
-            "sub",
-            "mul",
-            "shl",
-            "lshr",
-            "ashr",
-            "and",
-            "or",
-            "xor",
-        ),
-        *(
-            "icmp",
-            "select",
-            "zext",
-            "sext",
-            "trunc",
-            "bitcast",
-            "fptrunc",
-            "fpext",
-            "sitofp",
-            "uitofp",
-            "fptosi",
-            "fptoui",
-        ),
-        *("extractvalue", "extractelement", "insertelement", "ptrtoint", "inttoptr", "getelementptr"),
+        *("add", "sub", "mul", "shl", "lshr", "ashr", "and", "or", "xor", "icmp", "select", "zext", "sext", "trunc"),
+        *("fadd", "fsub", "fmul", "fdiv", "fneg", "fcmp", "fptrunc", "fpext", "sitofp", "uitofp", "fptosi", "fptoui"),
+        *("bitcast", "ptrtoint", "inttoptr", "getelementptr", "extractvalue", "extractelement", "insertelement"),
     )
 )
 
