@@ -94,7 +94,8 @@ def matmul(a_ptr, b_ptr, c_ptr, M, N, K, a_rows, b_rows, c_rows, BM: tl.constexp
     for k in range(0, K, BK):
         ks = k + tl.arange(0, BK)
         a = tl.load(a_ptr + rows[:, None] * a_rows + ks[None, :], (rows[:, None] < M) & (ks[None, :] < K), other=0.0)
-        b = tl.load(b_ptr + ks[:, None] * b_rows + columns[None, :], (ks[:, None] < K) & (columns[None, :] < N), other=0.0)
+        inside = (ks[:, None] < K) & (columns[None, :] < N)
+        b = tl.load(b_ptr + ks[:, None] * b_rows + columns[None, :], inside, other=0.0)
         acc = tl.dot(a, b, acc)
     places = c_ptr + rows[:, None] * c_rows + columns[None, :]
     tl.store(places, acc.to(tl.bfloat16), (rows[:, None] < M) & (columns[None, :] < N))
