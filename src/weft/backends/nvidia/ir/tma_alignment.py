@@ -28,9 +28,10 @@ def why_unaligned(kernel: tile.KernelOp, operands: Sequence[SSAValue]) -> str | 
     said = [each for value in operands if (each := _why(kernel, affines, _source(value))) is not None]
     arguments = sorted({number for numbers, _ in said for number in numbers})
     if arguments:
-        listed = f"argument{'s' if len(arguments) > 1 else ''} {', '.join(map(str, arguments))} (from 0 on)"
+        several, listed = len(arguments) > 1, ", ".join(map(str, arguments))
+        named = f"argument{'s' if several else ''} {listed} (from 0 on), of which they are computed,"
         given = "pass multiples of 16, which launches specialize on (`i32:16` in a --signature)"
-        return f"{_MUST}, and {listed}, of which they are computed, are not known to be divisible by 16; {given}"
+        return f"{_MUST}, and {named} {'are' if several else 'is'} not known to be divisible by 16; {given}"
     return next((f"{_MUST}, and {text}" for _, text in said), None)
 
 
@@ -54,9 +55,9 @@ def _why(
         apart = [stride for stride in far if divisor_of(stride, op.indices) * dtype.bytes % _TMA_ALIGNMENT]
         return ([], f"are {apart[0]} elements of {dtype.name} apart") if apart else None
     form = affines.of(op.offsets)
-    if form is None or DIVISORS not in kernel.attributes:
-        return None
     numbers: dict[SSAValue, int] = {value: number for number, value in enumerate(kernel.block.args)}
+    if form is None or DIVISORS not in kernel.attributes or op.pointer not in numbers:
+        return None
     known = {name: numbers[value] for name, value in affines.symbols.items() if value in numbers}
     arguments = dict.fromkeys([] if argument_divisor(op.pointer) % _TMA_ALIGNMENT == 0 else [numbers[op.pointer]])
     multiples: dict[str, Size] = {
