@@ -75,8 +75,8 @@ from weft.tile.dialect import KernelOp
 
 if TYPE_CHECKING:  # imported by what compiles for a GPU: some 140 modules that no processor needs
     from weft.backends.nvidia.code import DeviceCode, Launch
-    from weft.backends.nvidia.compile import Loads
-    from weft.backends.nvidia.ir.kernel_passes import KernelPass, PassNote
+    from weft.backends.nvidia.compile import KernelHistory, Loads
+    from weft.backends.nvidia.ir.kernel_passes import KernelPass
     from weft.backends.nvidia.target import NvidiaTarget
     from weft.runtime.tune_device import DeviceTimer
 
@@ -293,6 +293,7 @@ def nvidia_kernel_passes() -> tuple[KernelPass, ...]:
                             (
                                 Alternative("two blocks beside each other", (PairBlocks(),)),
                                 Alternative("a dot an iteration later", (SoftwarePipelineDots(),)),
+                                Alternative("each dot where it stands", ()),
                             ),
                         ),
                         StageStores(),
@@ -352,21 +353,20 @@ def annotate(kernel: KernelOp, target: NvidiaTarget) -> tuple[KernelOp, Launch]:
 def compile_kernels(
     kernels: Mapping[str, KernelOp],
     target: NvidiaTarget,
-    notes: dict[str, list[PassNote]] | None = None,
+    history: KernelHistory | None = None,
     loads: Loads | None = None,
     *,
     debug_lines: bool = False,
 ) -> DeviceCode:
-    """Kernels as PTX for a GPU; `notes` takes what came of each pass over each of them.
+    """Kernels as PTX for a GPU; `history` takes what came of each pass over each of them.
 
     With `loads` it is not waited for what takes long: that goes on in other threads, which load it as well.
     """
     from weft.backends.nvidia.compile import KernelCompiler
 
-    with KernelCompiler(target, nvidia_kernel_passes(), loads, debug_lines=debug_lines) as compiler:
+    passes = nvidia_kernel_passes()
+    with KernelCompiler(target, passes, loads, debug_lines=debug_lines, history=history) as compiler:
         compiler.add(kernels)
-        if notes is not None:
-            notes.update(compiler.notes)
         return compiler.code()
 
 
@@ -437,7 +437,7 @@ def compile_nvidia(
 
     `loads` gets each kernel as soon as it is PTX, while others still are not (`KernelCompiler`).
     """
-    from weft.backends.nvidia.compile import KernelCompiler
+    from weft.backends.nvidia.compile import KernelCompiler, KernelHistory
     from weft.backends.nvidia.ir.programmatic_launch import mark_fixed
     from weft.backends.nvidia.plan.deduplicate_kernels import deduplicate_kernels
     from weft.backends.nvidia.plan.fuse_horizontally import fuse_horizontally
@@ -467,13 +467,16 @@ def compile_nvidia(
         deduplicate_kernels(planned)
         report.planned(planned.plan, planned.schedules)
         start = report.measure("lower_to_tile", start)
-        lines, keeps = config.debug_lines, report.wants_programs
-        with KernelCompiler(target, kernel_passes, loads, debug_lines=lines, keeps_kernels=keeps) as compiler:
+        history = KernelHistory(keeps_kernels=report.wants_programs, keeps_passes=report.wants_passes)
+        lines = config.debug_lines
+        with KernelCompiler(target, kernel_passes, loads, debug_lines=lines, history=history) as compiler:
             compiler.add(planned.kernels, planned.sources)
             start = report.measure("emit_llvm", start)
-            report.program("nvidia", compiler.annotated.values())
+            for name, texts in history.after_passes.items():
+                report.programs.update({f"nvidia-{name}-{made}": text for made, text in texts.items()})
+            report.program("nvidia", history.annotated.values())
             report.program("llvm", "\n".join(compiler.texts.values()))
             code = compiler.code()
         report.measure("llvm", start)
-        report.made_for_device(code, planned.kernels, compiler.notes)
+        report.made_for_device(code, planned.kernels, history.notes)
     return Compiled(planned.plan, code, report, planned.prepare, argument_names(function))

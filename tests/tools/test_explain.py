@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -88,6 +89,17 @@ def test_programs_after_each_pass(weft, softmax: str, tmp_path: Path) -> None:
     assert weft("opt", str(grouped), "--level", "tile").exit_code == 0
     alone = weft("explain", softmax, "--each-pass")
     assert alone.exit_code == 2 and "--save FOLDER" in alone.stderr
+
+
+def test_kernels_of_a_gpu_after_each_pass(weft, softmax: str, tmp_path: Path) -> None:
+    folder = tmp_path / "programs"
+    weft("explain", softmax, "--target", "sm_90a", "--save", str(folder), "--each-pass")
+    saved = sorted(path.name for path in folder.glob("1-softmax-nvidia-*.mlir"))
+    assert any(re.fullmatch(r"1-softmax-nvidia-\w+-\d\d-assign_layouts\.mlir", name) for name in saved), saved
+    texts = [(folder / name).read_text() for name in saved]
+    assert len(set(texts)) == len(texts), "what a pass did not change is not written again"
+    assert "nvidia.launch" in texts[-1] and "nvidia.launch" not in texts[0]
+    assert weft("opt", str(folder / saved[0])).exit_code == 0
 
 
 def test_a_failing_script_is_still_explained(weft, script: str) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -79,6 +81,82 @@ def test_a_kernel_is_explained_for_a_gpu(script: Path, tmp_path: Path) -> None:
     assert "On the GPU" in report and "tl.load(x_ptr" in report and ".entry double" in report
 
 
+MATMUL = """
+import weft.triton as triton
+import weft.triton.language as tl
+
+
+@triton.jit
+def matmul(a_ptr, b_ptr, c_ptr, M, N, K, a_rows, b_rows, c_rows, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
+    rows = tl.program_id(0) * BM + tl.arange(0, BM)
+    columns = tl.program_id(1) * BN + tl.arange(0, BN)
+    acc = tl.zeros((BM, BN), tl.float32)
+    for k in range(0, K, BK):
+        ks = k + tl.arange(0, BK)
+        a = tl.load(a_ptr + rows[:, None] * a_rows + ks[None, :], (rows[:, None] < M) & (ks[None, :] < K), other=0.0)
+        inside = (ks[:, None] < K) & (columns[None, :] < N)
+        b = tl.load(b_ptr + ks[:, None] * b_rows + columns[None, :], inside, other=0.0)
+        acc = tl.dot(a, b, acc)
+    places = c_ptr + rows[:, None] * c_rows + columns[None, :]
+    tl.store(places, acc.to(tl.bfloat16), (rows[:, None] < M) & (columns[None, :] < N))
+"""
+TILES = "BM=64,BN=64,BK=64"
+
+
+def explained(script: Path, signature: str, *options: str, text: str = MATMUL) -> dict[str, Any]:
+    script.write_text(text)
+    line = ["explain", f"{script}:matmul", "--target", "sm_90a", "--signature", f"{signature},{TILES}", "--json"]
+    result = CliRunner().invoke(app, [*line, *options])
+    assert result.exit_code == 0, result.output
+    return json.loads(result.output.splitlines()[-1])
+
+
+def reasons(figures: dict[str, Any]) -> dict[str, str | None]:
+    return {note["name"]: note["refused"] for note in figures["passes"] if len(note["inside"]) % 2}
+
+
+def test_a_kernel_after_each_pass_in_the_dialect_of_its_gpu(script: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "programs"
+    options = ("--save", str(folder), "--each-pass")
+    figures = explained(script, "*bf16:16,*bf16,*bf16,i32,i32,i32,i32:16,i32:16,i32:16", *options)
+    saved = {path.name: path.read_text() for path in folder.iterdir()}
+    assert saved["matmul.nvidia"] == figures["nvidia"] and "nvidia.launch" in figures["nvidia"]
+    (pipelined,) = (text for name, text in saved.items() if re.fullmatch(r"matmul\.nvidia-\d\d-pipeline_dots", name))
+    assert "nvidia.wgmma" in pipelined and "nvidia.layout" not in pipelined
+    said = reasons(figures)
+    assert said["TMA brings operands of wgmma"] is None and said["each dot where it stands"] is None
+    assert said["a dot an iteration later"] == "no loop has one dot that can wait, of what was made of another dot"
+
+
+def test_rows_that_are_not_known_to_be_aligned_are_said_to_be_the_reason(script: Path) -> None:
+    said = reasons(explained(script, "*bf16,*bf16,*bf16,i32,i32,i32,i32:16,i32,i32"))["TMA brings operands of wgmma"]
+    assert said is not None and "argument 7 (from 0 on), of which they are computed, is not known" in said
+    assert "multiples of 16 bytes" in said
+    assert "`i32:16` in a --signature" in said
+
+
+def test_addresses_out_of_memory_are_no_matter_of_alignment(script: Path) -> None:
+    """As those of grouped products: no argument of the kernel says where rows begin."""
+    read = "    a_ptr = tl.load(a_ptr).to(tl.pointer_type(tl.bfloat16))\n    rows = "
+    figures = explained(
+        script, "*i64,*bf16,*bf16,i32,i32,i32,i32,i32:16,i32", text=MATMUL.replace("    rows = ", read, 1)
+    )
+    assert reasons(figures)["TMA brings operands of wgmma"] == "TMA cannot bring the operands of its dots"
+
+
+def test_programs_of_a_kernel_are_printed(script: Path) -> None:
+    line = ["explain", f"{script}:double", "--ir"]
+    assert "// double as llvm\n" in CliRunner().invoke(app, line).output
+    result = CliRunner().invoke(app, [*line, "--target", "sm_90a", "--each-pass"])
+    assert "// double as nvidia\n" in result.output and re.search(
+        r"// double as nvidia-\d\d-assign_layouts\n", result.output
+    )
+    refused = CliRunner().invoke(app, [*line, "--each-pass"])
+    assert refused.exit_code == 2 and "--target sm_90a" in refused.output
+    alone = CliRunner().invoke(app, ["explain", f"{script}:double", "--each-pass", "--target", "sm_90a"])
+    assert alone.exit_code == 2 and "--save FOLDER" in alone.output
+
+
 def test_a_kernel_that_is_not_there_is_named(script: Path) -> None:
     result = CliRunner().invoke(app, ["explain", f"{script}:triple", "--json"])
     assert result.exit_code == 2
@@ -99,6 +177,8 @@ def test_the_benchmarks_of_a_file_are_measured(script: Path, tmp_path: Path) -> 
         (":double", "*fp32", "the signature does not fit"),
         (":double", "*fp33,i32,BLOCK=32", "fp33 is not a type"),
         (":double", "*fp32,i32,WIDTH=32", "the signature does not fit"),
+        (":double", "*fp32,i32:8,BLOCK=32", "i32:8 is not a type"),
+        (":double", "*fp32,fp32:16,BLOCK=32", "fp32:16 is not a type"),
         (":triple", "*fp32,i32,BLOCK=32", "no kernel called triple"),
         ("", "*fp32,i32,BLOCK=32", "a signature is for a kernel"),
     ],

@@ -121,7 +121,7 @@ class CompilationRecord:
     peak: int | None = None
     """Bytes that a training step takes at most at once, beyond its arguments, where there is a budget for them."""
     programs: dict[str, str] = field(default_factory=dict[str, str])
-    """The text at each level: graph, grouped, tile, llvm, and for a GPU ptx."""
+    """The text at each level: graph, grouped, tile, llvm, and for a GPU nvidia and ptx; that after each pass, too."""
     error: str | None = None
     captured: Any = None
     """The front end's graph, where programs are kept and it could not be imported."""

@@ -129,7 +129,10 @@ def explain(
     ] = False,
     save: Annotated[Path | None, typer.Option(help="Write the programs at each level to this folder.")] = None,
     each_pass: Annotated[
-        bool, typer.Option("--each-pass", help="With these, the graph after each pass that changed it, too.")
+        bool,
+        typer.Option(
+            "--each-pass", help="With these, the graph, and kernels of a GPU, after each pass that changed them."
+        ),
     ] = False,
     lines: Annotated[
         bool, typer.Option("--lines", help="Print assembly or PTX, each line of the program above what came of it.")
@@ -162,23 +165,25 @@ def explain(
         gpu = known_target(target) if target is not None else None
         if lines:
             os.environ["WEFT_DEBUG_LINES"] = "1"
+        if each_pass and not (ir or save is not None):
+            raise UsageError("--each-pass says nothing by itself", hint="add --ir to print, or --save FOLDER")
         if re.fullmatch(r".+\.py:\w+", file):
             from weft.tools.explain.kernel import Wanted, explain_kernel
 
             script, _, kernel = file.rpartition(":")
-            explain_kernel(terminal, Wanted(Path(script), kernel, tuple(context.args), signature, save, gpu))
+            asked = Wanted(Path(script), kernel, tuple(context.args), signature, save, gpu, ir, each_pass)
+            explain_kernel(terminal, asked)
         if Path(file).suffix == ".py" and signature is None:
             from weft.tools.explain.kernel import Wanted, explain_kernels, is_script_of_kernels
 
             if is_script_of_kernels(Path(file)):
-                explain_kernels(terminal, Wanted(Path(file), "", tuple(context.args), None, save, gpu))
+                asked = Wanted(Path(file), "", tuple(context.args), None, save, gpu, ir, each_pass)
+                explain_kernels(terminal, asked)
         if signature is not None:
             raise UsageError("a signature is for a kernel", hint=f"name it: {file}:kernel")
         if Path(file).suffix == ".py" and target is not None:
             raise UsageError("a script is compiled for where its tensors are", hint="leave the target out")
         programs = ir or lines or save is not None
-        if each_pass and not (ir or save is not None):
-            raise UsageError("--each-pass says nothing by itself", hint="add --ir to print, or --save FOLDER")
         if Path(file).suffix == ".py":
             if not Path(file).is_file():
                 raise UsageError(f"there is no script {file}")

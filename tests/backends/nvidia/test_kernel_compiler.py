@@ -105,7 +105,7 @@ def test_a_kernel_without_code_is_named_and_no_thread_is_left(
 ) -> None:
     last = list(kernels)[-1]
 
-    def refuse(_: KernelCompiler, kernel: KernelOp, notes: object) -> tuple[str, Launch]:
+    def refuse(_: KernelCompiler, name: str, kernel: KernelOp) -> tuple[str, Launch]:
         if kernel is kernels[last]:
             raise LoweringError("no such thing")
         return 'target triple = "nvptx64-nvidia-cuda"\n', Launch(32, 0)

@@ -24,6 +24,7 @@ from weft.backends.nvidia.ir.kernel_passes import (
     Refused,
     run_passes,
 )
+from weft.backends.nvidia.ir.trace_passes import PassTrace
 from weft.backends.nvidia.target import NvidiaTarget, target_named
 from weft.errors import LoweringError
 from weft.frontends.triton.listings.device_listing import device_listing_of
@@ -209,6 +210,21 @@ def test_an_alternative_that_is_refused_leaves_nothing() -> None:
         "    set_warps",
     ]
     kernel.verify()
+
+
+def test_a_trace_has_the_kernel_after_each_pass_that_was_taken() -> None:
+    kernel, notes, trace = row_kernel(softmax, (64, 128)), list[PassNote](), PassTrace()
+    listed = choice((2, 4), (8, 4), (16, 0))
+    made = kernel.clone()
+    assert run_passes(made, trace.watch([SetWarps(4), listed]), TARGET, notes) is None
+    plain, same = kernel.clone(), list[PassNote]()
+    assert run_passes(plain, [SetWarps(4), listed], TARGET, same) is None
+    assert str(plain) == str(made) and same == notes
+    steps = trace.steps_of(kernel.sym_name.data, notes)
+    found = [(step.name, step.inside, integer(step.kernel, WARPS)) for step in steps]
+    assert found == [("set_warps", (), 4), ("set_warps", ("warps", "8 warps"), 8), ("warps", (), 8)]
+    assert [number for number, _, _ in trace.changes_of(kernel, notes)] == [1, 2]
+    assert not trace.steps_of("another", notes)
 
 
 def test_where_nothing_fits_the_last_reason_is_the_error() -> None:

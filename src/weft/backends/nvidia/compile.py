@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Hashable, Mapping, Sequence, Set
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TypeAlias
 
@@ -21,6 +21,7 @@ from weft.backends.nvidia.ir.kernel_passes import KernelPass, PassNote, run_pass
 from weft.backends.nvidia.ir.mma import AHEAD
 from weft.backends.nvidia.ir.op_costs import cost_of
 from weft.backends.nvidia.ir.programmatic_launch import asked_early, written_by
+from weft.backends.nvidia.ir.trace_passes import PassTrace
 from weft.backends.nvidia.target import TRIPLE, NvidiaTarget, llvm_to_ptx
 from weft.errors import LoweringError
 from weft.forks import BACKGROUND, COMPILING
@@ -101,6 +102,34 @@ def llvm_of(annotated: tile.KernelOp, launch: Launch, target: NvidiaTarget, *, d
     return str(module)
 
 
+@dataclass
+class KernelHistory:
+    """How kernels came about, for those who ask, by their names."""
+
+    keeps_kernels: bool = False
+    keeps_passes: bool = False
+    notes: dict[str, list[PassNote]] = field(default_factory=dict[str, "list[PassNote]"])
+    """What came of each pass."""
+    after_passes: dict[str, dict[str, str]] = field(default_factory=dict[str, "dict[str, str]"])
+    """The text after each pass that changed it, by number and name (`05-pipeline_dots`), where that is kept."""
+    annotated: dict[str, tile.KernelOp] = field(default_factory=dict[str, tile.KernelOp])
+    """Kernels after all passes, in the `nvidia` dialect, where these are kept."""
+
+    def annotate(
+        self, name: str, kernel: tile.KernelOp, target: NvidiaTarget, passes: Sequence[KernelPass]
+    ) -> tuple[tile.KernelOp, Launch]:
+        """A kernel with roles, layouts, shared memory and barriers (`annotate`), and note how it came about."""
+        notes, trace = list[PassNote](), PassTrace()
+        self.notes[name] = notes
+        annotated, launch = annotate(kernel, target, trace.watch(passes) if self.keeps_passes else passes, notes)
+        if self.keeps_passes:
+            changed = trace.changes_of(kernel, notes)
+            self.after_passes[name] = {f"{number:02}-{step.name}": text for number, step, text in changed}
+        if self.keeps_kernels:
+            self.annotated[name] = annotated
+        return annotated, launch
+
+
 class KernelCompiler:
     """Makes PTX of kernels: this thread writes one after the other as LLVM IR, others compile what it has written.
 
@@ -119,16 +148,12 @@ class KernelCompiler:
         loads: Loads | None = None,
         *,
         debug_lines: bool = False,
-        keeps_kernels: bool = False,
+        history: KernelHistory | None = None,
     ) -> None:
         self.target, self.passes, self._loads, self._debug_lines = target, passes, loads, debug_lines
-        self._keeps_kernels = keeps_kernels
-        self.annotated: dict[str, tile.KernelOp] = {}
-        """The kernels after all passes, in the `nvidia` dialect, where they are kept."""
+        self._history = history or KernelHistory()
         self.texts: dict[str, str] = {}
         """The LLVM IR of each kernel."""
-        self.notes: dict[str, list[PassNote]] = {}
-        """What came of each pass over it."""
         self._launches: dict[str, Launch] = {}
         self._made: dict[str, Future[str]] = {}
         self._takes_long = False
@@ -166,8 +191,7 @@ class KernelCompiler:
         self._takes_long = self._takes_long or bool(slow)
         for name in sorted(kernels, key=lambda each: each not in slow):
             try:
-                notes = self.notes[name] = []
-                self.texts[name], self._launches[name] = self._emitted(kernels[name], notes)
+                self.texts[name], self._launches[name] = self._emitted(name, kernels[name])
             except LoweringError as error:
                 known = frozenset(sources.get(name, ()))
                 raise LoweringError(f"{name}: {error.message}", hint=error.hint, sources=known) from error
@@ -183,10 +207,8 @@ class KernelCompiler:
         modules = awaited if self._takes_long and self._loads is not None else dict(awaited)
         return DeviceCode(self.target.arch, modules, launches)
 
-    def _emitted(self, kernel: tile.KernelOp, notes: list[PassNote]) -> tuple[str, Launch]:
-        annotated, launch = annotate(kernel, self.target, self.passes, notes)
-        if self._keeps_kernels:
-            self.annotated[annotated.sym_name.data] = annotated
+    def _emitted(self, name: str, kernel: tile.KernelOp) -> tuple[str, Launch]:
+        annotated, launch = self._history.annotate(name, kernel, self.target, self.passes)
         return llvm_of(annotated, launch, self.target, debug_lines=self._debug_lines), launch
 
     def _make(self, name: str) -> None:

@@ -188,8 +188,11 @@ def choices_table(kernels: Iterable[tuple[str, Sequence[PassNote]]]) -> Renderab
     table = Table("kernel", "way to make it", "taken", title="Alternatives of kernels", title_justify="left")
     for choices, labels in said.items():
         named = ", ".join(dict.fromkeys(label.replace("_", " ") for label in labels))
+        reasons: dict[tuple[str, ...], str | None] = {(*note.inside, note.name): note.refused for note in choices}
         for note in choices:
             answer = "yes" if note.refused is None else f"no: {note.refused}"
+            if note.refused is not None and reasons.get(note.inside[:-1]) == note.refused:
+                answer = "no: as above"
             table.add_row(Text(named), Text("  " * (len(note.inside) // 2) + note.name), Text(answer))
             named = ""
     return table if table.row_count else None

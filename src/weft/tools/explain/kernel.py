@@ -2,7 +2,7 @@
 
 The script is run; the kernel is shown for the arguments of its first launch, and `kernel.py` alone shows every kernel
 that is launched. One that is not is compiled for what `--signature` says: `*fp32,*fp32,i32,BLOCK=1024`. For a GPU, it
-is PTX and SASS, and what the kernel takes of a multiprocessor.
+is PTX and SASS, and what the kernel takes of a multiprocessor; `--ir` and `--save` have the `nvidia` dialect, too.
 """
 
 # The script's objects can be anything.
@@ -48,6 +48,17 @@ class Wanted:
     save: Path | None = None
     target: NvidiaTarget | None = None
     """A GPU to compile for, instead of this processor."""
+    ir: bool = False
+    """Whether the texts at each level are printed, one below the other,"""
+    each_pass: bool = False
+    """and those after each pass over the kernel of a GPU that changed it, or saved."""
+
+    def __post_init__(self) -> None:
+        if self.each_pass and self.target is None:
+            raise UsageError(
+                "--each-pass is about passes over kernels of a GPU",
+                hint="name one, which need not be there: --target sm_90a",
+            )
 
 
 def is_script_of_kernels(path: Path) -> bool:
@@ -103,10 +114,12 @@ def _explained(
     if wanted.target is None:
         listing = listing_of(kernel, args, keywords)
     else:
-        listing, code = device_listing_of(kernel, args, keywords, wanted.target)
+        listing, code = device_listing_of(kernel, args, keywords, wanted.target, each_pass=wanted.each_pass)
         instructions = sass(code)
         listing = listing if instructions is None else replace(listing, code={**listing.code, "sass": instructions})
         taken.append(single_kernel(listing.name, code))
+    if wanted.ir:
+        terminal.text("\n".join(f"// {listing.name} as {level}\n{text}" for level, text in listing.levels().items()))
     terminal.show(*_report(listing))
     table = device_table({1: taken})
     for each in (table, choices_table([(listing.name, listing.passes)])):
@@ -172,7 +185,11 @@ def _run(wanted: Wanted, name: str) -> dict[str, Any]:
 
 
 def _arguments(kernel: JITFunction, signature: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Arguments like a signature: `*fp32` is a tensor, `i32` a number (no multiple of 16), `NAME=value` a constant."""
+    """Arguments like a signature: `*fp32` is a tensor, `i32` a number (no multiple of 16), `NAME=value` a constant.
+
+    As Triton writes what it specializes on, `i32:16` is a multiple of 16 and `i32:1` is 1; `*fp32:16` says of a tensor
+    that it is aligned, which all are here.
+    """
     args: list[Any] = []
     keywords: dict[str, Any] = {}
     for part in filter(None, map(str.strip, signature.split(","))):
@@ -181,14 +198,25 @@ def _arguments(kernel: JITFunction, signature: str) -> tuple[tuple[Any, ...], di
             if given:
                 keywords[name] = int(value) if value.lstrip("-").isdigit() else value
             elif part.startswith("*"):
-                args.append(MockTensor(element_type(_element(part[1:]))))
+                args.append(MockTensor(element_type(_element(part[1:].removesuffix(":16")))))
             else:
-                args.append({"f": 0.5, "b": 0.5}.get(_element(part)[0], (1 << 40) + 3 if part == "i64" else 3))
+                args.append(_number(part))
         except UsageError:
             raise
         except WeftError as error:
             raise UsageError(f"{part} is not a type: {error.message}", hint="types are fp32, i32, *fp16 ...") from error
     return tuple(args), keywords
+
+
+def _number(part: str) -> int | float:
+    """A number like a type and what is known of it: `i32`, `i32:16`, `fp32`."""
+    text, given, known = part.partition(":")
+    name = _element(text)
+    if given and (known not in ("1", "16") or name[0] not in "iu"):
+        raise UsageError(f"{part} is not a type", hint="i32:16 is divisible by 16, i32:1 is 1, *fp16:16 is aligned")
+    if name[0] in "fb":
+        return 0.5
+    return 1 if known == "1" else (1 << 40 if name == "i64" else 0) + (16 if known else 3)
 
 
 def _element(text: str) -> str:

@@ -14,7 +14,7 @@ from weft.backends.nvidia.compile import annotate, emit_llvm
 from weft.backends.nvidia.ir.kernel_passes import FirstThatMatches, KernelPass, PassNote, adopt
 from weft.backends.nvidia.ir.programmatic_launch import mark_fixed
 from weft.backends.nvidia.ir.registry import verify_kernels
-from weft.backends.nvidia.ir.trace_passes import PassTrace, TracedStep
+from weft.backends.nvidia.ir.trace_passes import PassTrace, TracedStep, changes
 from weft.backends.nvidia.plan.deduplicate_kernels import deduplicate_kernels
 from weft.backends.nvidia.plan.fuse_horizontally import fuse_horizontally
 from weft.backends.nvidia.plan.fuse_small_kernels import fuse_small_kernels
@@ -133,14 +133,10 @@ def _complain(missed: Sequence[str], by_all: bool, options: NvidiaOptions) -> No
 
 def _print_steps(kernel: KernelOp, steps: Sequence[TracedStep], options: NvidiaOptions) -> None:
     """Tell what a kernel is after each pass that changed it."""
-    before = print_program(kernel, locations=options.locations)
-    for step in steps:
-        text = print_program(step.kernel, locations=options.locations)
-        if text != before:
-            taken = zip(step.inside[::2], step.inside[1::2], strict=True)
-            inside = "".join(f", {choice}: {alternative}" for choice, alternative in taken)
-            options.told(f"// after {step.name} of {kernel.sym_name.data}{inside}\n{text}")
-            before = text
+    for _, step, text in changes(kernel, steps, locations=options.locations):
+        taken = zip(step.inside[::2], step.inside[1::2], strict=True)
+        inside = "".join(f", {choice}: {alternative}" for choice, alternative in taken)
+        options.told(f"// after {step.name} of {kernel.sym_name.data}{inside}\n{text}")
 
 
 def _named(passes: Sequence[KernelPass]) -> dict[str, KernelPass]:

@@ -17,25 +17,39 @@ from weft.backends.nvidia.ir.op_costs import Cost
 from weft.backends.nvidia.ir.op_interfaces import OpInterface
 from weft.backends.nvidia.op_entries import INTERFACES, kernel_ops
 
-_PACKAGE = "weft.backends.nvidia."
+_PACKAGE = "weft."
 _HEAD = """\
 # Ops of GPU kernels
 
 The ops of the `tile` and the `nvidia` dialect that a kernel for an NVIDIA GPU can hold, and the four things that the
-backend knows of each: [what to write for a new one](nvidia.md#an-op-of-a-kernel). Files are those of
-`src/weft/backends/nvidia`. This page is generated: `python -m weft.tools.pages.nvidia_op_page docs/nvidia-ops.md`.
+backend knows of each: [what to write for a new one](nvidia.md#an-op-of-a-kernel). Paths are below `src/weft`.
+This page is generated: `python -m weft.tools.pages.nvidia_op_page docs/nvidia-ops.md`.
 """
 
 
 def page() -> str:
     """The whole page."""
-    titles = ["op", *INTERFACES]
+    titles = ["op", "what it does", "defined in", *INTERFACES]
     rows = [
-        [f"`{op.name}`", *(_entry(interface, op) for interface in INTERFACES.values())]
+        [f"`{op.name}`", _meaning(op), _place(op), *(_entry(interface, op) for interface in INTERFACES.values())]
         for op in sorted(kernel_ops(), key=lambda op: op.name)
     ]
     lines = [titles, ["---"] * len(titles), *rows]
     return f"{_HEAD}\n" + "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def _meaning(op: type[Operation]) -> str:
+    """What the docstring of an op begins with, in one line."""
+    first = (op.__doc__ or "").strip().split("\n\n")[0]
+    return " ".join(first.split()).replace("|", "\\|")
+
+
+def _place(op: type[Operation]) -> str:
+    return f"`{op.__name__}`, {_path(op.__module__)}"
+
+
+def _path(module: str) -> str:
+    return f"`{module.removeprefix(_PACKAGE).replace('.', '/')}.py`"
 
 
 def _entry(interface: OpInterface[Any], op: type[Operation]) -> str:
@@ -44,7 +58,7 @@ def _entry(interface: OpInterface[Any], op: type[Operation]) -> str:
         return f"none: {interface.without.get(op) or interface.refused[op]}"
     if isinstance(rule, Cost):
         return _cost(rule)
-    return f"`{rule.__name__}`, `backends/nvidia/{rule.__module__.removeprefix(_PACKAGE).replace('.', '/')}.py`"
+    return f"`{rule.__name__}`, {_path(rule.__module__)}"
 
 
 def _cost(cost: Cost) -> str:

@@ -4,8 +4,10 @@ The list of them stands in `weft.pipelines`. A pass is a frozen dataclass, as pa
 
     FirstThatMatches(
         "copies",
-        Alternative("TMA", (FoldViews(), PipelineDots(), AssignLayouts(), AllocateShared()), when=(has_dots,)),
-        Alternative("plain", (FoldViews(), AssignLayouts(), AllocateShared())),
+        (
+            Alternative("TMA", (FoldViews(), PipelineDots(), AssignLayouts(), AllocateShared()), when=(has_dots,)),
+            Alternative("plain", (FoldViews(), AssignLayouts(), AllocateShared())),
+        ),
     )
 
 That something does not fit is a value, `Refused`, never an exception: an alternative that is refused leaves the kernel

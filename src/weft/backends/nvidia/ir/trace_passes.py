@@ -1,9 +1,9 @@
 """The kernel after each pass over it, for those who read what passes do: `--print-after-all`, `--each-pass`.
 
     trace = PassTrace()
-    run_passes(kernel, trace.watch(nvidia_kernel_passes()), target, notes)
-    for step in trace.steps_of("matmul", notes):
-        print(step.name, step.kernel)
+    run_passes(kernel.clone(), trace.watch(nvidia_kernel_passes()), target, notes)
+    for number, step, text in trace.changes_of(kernel, notes):
+        print(number, step.name, text)
 
 Alternatives that were tried and given up leave nothing in it.
 """
@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from weft.backends.nvidia.ir.kernel_passes import FirstThatMatches, KernelPass, Match, PassNote, Refused
 from weft.backends.nvidia.target import NvidiaTarget
 from weft.tile import dialect as tile
+from weft.tile.text import print_program
 
 
 @dataclass(frozen=True)
@@ -48,11 +49,29 @@ class PassTrace:
 
         return list(filter(is_taken, self._steps))
 
+    def changes_of(
+        self, kernel: tile.KernelOp, notes: Sequence[PassNote], *, locations: bool = False
+    ) -> list[tuple[int, TracedStep, str]]:
+        """The text of a kernel after each pass that changed it, and which of those that were taken that is."""
+        return changes(kernel, self.steps_of(kernel.sym_name.data, notes), locations=locations)
+
     def _watched(self, each: KernelPass) -> KernelPass:
         if isinstance(each, FirstThatMatches):
             alternatives = (replace(one, passes=self.watch(one.passes)) for one in each.alternatives)
             each = replace(each, alternatives=tuple(alternatives))
         return _Watched(each.name, each, self._steps, each.decides)
+
+
+def changes(
+    kernel: tile.KernelOp, steps: Sequence[TracedStep], *, locations: bool = False
+) -> list[tuple[int, TracedStep, str]]:
+    """The steps that changed a kernel, with their numbers, from 1 on, and the text that they left."""
+    before, found = print_program(kernel, locations=locations), list[tuple[int, TracedStep, str]]()
+    for number, step in enumerate(steps, 1):
+        text = print_program(step.kernel, locations=locations)
+        found += [(number, step, text)] if text != before else []
+        before = text
+    return found
 
 
 @dataclass(frozen=True, eq=False)

@@ -35,6 +35,7 @@ from weft.backends.nvidia.ir.rings import (
     TmaLoadOp,
     WaitOp,
 )
+from weft.backends.nvidia.ir.tma_alignment import why_unaligned
 from weft.backends.nvidia.ir.tma_store import MAP, STAGE_BYTES, is_staged
 from weft.backends.nvidia.ir.warp_specialization import AffineApplyOp, BlockNumberOp, WarpSpecializeOp
 from weft.backends.nvidia.ir.wgmma import WgmmaOp, WgmmaWaitOp
@@ -111,7 +112,8 @@ def _pipelined(kernel: tile.KernelOp, target: NvidiaTarget) -> _Pipelined | Refu
         return Refused(f"warp groups do not share {rows} rows")
     operands = operands_of(kernel, dots, unit, early=rows == 64)
     if operands is None:
-        return Refused("TMA cannot bring the operands of its dots")
+        why = why_unaligned(kernel, [value for dot in dots for value in (dot.a, dot.b)])
+        return Refused(f"TMA cannot bring the operands of its dots{'' if why is None else f': {why}'}")
     if not all(_fits(dot, operands.dtype, consumers, unit) for dot in dots):
         return Refused(f"a dot is none of {consumers} warp groups and {operands.dtype.name}")
     # A ring has one producer, and an addend is not there early.

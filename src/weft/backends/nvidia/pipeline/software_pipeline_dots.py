@@ -11,7 +11,7 @@ from typing import ClassVar
 from xdsl.ir import Operation, OpResult, SSAValue
 
 from weft.backends.nvidia.ir.index_slices import ops_behind
-from weft.backends.nvidia.ir.kernel_passes import KernelPass
+from weft.backends.nvidia.ir.kernel_passes import KernelPass, Match, Refused
 from weft.backends.nvidia.target import NvidiaTarget
 from weft.ir.expr import Size, floordiv, maximum, minimum, substitute, symbol, symbols_of
 from weft.tile import dialect as tile
@@ -38,12 +38,20 @@ class SoftwarePipelineDots(KernelPass):
     """
 
     name: ClassVar[str] = "software_pipeline_dots"
+    decides: ClassVar[bool] = True
+
+    def matches(self, kernel: tile.KernelOp, target: NvidiaTarget) -> Match:
+        found = any(_only_delayed(loop) for loop in _loops(kernel))
+        return True if found else Refused("no loop has one dot that can wait, of what was made of another dot")
 
     def apply(self, kernel: tile.KernelOp, target: NvidiaTarget) -> None:
-        for loop in [op for op in kernel.walk() if isinstance(op, tile.ForOp)]:
-            found = [each for op in loop.block.ops if isinstance(op, tile.DotOp) and (each := _delayed(loop, op))]
-            if len(found) == 1:
-                _rotate(loop, found[0])
+        for loop in _loops(kernel):
+            if (found := _only_delayed(loop)) is not None:
+                _rotate(loop, found)
+
+
+def _loops(kernel: tile.KernelOp) -> list[tile.ForOp]:
+    return [op for op in kernel.walk() if isinstance(op, tile.ForOp)]
 
 
 @dataclass
@@ -56,6 +64,12 @@ class _Delayed:
     load: tile.LoadOp
     slot: int
     early: list[Operation]
+
+
+def _only_delayed(loop: tile.ForOp) -> _Delayed | None:
+    """The dot of a loop that can wait, if that is one."""
+    found = [each for op in loop.block.ops if isinstance(op, tile.DotOp) and (each := _delayed(loop, op))]
+    return found[0] if len(found) == 1 else None
 
 
 def _delayed(loop: tile.ForOp, dot: tile.DotOp) -> _Delayed | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import linecache
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from weft.backends.cpu.compile import emit_kernels
@@ -45,6 +45,8 @@ class Listing:
     """The tile IR with a location behind each op."""
     code: Mapping[str, str]
     """What comes of it, by level: LLVM IR and assembly, or a GPU's PTX."""
+    between: Mapping[str, str] = field(default_factory=dict[str, str])
+    """The kernel on its way there, by level: after each pass over it, where these are kept, and after all."""
     passes: tuple[PassNote, ...] = ()
     """What came of each pass over it on its way to a GPU."""
 
@@ -53,7 +55,7 @@ class Listing:
         return "\n".join(_UNKNOWN.sub("", _LOCATION.sub("", line)) for line in self.located.splitlines())
 
     def levels(self) -> dict[str, str]:
-        return {"source": self.source, "tile": self.tile, **self.code}
+        return {"source": self.source, "tile": self.tile, **self.between, **self.code}
 
     def rows(self) -> list[Row]:
         """The lines of the kernel in order, then those of functions that it calls, each with its tile ops."""

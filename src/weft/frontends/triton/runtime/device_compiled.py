@@ -16,11 +16,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from weft.backends.nvidia.code import DeviceCode, argument_name
-from weft.backends.nvidia.compile import Loads
+from weft.backends.nvidia.compile import KernelHistory, Loads
 from weft.backends.nvidia.driver.libcuda import device_facts, driver
 from weft.backends.nvidia.driver.tensor_maps import encode_map, scratch_words
 from weft.backends.nvidia.ir.dialect import MAX_REGISTERS, WARPS, set_integer
-from weft.backends.nvidia.ir.kernel_passes import PassNote
 from weft.backends.nvidia.target import NvidiaTarget, target_of_capability
 from weft.forks import COMPILING
 from weft.frontends.triton.builders.builder import Handle
@@ -201,12 +200,12 @@ def compile_device_kernel(
     name: str,
     target: NvidiaTarget,
     warps: int = DEFAULT_WARPS,
-    notes: dict[str, list[PassNote]] | None = None,
+    history: KernelHistory | None = None,
     loads: Loads | None = None,
     tiles: str | None = None,
     registers: int | None = None,
 ) -> DeviceKernelCode:
-    """Compile a kernel for a GPU; `notes` takes what came of each pass over it.
+    """Compile a kernel for a GPU; `history` takes what came of each pass over it.
 
     With `loads`, what LLVM has to do may still be under way in another thread, which then loads it. `tiles` is the key
     of its tile IR: kernels that differ in their warps and `registers` (of a thread, `maxnreg`) alone
@@ -220,7 +219,7 @@ def compile_device_kernel(
         kernel.attributes.pop(MAX_REGISTERS, None)
         if registers is not None:
             set_integer(kernel, MAX_REGISTERS, registers)
-        code = compile_kernels({name: kernel}, target, notes, loads, debug_lines=states_lines())
+        code = compile_kernels({name: kernel}, target, history, loads, debug_lines=states_lines())
     return DeviceKernelCode(name, tuple(arguments), checks, code)
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from weft.frontends.triton.runtime.jit import JITFunction
     from weft.frontends.triton.runtime.specialise import Described
 
-ALIASES = {"ttir": "tile", "llir": "llvm"}
+ALIASES = {"ttir": "tile", "ttgir": "nvidia", "llir": "llvm"}
 """Triton's names for levels, and the levels of ours that are nearest."""
 
 
