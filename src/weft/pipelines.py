@@ -65,6 +65,7 @@ from weft.passes.simplify.fold_constants import FoldConstants
 from weft.passes.simplify.order_by_comparing import OrderByComparing
 from weft.passes.simplify.simplify import Simplify
 from weft.passes.simplify.sink_casts import SinkCasts
+from weft.passes.split_extrema import SplitExtrema
 from weft.passes.update_in_place import UpdateInPlace
 from weft.runtime.blas import blas_symbols
 from weft.runtime.cache import DiskCache
@@ -104,6 +105,7 @@ def cpu_passes(
         ConvolveTrained(),
         CompareIndices(),
         SinkReshapes(),
+        SplitExtrema(),
         *([QuantizeWeights(dynamic=config.quantize == "int8_dynamic")] if config.quantize.startswith("int8_") else []),
         HoistConstants(),
         PackLoopWeights(),

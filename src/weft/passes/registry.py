@@ -57,6 +57,7 @@ from weft.passes.simplify.fold_constants import FoldConstants
 from weft.passes.simplify.order_by_comparing import OrderByComparing
 from weft.passes.simplify.simplify import Simplify
 from weft.passes.simplify.sink_casts import SinkCasts
+from weft.passes.split_extrema import SplitExtrema
 from weft.passes.transform.autocast import Autocast
 from weft.passes.transform.checkpoint import Checkpoint
 from weft.passes.transform.inline_custom import InlineCustom
@@ -84,6 +85,7 @@ PASSES: dict[str, type[ModulePass]] = {
         SplitDots,
         LayOutConvolutions,
         SinkReshapes,
+        SplitExtrema,
         HoistReshapes,
         QuantizeWeights,
         RecognizeDequantization,

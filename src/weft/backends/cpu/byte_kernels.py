@@ -32,7 +32,14 @@ def byte_kernel(module: Module, target: CpuTarget, block: Blocking, left: DType,
     c is i32, or f32 where the rows were floats: then they have factors, too. With `one` there is a single block.
     """
     digits = DIGITS[left]
-    name = f"weft.bytes.{block.rows}x{block.vectors}x{block.lanes}.{left}{'.one' if one else ''}"
+    # An x86 multiplies unsigned by signed, others signed by signed: to rows of the other kind 128 is added (or taken
+    # off, which are the same bits), and what a row of nothing else gives is taken off (or added) at the end. That is
+    # the same for all blocks, and made before them; a single block makes it in passing, and reads the panel once.
+    # Pairs of 16 bits hold bytes of either kind.
+    in_pairs = target.multiplies_pairs
+    offset = not in_pairs and target.is_x86 != (left == u8)
+    in_passing = offset and one
+    name = f"weft.bytes.{block.rows}x{block.vectors}x{block.lanes}.{left}{'.one' if in_passing else ''}"
     if not module.add_shared(name):
         return name
     params = [("ptr noalias", "c"), ("i64", "c_stride"), ("ptr noalias", "a"), ("i64", "a_stride")]
@@ -40,16 +47,9 @@ def byte_kernel(module: Module, target: CpuTarget, block: Blocking, left: DType,
     f = Function(module, name, params, attributes="nounwind noinline", linkage="internal")
     c, c_stride, a, a_stride, b, depth, keep, blocks, factors = f.args
     type_ = vector("i32", block.lanes)
-    # An x86 multiplies unsigned by signed, others signed by signed: to rows of the other kind 128 is added (or taken
-    # off, which are the same bits), and what a row of nothing else gives is taken off (or added) at the end. That is
-    # the same for all blocks, and made before them; a single block makes it in passing, and reads the panel once.
-    # Pairs of 16 bits hold bytes of either kind.
-    in_pairs = target.multiplies_pairs
-    offset = not in_pairs and target.is_x86 != (left == u8)
     height = block.rows * digits
     slots = [[f.alloca(type_) for _ in range(block.vectors)] for _ in range(height)]
     offsets = [f.alloca(type_) for _ in range(block.vectors)] if offset else []
-    in_passing = offset and one
     whole = f.binary("and", depth, i64(-BYTES_TOGETHER))
     unroll = BYTES_TOGETHER if target.multiplies_by_lane else 1
     unrolled = f.binary("and", depth, i64(-BYTES_TOGETHER * unroll))
@@ -93,7 +93,8 @@ def byte_kernel(module: Module, target: CpuTarget, block: Blocking, left: DType,
     for place in offsets:
         f.store(const(0, type_), place, 64)
     if offset and not in_passing:
-        with f.loop(i64(0), depth, i64(BYTES_TOGETHER)) as k:
+        some = f.select(f.icmp("ne", blocks, i64(0)), depth, i64(0))  # rows may be too few for one block
+        with f.loop(i64(0), some, i64(BYTES_TOGETHER)) as k:
             for right, place in zip(columns_of(k), offsets, strict=True):
                 add_products(const(_HALVES, type_), right, place)
     with f.loop(i64(0), blocks, i64(1)) as number:
