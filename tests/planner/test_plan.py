@@ -118,7 +118,7 @@ def test_an_evaluation_tells_the_planners_speed() -> None:
         ("isl=inf", "isl"), ("isl=nan", "isl"), ("osl=1e30", "osl"), ("rate=-1", "rate"), ("rate=1e300", "rate"),
         ("rate=1e-320", "rate"), ("burst=0", "burst"), ("burst=1e300", "burst"), ("spread=1", "spread"),
         ("isl=", "isl"), ("rate=0", "rate"), ("isl=1.5", "isl"), ("osl=0.5", "osl"), ("osl=10.25", "osl"),
-        ("isl=8,isl=9", "isl"),
+        ("isl=8,isl=9", "isl"), ("", "empty"), (" ", "empty"),
     ],
 )  # fmt: skip
 def test_bad_traffic_names_the_field(text: str, field: str) -> None:

@@ -189,3 +189,13 @@ def test_a_measured_step_is_near_and_no_quicker_than_planned() -> None:
     )
     planned = priced.step(Layout(Mapping(), 1, 4, 1, False, False)).seconds
     assert 0.85 * measured["weft"] < planned < measured["weft"] < measured["inductor"]
+
+
+@pytest.mark.parametrize(("name", "like"), [("Qwen3-32B-FP8", "Qwen3-32B"), ("Qwen3-235B-A22B-FP8", "Qwen3-235B-A22B")])
+def test_a_checkpoint_in_fewer_bits_is_trained_in_bf16(name: str, like: str) -> None:
+    job = Job(64, 64, 4096)
+    layout = Layout(Mapping(1, 1, 8, 1, 8) if "A22B" in name else Mapping(), 8, 1, 1, True, True)
+    one, other = costs(name, job).step(layout), costs(like, job).step(layout)
+    assert (one.seconds, one.memory) == (pytest.approx(other.seconds), pytest.approx(other.memory))
+    found = plan_training(find_model(name), find_gpu("h200"), Job(256, 256, 4096))
+    assert "planned in bf16" in found.model.assumptions[-1] and found.chosen.mfu < 0.72

@@ -102,6 +102,8 @@ _LONGEST_TPOT, _SHORTEST_BARE = 5.0, {"ttft": 5e-3, "tpot": 5e-4}
 
 def traffic_of(text: str) -> Traffic:
     """Traffic from words (`isl=1024,osl=512,rate=20`), or a trace: CSV or JSON of `seconds`, `isl` and `osl`."""
+    if not text.strip():
+        raise TrafficError("the traffic is empty", hint="isl=1024,osl=512,rate=20, or a file with a trace")
     if "=" not in text:
         return _trace(Path(text))
     found = Traffic()

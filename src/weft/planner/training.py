@@ -210,11 +210,11 @@ class TrainingCosts:
     """Prices layouts of one model on one GPU; a mapping's curves are made once."""
 
     def __init__(self, model: Model, gpu: Gpu, costs: OpCosts, job: Job) -> None:
-        self.model, self.gpu, self.costs, self.job = model, gpu, costs, job
+        self.model, self.gpu, self.costs, self.job = trained(model), gpu, costs, job
         self.kept: dict[Mapping, _Rank] = {}
         self.priced: dict[tuple[Mapping, int], tuple[dict[str, float], dict[str, float]]] = {}
-        self.flops = 3.0 * counts(model, Mapping(), job.seq, all_logits=True).flops * job.batch
-        whole = attention_flops(model, job.seq)
+        self.flops = 3.0 * counts(self.model, Mapping(), job.seq, all_logits=True).flops * job.batch
+        whole = attention_flops(self.model, job.seq)
         self.causal_flops = self.flops - 3.0 * whole * (1 - 1 / job.seq) / 2 * job.batch
 
     def _rank(self, mapping: Mapping) -> _Rank:
@@ -322,6 +322,15 @@ class TrainingCosts:
         }
 
 
+def trained(model: Model) -> Model:
+    """A model as it is trained, in bf16, whatever a checkpoint's weights are held in."""
+    if model.weights == model.expert_weights == "bf16":
+        return model
+    held = " and ".join(dict.fromkeys(each for each in (model.weights, model.expert_weights) if each != "bf16"))
+    told = f"the checkpoint's weights are in {held}: training is planned in bf16"
+    return replace(model.with_precision("bf16"), assumptions=(*model.assumptions, told))
+
+
 def attention_flops(model: Model, seq: int) -> int:
     """Operations of attention over the whole square of one sequence, as counts have them."""
     program = rank_program(model, Mapping())
@@ -355,7 +364,7 @@ def plan_training(model: Model, gpu: Gpu, job: Job, tables: Path | None = None, 
     for each in fitting:
         if each is not chosen:
             others.setdefault(each.layout.mapping, each)
-    return TrainingPlan(model, gpu, job, chosen, list(others.values())[:5], count)
+    return TrainingPlan(costs.model, gpu, job, chosen, list(others.values())[:5], count)
 
 
 def _refuse(model: Model, gpu: Gpu, job: Job, nearest: TrainingStep | None) -> CapacityError:
