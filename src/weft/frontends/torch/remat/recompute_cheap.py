@@ -24,12 +24,14 @@ from torch import Tensor, fx
 from torch.utils.checkpoint import CheckpointPolicy
 
 from weft.frontends.torch.capture.checkpoint_marks import mark, policy_of
+from weft.frontends.torch.remat.pool_offsets import keep_offsets
 
 _aten: Any = torch.ops.aten
 
 
 def recompute_cheap(joint: fx.GraphModule) -> None:
-    """Mark copies of repeated tensors, and random numbers made of a seed, as such that the backward makes again.
+    """Mark copies of repeated tensors, random numbers made of a seed and places of pooling as such that the backward
+    makes again.
 
     Where the user has said what is to be computed again, that stays as it is.
     """
@@ -40,6 +42,7 @@ def recompute_cheap(joint: fx.GraphModule) -> None:
     numbers = joint.graph.find_nodes(op="call_function", target=torch.ops.weft.uniform.default)
     for node in (*repeats, *numbers):
         mark(node, CheckpointPolicy.PREFER_RECOMPUTE)
+    keep_offsets(joint)
 
 
 def _is_repeated(node: fx.Node) -> bool:
