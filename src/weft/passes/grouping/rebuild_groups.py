@@ -23,6 +23,7 @@ from weft.passes.grouping.build_groups import (
     fitting_calls,
     strides_of,
 )
+from weft.passes.grouping.copy_early import copy_early
 from weft.passes.grouping.kernel_groups import Group
 
 
@@ -77,9 +78,10 @@ class RebuildGroups:
         written = {target.result for target in self.targets.values()}
         called = fitting_calls(self.function)
         given: set[SSAValue] = set()
+        copies: list[GroupOp] = []
         for position, operand in enumerate(list(returned.operands)):
             if operand in given or not (operand in written or operand in called or operand in shown.values()):
-                emit_group(block, [], [operand], values, returned)
+                copies.append(emit_group(block, [], [operand], values, returned))
             elif operand in written:
                 self._emit_chain(operand, values, returned)
             given.add(operand)
@@ -88,6 +90,7 @@ class RebuildGroups:
             if op.parent is block and op is not returned and self.group_of.get(op, _NO_GROUP).kind != "alone":
                 op.detach()
                 op.erase(safe_erase=False)
+        copy_early(block, copies)
 
     def _shown_by_products(self, returned: ReturnOp) -> dict[SSAValue, SSAValue]:
         """Results that are views of a matmul nobody else reads, for which it is written as they lie."""

@@ -204,6 +204,13 @@ def adaptive_avg_pool_backward(b: ImportBuilder, grad: SSAValue, x: SSAValue) ->
     return b.emit("adaptive_sum_pool", share, shape=sizes)
 
 
+@aten("weft.max_pool_backward")
+def max_pool_backward(
+    b: ImportBuilder, grad: SSAValue, places: SSAValue, sizes: Sequence[Size], _order: bool, window: Sizes, *_: Any
+) -> SSAValue:
+    return max_unpool(b, grad, places, tuple(sizes), len(window))
+
+
 @aten("adaptive_max_pool2d", "adaptive_max_pool3d")
 def adaptive_max_pool(b: ImportBuilder, x: SSAValue, shape: Sequence[Size]) -> tuple[SSAValue, SSAValue]:
     params = {"shape": tuple(shape)}

@@ -75,6 +75,7 @@ _library.impl("grouped_outer", _grouped_outer, "CompositeExplicitAutograd")
 torch.library.register_fake("weft::grouped_mm", _fake_mm)
 torch.library.register_fake("weft::grouped_outer", _fake_outer)
 torch.library.register_autograd("weft::grouped_mm", _gradients, setup_context=_keep)
+GROUPED_PRODUCTS: tuple[Any, ...] = (_operators.grouped_mm.default, _operators.grouped_outer.default)
 
 
 def with_traced_gradients(module: fx.GraphModule) -> fx.GraphModule:

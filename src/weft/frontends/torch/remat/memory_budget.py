@@ -20,8 +20,12 @@ from typing import Any
 from torch import fx
 from torch._functorch import partitioners
 
+from weft.backends.target import CostFacts
 from weft.config import Config, MemoryBudget
 from weft.diagnostics import warn
+from weft.errors import WeftError
+from weft.frontends.torch.devices import target_on
+from weft.frontends.torch.importer.graph_device import graph_device
 from weft.frontends.torch.remat.joint_problem import JointProblem, joint_problem
 from weft.frontends.torch.remat.predict_peak import predict_peak
 from weft.frontends.torch.remat.recompute_cheap import recompute_cheap
@@ -60,7 +64,7 @@ class _Chooser:
 def partition_joint(joint: fx.GraphModule, arguments: Sequence[Any], *, config: Config, **options: Any) -> Parts:
     """The forward and backward graph of a joint one: as torch cuts it, or within the budget that there is."""
     if not config.memory_budget:
-        recompute_cheap(joint)
+        recompute_cheap(joint, _costs_on_gpu(joint, config))
         return partitioners.min_cut_rematerialization_partition(joint, arguments, **options)
     results: int = options["num_fwd_outputs"]
 
@@ -68,6 +72,15 @@ def partition_joint(joint: fx.GraphModule, arguments: Sequence[Any], *, config: 
         return predict_peak(forward, backward, results, config)
 
     return partition_within(joint, arguments, config, predict, **options)
+
+
+def _costs_on_gpu(joint: fx.GraphModule, config: Config) -> CostFacts:
+    """What a GPU does at most; on processors, where functions cost more than bytes, nothing is said."""
+    try:
+        device = graph_device(joint)
+        return target_on(device, config).costs if device.type == "cuda" else CostFacts()
+    except WeftError:  # the graph is compiled later, and says then what is wrong
+        return CostFacts()
 
 
 def partition_within(

@@ -23,13 +23,17 @@ import torch
 from torch import Tensor, fx
 from torch.utils.checkpoint import CheckpointPolicy
 
+from weft.backends.target import CostFacts
 from weft.frontends.torch.capture.checkpoint_marks import mark, policy_of
+from weft.frontends.torch.remat.pool_offsets import keep_offsets
+from weft.frontends.torch.remat.recompute_operands import recompute_operands
 
 _aten: Any = torch.ops.aten
 
 
-def recompute_cheap(joint: fx.GraphModule) -> None:
-    """Mark copies of repeated tensors, and random numbers made of a seed, as such that the backward makes again.
+def recompute_cheap(joint: fx.GraphModule, costs: CostFacts) -> None:
+    """Mark copies of repeated tensors, random numbers made of a seed, places of pooling and, by these costs, operands
+    of products as such that the backward makes again.
 
     Where the user has said what is to be computed again, that stays as it is.
     """
@@ -40,6 +44,8 @@ def recompute_cheap(joint: fx.GraphModule) -> None:
     numbers = joint.graph.find_nodes(op="call_function", target=torch.ops.weft.uniform.default)
     for node in (*repeats, *numbers):
         mark(node, CheckpointPolicy.PREFER_RECOMPUTE)
+    keep_offsets(joint)
+    recompute_operands(joint, costs)
 
 
 def _is_repeated(node: fx.Node) -> bool:

@@ -1,0 +1,174 @@
+"""Max pooling keeps for its backward where in its window each greatest element lies, which fits into a byte.
+
+    %y, %places = max_pool2d %x                     %y, %places = max_pool2d %x
+                                                    %offsets = %places as numbers in windows, u8     ← is kept
+                                                    %again = %offsets as places                      ← made again
+    max_pool2d_backward %dy, %x, %places       →    weft::max_pool_backward %dy, %again, sizes of %x
+
+Torch keeps the places as i64, four times what bf16 results take, and what was pooled, of which only the sizes are read.
+"""
+
+# torch leaves some of its functions without types.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils.checkpoint import CheckpointPolicy
+
+from weft.frontends.torch.capture.checkpoint_marks import mark
+
+_aten: Any = torch.ops.aten
+_BACKWARDS: dict[Any, tuple[Any, int]] = {
+    _aten.max_pool2d_with_indices_backward.default: (_aten.max_pool2d_with_indices.default, 2),
+    _aten.max_pool3d_with_indices_backward.default: (_aten.max_pool3d_with_indices.default, 3),
+}
+"""The gradients of max pooling: what of, and over how many dimensions."""
+_MOST_ELEMENTS = 256
+"""Of a window: numbers of bytes."""
+
+_library = torch.library.Library("weft", "FRAGMENT")
+_library.define(
+    "max_pool_backward(Tensor grad, Tensor places, int[] sizes, bool channels_last, "
+    "int[] window, int[] strides, int[] padding, int[] dilation, bool ceil_mode) -> Tensor"
+)
+
+
+@dataclass(frozen=True)
+class Windows:
+    """Where the windows of a pooling lie, by dimension; `sizes` are those of what is pooled."""
+
+    sizes: tuple[int, ...]
+    window: tuple[int, ...]
+    strides: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+
+    def starts(self, shape: Sequence[int], device: torch.device) -> list[Tensor]:
+        """The places where windows begin along each dimension, shaped to be added to results of this shape."""
+        rank, found = len(self.sizes), list[Tensor]()
+        for d in range(rank):
+            numbers = torch.arange(shape[len(shape) - rank + d], device=device)
+            begins = numbers * self.strides[d] - self.padding[d]
+            found.append(begins.view(*(-1 if other == d else 1 for other in range(rank))))
+        return found
+
+    def offsets(self, places: Tensor) -> Tensor:
+        """Places among all elements as numbers of elements in their windows."""
+        result: Tensor | None = None
+        for d, start in enumerate(self.starts(places.shape, places.device)):
+            along = torch.div(places, math.prod(self.sizes[d + 1 :]), rounding_mode="floor")
+            along = along % self.sizes[d] if d else along
+            tap = torch.div(along - start, self.dilation[d], rounding_mode="floor")
+            result = tap if result is None else result * self.window[d] + tap
+        assert result is not None
+        return result.to(torch.uint8)
+
+    def places(self, offsets: Tensor) -> Tensor:
+        """And the other way round."""
+        numbers, result = offsets.to(torch.int64), None
+        for d, start in enumerate(self.starts(offsets.shape, offsets.device)):
+            tap = torch.div(numbers, math.prod(self.window[d + 1 :]), rounding_mode="floor")
+            tap = tap % self.window[d] if d else tap
+            along = start + tap * self.dilation[d]
+            result = along if result is None else result * self.sizes[d] + along
+        assert result is not None
+        return result
+
+
+def keep_offsets(joint: fx.GraphModule) -> None:
+    """Let max pooling of a joint graph keep offsets for its backward, where nobody else reads its places."""
+    for target, (forward, rank) in _BACKWARDS.items():
+        for node in joint.graph.find_nodes(op="call_function", target=target):
+            places: Any = node.args[-1]
+            if isinstance(places, fx.Node) and _is_of(places, forward) and len(places.users) == 1:
+                _keep(joint.graph, node, places, rank)
+
+
+def _is_of(places: fx.Node, forward: Any) -> bool:
+    source = places.args[0] if places.target is operator.getitem and places.args[1:] == (1,) else None
+    return isinstance(source, fx.Node) and source.target is forward
+
+
+def _keep(graph: fx.Graph, node: fx.Node, places: fx.Node, rank: int) -> None:
+    grad, pooled, *given, ceil_mode, _ = node.args
+    if not isinstance(pooled, fx.Node) or len(given) != 4:
+        return
+    window, strides, padding, dilation = (_every(each, rank) for each in given)
+    shape: tuple[Any, ...] = tuple(pooled.meta["val"].shape)
+    sizes: list[Any] = [*shape, *places.meta["val"].shape]
+    if not all(isinstance(size, int) for size in sizes) or math.prod(window) > _MOST_ELEMENTS:
+        return
+    where = Windows(shape[-rank:], window, strides or window, padding, dilation)
+    offsets, _ = _inserted(graph, where.offsets, places)
+    again, made = _inserted(graph, where.places, offsets)
+    for each in made:
+        mark(each, CheckpointPolicy.PREFER_RECOMPUTE)
+    node.target = torch.ops.weft.max_pool_backward.default
+    geometry = [[*each] for each in (window, strides or window, padding, dilation)]
+    node.args = (grad, again, [*shape], _has_channels_last(pooled.meta["val"]), *geometry, ceil_mode)
+
+
+def _every(sizes: Any, rank: int) -> tuple[int, ...]:
+    given = (sizes,) if isinstance(sizes, int) else tuple(sizes)
+    return given * rank if len(given) == 1 else given
+
+
+def _inserted(graph: fx.Graph, function: Callable[[Tensor], Tensor], source: fx.Node) -> tuple[fx.Node, list[fx.Node]]:
+    """What a function makes of a node's value, behind the node, and all that stands in the graph for it."""
+    value: Any = source.meta["val"]
+
+    def alone(given: Tensor) -> Tensor:  # torch does not trace bound methods
+        return function(given)
+
+    with value.fake_mode:
+        traced = make_fx(alone)(value)
+    known: dict[fx.Node, fx.Node] = {}
+    made: list[fx.Node] = []
+    place = source
+    for node in traced.graph.nodes:
+        if node.op == "placeholder":
+            known[node] = source
+        elif node.op == "output":
+            return known[node.args[0]], made
+        else:
+            with graph.inserting_after(place):
+                place = known[node] = graph.node_copy(node, known.__getitem__)
+            made.append(place)
+    raise AssertionError("a traced graph has an output")
+
+
+def _max_pool_backward(
+    grad: Tensor, places: Tensor, sizes: Sequence[int], channels_last: bool, *geometry: Any
+) -> Tensor:
+    pooled = _pooled(grad, places, sizes, channels_last)  # of which torch reads the sizes and the order of its memory
+    (backward,) = (target for target, (_, rank) in _BACKWARDS.items() if rank == len(geometry[0]))
+    return backward(grad, pooled, *geometry, places)
+
+
+def _pooled(grad: Tensor, places: Tensor, sizes: Sequence[int], channels_last: bool, *_geometry: Any) -> Tensor:
+    """A tensor like the one that was pooled."""
+    order = _channels_last(len(sizes)) if channels_last else torch.contiguous_format
+    return torch.empty(sizes, dtype=grad.dtype, device=grad.device, memory_format=order)
+
+
+def _channels_last(rank: int) -> torch.memory_format:
+    return torch.channels_last if rank == 4 else torch.channels_last_3d
+
+
+def _has_channels_last(value: Tensor) -> bool:
+    if value.dim() not in (4, 5) or value.is_contiguous():
+        return False
+    return value.is_contiguous(memory_format=_channels_last(value.dim()))
+
+
+_library.impl("max_pool_backward", _max_pool_backward, "CompositeExplicitAutograd")
+torch.library.register_fake("weft::max_pool_backward", _pooled)
