@@ -27,3 +27,16 @@ def test_rrelu_that_draws_nothing_is_compiled_with_its_derivatives() -> None:
         (first,) = torch.autograd.grad((call(x) * weight).sum(), x, create_graph=True)
         found.append((first, *torch.autograd.grad(first.sin().sum(), (x, weight))))
     torch.testing.assert_close(*found)
+
+
+def test_rrelu_in_training_draws_as_eager_and_has_its_gradient() -> None:
+    def leak(x: torch.Tensor) -> torch.Tensor:
+        return F.rrelu(x.sin(), 0.1, 0.4, training=True)
+
+    x = torch.randn(6, 7, dtype=torch.float64, requires_grad=True)
+    found: list[Any] = []
+    for call in (torch.compile(leak, backend="weft", options={"strict": True}), leak):
+        torch.manual_seed(3)
+        result = call(x)
+        found.append((result, *torch.autograd.grad(result.cos().sum(), x)))
+    torch.testing.assert_close(*found)

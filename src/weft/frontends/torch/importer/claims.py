@@ -346,7 +346,7 @@ _DRAWS = {
         *("rand", "rand_like", "randn", "randn_like", "randint", "randint_like", "randperm"),
         *("bernoulli", "binomial", "cauchy", "exponential", "geometric", "log_normal", "multinomial", "normal"),
         *("normal_functional", "poisson", "random", "uniform", "_sample_dirichlet", "_standard_gamma"),
-        *("native_dropout", "_fused_dropout"),
+        *("native_dropout", "_fused_dropout", "rrelu_with_noise_functional"),
     )
 }
 

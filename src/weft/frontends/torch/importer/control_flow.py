@@ -56,21 +56,25 @@ def _cond(nodes: NodeImporter, predicate: Any, then: Any, otherwise: Any, operan
     _require_tensors([predicate])
     blocks = (Block(), Block())
     results: list[list[SSAValue]] = []
+    codes: list[SSAValue | None] = []
     checks: list[Check] = []
     for graph, block in zip((then, otherwise), blocks, strict=True):
         with _importing(nodes, block) as inner:
-            found = list(_inline(nodes, graph, operands))
+            results.append(list(_inline(nodes, graph, operands)))
             code, stated = combined(inner, len(checks) + 1)
-            results.append([*found, inner.number(0, i64) if code is None else code])
+            codes.append(code)
             checks += stated
     types = [[tensor_of(value.type) for value in each] for each in results]
     if types[0] != types[1]:
         raise UnsupportedError("branches whose results differ in type or shape")
     flag = nodes.builder.view(predicate, ())
     if not checks:
-        return close_if(nodes.builder, flag, blocks, [each[:-1] for each in results])
-    *outs, code = close_if(nodes.builder, flag, blocks, results)
-    state_again(nodes.builder, code, checks)
+        return close_if(nodes.builder, flag, blocks, results)
+    for block, found, code in zip(blocks, results, codes, strict=True):
+        with nodes.inside(block) as inner:
+            found.append(inner.number(0, i64) if code is None else code)
+    *outs, number = close_if(nodes.builder, flag, blocks, results)
+    state_again(nodes.builder, number, checks)
     return tuple(outs)
 
 
