@@ -190,4 +190,17 @@ def llvm_to_ptx(text: str, target: NvidiaTarget) -> str:
     manager.add_simplify_cfg_pass()
     manager.add_dead_code_elimination_pass()
     run_passes(manager, module, builder)
-    return emit_assembly(machine, module)
+    return _with_plain_negations(emit_assembly(machine, module))
+
+
+_NEGATION = re.compile(r"\bneg\.s32(\s+)(%r\d+), (%r\d+);")
+
+
+def _with_plain_negations(ptx: str) -> str:
+    """Integers are negated by two instructions where least or greatest ones are found.
+
+    ptxas (13.0) makes one instruction of three operands of `min(min(a, -b), c)` and loses the sign of b.
+    """
+    if "min.s32" not in ptx and "max.s32" not in ptx:
+        return ptx
+    return _NEGATION.sub(r"not.b32\1\2, \3;\n\tadd.s32\1\2, \2, 1;", ptx)
