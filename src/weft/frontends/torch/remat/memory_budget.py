@@ -27,6 +27,7 @@ from weft.errors import WeftError
 from weft.frontends.torch.devices import target_on
 from weft.frontends.torch.importer.graph_device import graph_device
 from weft.frontends.torch.remat.joint_problem import JointProblem, joint_problem
+from weft.frontends.torch.remat.overwritten_arguments import keep_overwritten
 from weft.frontends.torch.remat.predict_peak import predict_peak
 from weft.frontends.torch.remat.recompute_cheap import recompute_cheap
 from weft.passes.remat.exact_choice import exact_choices
@@ -65,7 +66,9 @@ def partition_joint(joint: fx.GraphModule, arguments: Sequence[Any], *, config: 
     """The forward and backward graph of a joint one: as torch cuts it, or within the budget that there is."""
     if not config.memory_budget:
         recompute_cheap(joint, _costs_on_gpu(joint, config))
+        keep_overwritten(joint)
         return partitioners.min_cut_rematerialization_partition(joint, arguments, **options)
+    keep_overwritten(joint)
     results: int = options["num_fwd_outputs"]
 
     def predict(forward: fx.GraphModule, backward: fx.GraphModule) -> int | None:
