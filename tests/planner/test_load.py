@@ -106,3 +106,11 @@ def test_the_busiest_part_of_a_long_trace_is_simulated() -> None:
     assert arrivals[0] == 0 and 299 / arrivals[-1] == pytest.approx(10, rel=0.01)
     _, whole = traffic.requests(2 * traffic.rate, 1800)
     assert whole[-1] == pytest.approx(1259 / 2, rel=1e-3)
+
+
+def test_a_plan_keeps_its_targets_at_the_rate_of_each_replica_too() -> None:
+    """Bursts are as long at a lower rate: a replica that keeps its targets at 14 requests/s broke them at 12.5."""
+    traffic, targets = traffic_of("isl=1024,osl=256,rate=50,burst=4"), targets_of("ttft=400ms,tpot=15ms")
+    made = plan(find_model("Llama-3.1-8B"), H200, traffic, targets, Settings(max_gpus=8))
+    assert made.gives_way or excess(made.outcome, targets) <= 1.0
+    assert made.at_rate == pytest.approx(traffic.rate / made.replicas)

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from weft.planner.errors import PlanError
 from weft.planner.scheduler import Limits
 from weft.planner.search import CONCURRENCIES, ENGINES, Point, Settings
 from weft.planner.simulate import Outcome, StepTimer, simulate
@@ -54,6 +55,8 @@ class Load:
     """What users see at that rate."""
     saturated: float
     """What a replica serves that is never idle: at more the queue grows without bound."""
+    targets: Targets
+    """Those that were planned for: what was asked for, or what can be kept in its place."""
     broken: tuple[str, ...] = ()
     """Targets that a simulated replica does not keep even where requests are alone in it."""
 
@@ -140,11 +143,11 @@ def sustained(point: Point, traffic: Traffic, settings: Settings, targets: Targe
             break
         rate = _next(tried, low, high, most)
     if best is not None:
-        return replica, Load(*best, replica.saturated)
+        return replica, Load(*best, replica.saturated, targets)
     alone = most * _IDLE
     seen = replica.at(alone)
     if excess(seen, targets) <= 1.0:
-        return replica, Load(alone, seen, replica.saturated)
+        return replica, Load(alone, seen, replica.saturated, targets)
     words, instead = _relax(seen, targets)
     replica, load = sustained(point, traffic, settings, instead)
     return replica, replace(load, broken=words)
@@ -169,9 +172,23 @@ def _next(tried: list[tuple[float, float]], low: float, high: float, most: float
 
 def excess(seen: Outcome, targets: Targets) -> float:
     """The times by which the worse of both is over its target, at p90: 1 and less keeps them."""
+    if not len(seen.ttft):
+        raise PlanError(
+            "no request of the traffic ended while it was simulated", hint="give shorter prompts or answers"
+        )
     return max(
         float(np.quantile(seen.ttft, QUANTILE)) / targets.ttft, float(np.quantile(seen.tpot, QUANTILE)) / targets.tpot
     )
+
+
+def missed_targets(seen: Outcome, targets: Targets, rate: float) -> list[str]:
+    """Which targets are broken at a rate, and by how much."""
+    return [
+        f"{name}: {value * 1e3:.4g} ms at p90 of what is simulated at {rate:.4g} requests/s of a replica, where "
+        f"{wanted * 1e3:.4g} ms was planned for"
+        for name, values, wanted in (("tpot", seen.tpot, targets.tpot), ("ttft", seen.ttft, targets.ttft))
+        if (value := float(np.quantile(values, QUANTILE))) > wanted
+    ]
 
 
 def _relax(seen: Outcome, targets: Targets) -> tuple[tuple[str, ...], Targets]:

@@ -12,7 +12,7 @@ import numpy as np
 from weft.planner.disaggregated import Disaggregated, disaggregate
 from weft.planner.formats import held
 from weft.planner.hardware import Gpu
-from weft.planner.load import RELAXED, Load, Replica, sustained
+from weft.planner.load import RELAXED, Load, Replica, excess, missed_targets, sustained
 from weft.planner.mapping import Mapping
 from weft.planner.model import Model
 from weft.planner.op_costs import OpCosts
@@ -33,8 +33,8 @@ from weft.planner.search import (
 from weft.planner.simulate import Outcome
 from weft.planner.traffic import Targets, Traffic
 
-_SIMULATED = 3
-"""How many of the best mappings are simulated."""
+_SIMULATED, _MORE_REPLICAS = 3, 8
+"""How many of the best mappings are simulated, and how many numbers of replicas are tried for the chosen one."""
 
 
 @dataclass(frozen=True)
@@ -211,8 +211,7 @@ def plan(
     costs = open_costs(gpu, tables, settings.engine)
     made = choose(model, gpu, traffic, targets, settings, costs)
     chosen = made.chosen
-    replicas = _replicas(made.rate, traffic)
-    rate = traffic.rate / replicas if traffic.rate else made.rate
+    replicas, rate, outcome, missed = _served(made, traffic)
     return Plan(
         model=model,
         gpu=gpu,
@@ -224,14 +223,32 @@ def plan(
         front=front(made.every),
         load=made.load,
         at_rate=rate,
-        outcome=made.at(rate),
+        outcome=outcome,
         replicas=replicas,
         spare=settings.spare,
-        gives_way=made.gives_way,
+        gives_way=[*made.gives_way, *missed],
         disaggregated=disaggregate(made.fitting, gpu, traffic, settings, targets),
         sensitivity=_sensitivity(chosen, costs, traffic, settings),
         configurations=len(made.every),
     )
+
+
+def _served(made: Choice, traffic: Traffic) -> tuple[int, float, Outcome, list[str]]:
+    """Replicas for the traffic, the rate of each, what users see at it, and the targets that it breaks.
+
+    Bursts are as long at a lower rate, so that a replica may keep its targets at its highest rate and not below it:
+    then there are more replicas, up to a point.
+    """
+    fewest = _replicas(made.rate, traffic)
+    found: list[tuple[int, float, Outcome]] = []
+    for replicas in range(fewest, fewest + _MORE_REPLICAS if traffic.rate else fewest + 1):
+        rate = traffic.rate / replicas if traffic.rate else made.rate
+        outcome = made.at(rate)
+        if excess(outcome, made.load.targets) <= 1.0:
+            return replicas, rate, outcome, []
+        found.append((replicas, rate, outcome))
+    replicas, rate, outcome = found[0]
+    return replicas, rate, outcome, missed_targets(outcome, made.load.targets, rate)
 
 
 def _gpus(point: Point, rate: float, traffic: Traffic, settings: Settings) -> int:

@@ -193,7 +193,7 @@ def llvm_to_ptx(text: str, target: NvidiaTarget) -> str:
     return _with_plain_negations(emit_assembly(machine, module))
 
 
-_NEGATION = re.compile(r"\bneg\.s32(\s+)(%r\d+), (%r\d+);")
+_NEGATION = re.compile(r"^\tneg\.s32(\s+)(%r\d+), (%r\d+);", re.MULTILINE)
 
 
 def _with_plain_negations(ptx: str) -> str:
@@ -203,4 +203,4 @@ def _with_plain_negations(ptx: str) -> str:
     """
     if "min.s32" not in ptx and "max.s32" not in ptx:
         return ptx
-    return _NEGATION.sub(r"not.b32\1\2, \3;\n\tadd.s32\1\2, \2, 1;", ptx)
+    return _NEGATION.sub(r"\tnot.b32\1\2, \3;\n\tadd.s32\1\2, \2, 1;", ptx)

@@ -53,3 +53,11 @@ def test_exponentials_that_are_added_to() -> None:
     expected = x.astype(np.float64) - np.exp(-np.abs(x.astype(np.float64))) * 0.5
     assert "ex2.approx.ftz" in ptx and "ex2.approx.f32" not in ptx
     np.testing.assert_allclose(found, expected, rtol=2**-8, atol=1e-6)
+
+
+def test_tangents_keep_the_sign_of_zero() -> None:
+    x = numbers()
+    x[1, :2] = [0.0, -0.0]
+    found, _ = run(torch.tanh, x)
+    np.testing.assert_allclose(found, np.tanh(x.astype(np.float64)), rtol=2**-8, atol=1e-38)
+    assert list(np.signbit(found[1, :2])) == [False, True]

@@ -102,3 +102,16 @@ def test_narrowed_hyperbolic_tangents(dtype: type) -> None:
 def narrow_tanh(x, out, SIZE: tl.constexpr):
     i = tl.arange(0, SIZE)
     tl.store(out + i, libdevice.tanh(tl.load(x + i).to(tl.float32)).to(out.dtype.element_ty))
+
+
+@triton.jit
+def exact_powers(x, out, SIZE: tl.constexpr):
+    i = tl.arange(0, SIZE)
+    tl.store(out + i, libdevice.exp(tl.load(x + i)))
+
+
+def test_exponentials_of_libdevice_are_rounded_well() -> None:
+    x, found = np.linspace(-87, 88, SIZE, dtype=np.float32), np.zeros(SIZE, np.float32)
+    emulate(exact_powers, x, found, SIZE=SIZE)
+    exact = np.exp(x.astype(np.float64))
+    assert (np.abs(found - exact) <= 2 * np.spacing(exact.astype(np.float32))).all()

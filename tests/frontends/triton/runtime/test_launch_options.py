@@ -86,6 +86,7 @@ def test_what_a_cpu_does_not_miss_is_silent_and_quick() -> None:
     x, out = torch.arange(64.0), torch.zeros(64)
     doubled[(1,)](x, out, 64, num_stages=1, num_ctas=2)
     assert options_fit({"num_stages": 1, "num_ctas": 2})
+    assert options_fit({}) and not options_fit({"nonsense": "x"}) and not options_fit({"num_warps": "four"})
     assert not options_fit({"enable_fp_fusion": False})
 
 

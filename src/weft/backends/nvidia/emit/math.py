@@ -94,7 +94,7 @@ def _rough_tanh(b: Function, value: V) -> V:
     """1 - 2 / (1 + e^2x) and, where that loses digits, x - x³ / 3: good to 2^-17, for what is narrowed."""
     x = E(b, value)
     large = _rcp_normal(_ex2_normal(x * (2 * _LOG2_E)) + 1.0).fma(-2.0, 1.0)
-    small = (x * x * (-1 / 3)).fma(x, x)
+    small = (x * x).fma(-1 / 3, 1.0) * x
     return abs(x).compare("olt", 0.0625).select(small, large).v
 
 
@@ -122,7 +122,7 @@ def _tanh(x: E) -> E:
     power = _ex2_normal(magnitude * (-2 * _LOG2_E))
     large = ((1.0 - power) * _rcp_normal(power + 1.0)).copysign(x)
     square = x * x
-    small = (horner(square, _TANH) * square).fma(x, x)
+    small = (horner(square, _TANH) * square).fma(x, x).copysign(x)  # -0 as well
     return magnitude.compare("olt", 0.6).select(small, large)
 
 

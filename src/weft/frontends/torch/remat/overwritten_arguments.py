@@ -23,6 +23,7 @@ from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
 from weft.frontends.torch.capture.checkpoint_marks import mark
+from weft.frontends.torch.remat.recompute_operands import behind_tangents
 
 _aten: Any = torch.ops.aten
 
@@ -49,11 +50,7 @@ def keep_overwritten(joint: fx.GraphModule) -> None:
 
 def _read_by_backward(graph: fx.Graph) -> set[fx.Node]:
     """All that goes into what tangents go into."""
-    behind: set[fx.Node] = {node for node in graph.nodes if "tangents" in str(node.target)}
-    for node in graph.nodes:
-        if any(each in behind for each in node.all_input_nodes):
-            behind.add(node)
-    waiting = [each for node in behind if node.op != "output" for each in node.all_input_nodes]
+    waiting = [each for node in behind_tangents(graph) for each in node.all_input_nodes]
     found: set[fx.Node] = set()
     while waiting:
         if (node := waiting.pop()) not in found:

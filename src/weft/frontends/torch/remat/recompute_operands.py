@@ -49,7 +49,7 @@ def recompute_operands(joint: fx.GraphModule, costs: CostFacts) -> None:
     """Mark such results of elementwise operators as ones that the backward of a joint graph makes again."""
     if not (costs.bandwidth and costs.matmul_flops and costs.vector_flops):
         return
-    backward = _behind_tangents(joint.graph)
+    backward = behind_tangents(joint.graph)
     for node in joint.graph.nodes:
         if node in backward or not _is_elementwise(node) or policy_of(node) is not None:
             continue
@@ -64,7 +64,7 @@ def recompute_operands(joint: fx.GraphModule, costs: CostFacts) -> None:
             mark(node, CheckpointPolicy.PREFER_RECOMPUTE)
 
 
-def _behind_tangents(graph: fx.Graph) -> set[fx.Node]:
+def behind_tangents(graph: fx.Graph) -> set[fx.Node]:
     """The nodes that can only be computed when gradients are there."""
     found: set[fx.Node] = set()
     for node in graph.nodes:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from weft.frontends.triton.language import types
-from weft.frontends.triton.language.arithmetic import mapped, where
+from weft.frontends.triton.language.arithmetic import exactly, mapped, where
 from weft.frontends.triton.language.casting import converted
 from weft.frontends.triton.language.promotion import constant, pair, to_tensor
 from weft.frontends.triton.language.values import tensor
@@ -151,7 +151,7 @@ def _modified(x: tensor, order: int) -> tensor:
     total = _number(0.0, x)
     for k in range(points):
         cosine = math.cos(math.pi * (k + 0.5) / points)
-        total = total + mapped("exp", safe * (cosine - 1.0)) * (cosine if order else 1.0)
+        total = total + exactly(mapped("exp", safe * (cosine - 1.0))) * (cosine if order else 1.0)
     near = total / points
     far_size = mapped("max", size, _number(_BORDER, x))
     series, term = _number(1.0, x), _number(1.0, x)
@@ -159,7 +159,7 @@ def _modified(x: tensor, order: int) -> tensor:
         term = -term * (4.0 * order * order - (2 * k - 1) ** 2) / (far_size * (8.0 * k))
         series = series + term
     far = series / mapped("sqrt", far_size * (2 * math.pi))
-    result = mapped("exp", size) * where(size > _number(_BORDER, x), far, near)
+    result = exactly(mapped("exp", size)) * where(size > _number(_BORDER, x), far, near)
     return where(x < _number(0.0, x), -result, result) if order else result
 
 

@@ -140,17 +140,18 @@ def is_count(name: str, value: Any) -> bool:
 
 _fitting: set[tuple[Any, ...]] = set()
 """Options of launches that are all plain integers, and fit: most launches have the same."""
+_MOST_FITTING = 1024
 
 
 def options_fit(options: Mapping[str, Any]) -> bool:
     """Whether the options of a launch are known, counts where they count, and nothing is to be said of them."""
     plain = all([type(value) is int for value in options.values()])
-    key = tuple(options.items()) if plain else ()
+    key = tuple(options.items()) if plain and options else None
     if key in _fitting:
         return True
     counts = all([is_count(name, options[name]) for name in COUNTS if name in options])
     fit = counts and OPTIONS.issuperset(options) and all_told(options)
-    if fit and plain:
+    if fit and key is not None and len(_fitting) < _MOST_FITTING:
         _fitting.add(key)
     return fit
 
