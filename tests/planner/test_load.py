@@ -11,7 +11,7 @@ from weft.planner.hardware import find_gpu
 from weft.planner.load import MOST_USED, Load, Replica, excess, sustained
 from weft.planner.model import find_model
 from weft.planner.plan import plan
-from weft.planner.report import figures, load_words
+from weft.planner.report import figures, launch, load_words
 from weft.planner.search import Point, Settings, candidates, meets, open_costs, points
 from weft.planner.simulate import simulate
 from weft.planner.traffic import Targets, Traffic, targets_of, traffic_of
@@ -114,3 +114,32 @@ def test_a_plan_keeps_its_targets_at_the_rate_of_each_replica_too() -> None:
     made = plan(find_model("Llama-3.1-8B"), H200, traffic, targets, Settings(max_gpus=8))
     assert made.gives_way or excess(made.outcome, targets) <= 1.0
     assert made.at_rate == pytest.approx(traffic.rate / made.replicas)
+
+
+def test_mappings_are_simulated_while_the_closed_form_promises_more_than_was_found() -> None:
+    """Of a mapping of few GPUs it promised twice what its replica serves with long prompts."""
+    model, traffic = find_model("glm-4.5-air"), traffic_of("isl=25000,osl=230,rate=40")
+    plans = [
+        plan(model, find_gpu("a100"), traffic, targets_of(words), Settings(max_gpus=16))
+        for words in ("tpot=30ms", "tpot=30ms,ttft=2s")
+    ]
+    assert not plans[0].gives_way and plans[0].gpus <= plans[1].gpus
+
+
+@pytest.mark.parametrize("rate", [1e-9, 1e-5])
+def test_hardly_any_traffic_takes_a_worker_of_each_kind(rate: float) -> None:
+    made = plan(find_model("qwen3-8b"), H200, Traffic(100, 10, rate), Targets(), Settings(max_gpus=2))
+    assert made.disaggregated is not None
+    assert made.disaggregated.prefill_workers == made.disaggregated.decode_workers == 1
+
+
+def test_engines_are_told_of_other_weights_and_of_the_longest_request_of_a_trace() -> None:
+    trace = tuple((0.1 * number, 100 + 10 * (number == 7), 20) for number in range(20))
+    model, traffic = find_model("llama-3.1-8b"), Traffic(100.5, 20, 10.0, trace=trace)
+    own, fp8, int4 = (
+        launch(plan(each, H200, traffic, Targets(), Settings(max_gpus=1)))
+        for each in (model, model.with_precision("fp8"), model.with_precision("int4"))
+    )
+    assert "--max-model-len 131" in own["vllm"] and "quantization" not in own["vllm"] and "weights" not in own
+    assert "--quantization fp8" in fp8["vllm"] and "TensorRT-LLM takes weights in fp8" in fp8["weights"]
+    assert "quantization" not in int4["vllm"] and "weights in int4" in int4["weights"]

@@ -131,6 +131,7 @@ def test_an_invalid_program_is_named_with_its_line(weft, softmax: str) -> None:
         (["--target", "abacus"], "no target is called abacus"),
         (["--level", "nvidia", "--stop-after", "pipeline_dots"], "pipeline_dots is in no alternative that is taken"),
         (["--level", "nvidia", "-p", "fold_sums", "--stop-after", "fold_views"], "fold_views is not among the passes"),
+        (["--level", "nvidia", "--stop-after", "pipline_dots"], "assign_layouts"),
         (["--level", "ptx", "--stop-after", "assign_layouts"], "PTX is made of kernels after all passes"),
         (["--level", "tile", "--stop-after", "assign_layouts"], "is a pass over kernels for a GPU"),
         (["--level", "tile", "--target", "sm_90a", "-p", "nvidia,assign_layouts"], "is a pass over kernels for a GPU"),

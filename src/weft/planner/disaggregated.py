@@ -85,7 +85,8 @@ def _workers(
 ) -> Iterator[tuple[int, int]]:
     """Numbers of both kinds: those that serve the traffic's rate, or the matched ones within a replica's GPUs."""
     if traffic.rate:
-        yield math.ceil(traffic.rate / prompts - 1e-9), math.ceil(traffic.rate / finished - 1e-9)
+        most = [max(1, math.ceil(traffic.rate / each - 1e-9)) for each in (prompts, finished)]
+        yield most[0], most[1]
         return
     for count in range(1, _WORKERS + 1):
         for x, y in (

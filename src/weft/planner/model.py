@@ -99,6 +99,8 @@ class Model:
     """Norms of the hidden size in a layer."""
     weights: str = "bf16"
     expert_weights: str = "bf16"
+    converted: str = ""
+    """The format that its weights are brought to, where that is not the checkpoint's own."""
     draft_layers: int = 0
     max_length: int = 0
     assumptions: tuple[str, ...] = ()
@@ -115,7 +117,8 @@ class Model:
     def with_precision(self, precision: str) -> Model:
         """The model as a checkpoint in another format. Those of weights alone are the experts', where there are any."""
         dense = "bf16" if self.has_experts and precision in ("mxfp4", "int4") else precision
-        return replace(self, weights=dense, expert_weights=precision)
+        converted = self.converted if precision in (self.weights, self.expert_weights) else precision
+        return replace(self, weights=dense, expert_weights=precision, converted=converted)
 
 
 @cache
@@ -155,7 +158,7 @@ def _catalogued(name: str, named: Named) -> Model:
         return model
     told = f"{name!r}: the sizes of {named.entry}"
     if named.precision and not model.weights.startswith(named.precision) and model.expert_weights != named.precision:
-        model = model.with_precision(named.precision)
+        model = replace(model.with_precision(named.precision), converted="")  # a checkpoint of that name has them
         told += f", weights in {named.precision}"
     return replace(model, assumptions=(*model.assumptions, told))
 

@@ -33,8 +33,9 @@ from weft.planner.search import (
 from weft.planner.simulate import Outcome
 from weft.planner.traffic import Targets, Traffic
 
-_SIMULATED, _MORE_REPLICAS = 3, 8
-"""How many of the best mappings are simulated, and how many numbers of replicas are tried for the chosen one."""
+_SIMULATED, _MOST_SIMULATED, _MORE_REPLICAS = 3, 12, 8
+"""How many of the best mappings are simulated, up to how many while the closed form promises more than was seen,
+and how many numbers of replicas are tried for the chosen one."""
 
 
 @dataclass(frozen=True)
@@ -102,6 +103,8 @@ class Plan:
     @property
     def _tokens(self) -> int:
         """Tokens of the longest request, prompt and output."""
+        if self.traffic.trace:
+            return max(given + answered for _, given, answered in self.traffic.trace)
         return int((self.traffic.isl + self.traffic.osl) * (1 + self.traffic.spread))
 
     @property
@@ -193,13 +196,20 @@ def choices(
     if traffic.rate:  # of a load that few GPUs serve, what a full one would give is no reason to take more
         ranked.sort(key=lambda each: _gpus(each, each.figure("rate") / traffic.osl, traffic, settings))
     tried: list[Choice] = []
-    for point in {id(each): each for each in (*ranked[:_SIMULATED], *other)}.values():
-        replica, load = sustained(point, traffic, settings, targets)
-        tried.append(Choice(model, point, ranked, replica, load, [*gives_way, *load.broken], every, found))
 
     def wanted(each: Choice) -> tuple[float, ...]:
         return len(each.gives_way), _gpus(each.chosen, each.rate, traffic, settings), -each.rate / each.mapping.gpus
 
+    def may_be_better(point: Point) -> bool:
+        """Whether the closed form promises more of a mapping than the best has that was simulated."""
+        rate = point.figure("rate") / traffic.osl
+        promised = _gpus(point, rate, traffic, settings), -rate / point.candidate.mapping.gpus
+        return (len(gives_way), *promised) < min(map(wanted, tried))
+
+    for number, point in enumerate({id(each): each for each in (*other, *ranked[:_MOST_SIMULATED])}.values()):
+        if number < _SIMULATED + len(other) or may_be_better(point):
+            replica, load = sustained(point, traffic, settings, targets)
+            tried.append(Choice(model, point, ranked, replica, load, [*gives_way, *load.broken], every, found))
     return sorted(tried, key=wanted)
 
 

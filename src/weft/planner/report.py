@@ -162,6 +162,8 @@ def launch(plan: Plan) -> dict[str, str]:
     data = f" --data-parallel-size {mapping.dp}" if mapping.dp > 1 else ""
     how = '"model": "DRAFT"' if settings.draft.cost else '"method": "ngram", "prompt_lookup_max": 4'
     draft = f" --speculative-config '{{{how}, \"num_speculative_tokens\": {drafted}}}'" if drafted else ""
+    weights = plan.model.converted
+    quantized = " --quantization fp8" if weights == "fp8" else ""  # which vLLM makes of a checkpoint as it loads it
     ep = f" --ep_size {mapping.ep}" if mapping.ep > 1 else ""
     nodes = max(1, math.ceil(mapping.gpus / plan.gpu.gpus_per_node))
     ranks = min(mapping.gpus, plan.gpu.gpus_per_node)
@@ -178,7 +180,7 @@ def launch(plan: Plan) -> dict[str, str]:
         "vllm": (
             f"vllm serve {name} --tensor-parallel-size {mapping.tp} --pipeline-parallel-size {mapping.pp}{data}{expert}"
             f" --max-num-seqs {most} --max-num-batched-tokens {settings.chunk} --max-model-len {plan.longest}"
-            f" --gpu-memory-utilization {settings.fraction}{kv}{draft}"
+            f" --gpu-memory-utilization {settings.fraction}{quantized}{kv}{draft}"
         ),
         "tensorrt-llm": (
             f"trtllm-serve {name} --tp_size {mapping.tp * mapping.dp} --pp_size {mapping.pp}{ep}"
@@ -187,6 +189,9 @@ def launch(plan: Plan) -> dict[str, str]:
             + (" --extra_llm_api_options options.yaml" if lines else "")
         ),
     }
+    if weights and weights != "bf16":
+        engines = "TensorRT-LLM takes" if quantized else "engines take"
+        found["weights"] = f"# {engines} weights in {weights} from a checkpoint that has them: name such a one"
     if lines:
         found["options.yaml"] = "# options.yaml\n" + "\n".join(lines)
     return found

@@ -64,7 +64,12 @@ def is_kernel_pass(name: str) -> bool:
 
 def is_among(name: str, passes: Sequence[KernelPass] | None) -> bool:
     """Whether a pass or a choice is one of a list, or stands in an alternative of it; None is the whole list."""
-    return name in _named(nvidia_kernel_passes() if passes is None else passes)
+    return name in names_of(passes)
+
+
+def names_of(passes: Sequence[KernelPass] | None) -> list[str]:
+    """The names of the passes over kernels that there are, those in choices included; None is the whole list."""
+    return list(_named(nvidia_kernel_passes() if passes is None else passes))
 
 
 def divided(passes: str, last: str | None = None) -> tuple[str, list[KernelPass] | None]:

@@ -6,7 +6,7 @@ import difflib
 import re
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -166,7 +166,8 @@ def at_level(module: ModuleOp, options: Options, told: Callable[[str], None] = p
         raise UsageError(
             f"PTX is made of kernels after all passes, not after {last}", hint="--level nvidia prints them"
         )
-    _run(module, passes if of_kernels else _until(passes, last), options, told)
+    more = opt_nvidia.names_of(kernel_passes) if options.level == "nvidia" else []
+    _run(module, passes if of_kernels else _until(passes, last, more), options, told)
     if gpu is not None and options.level in opt_nvidia.LEVELS:
         wanted = NvidiaOptions(gpu, options.level, options.verify, options.locations, told, options.print_after_all)
         wanted.stop_after, wanted.seconds = last if of_kernels else None, options.seconds
@@ -209,12 +210,13 @@ def _passes_of(options: Options, config: Config) -> list[ModulePass]:
     return find_target(options.target).here(config).passes(config)
 
 
-def _until(passes: list[ModulePass], last: str | None) -> list[ModulePass]:
+def _until(passes: list[ModulePass], last: str | None, more: Sequence[str]) -> list[ModulePass]:
+    """The passes up to the last one that is to run; `more` are those over kernels, of which it may be one."""
     if last is None:
         return passes
     names = [each.name for each in passes]
     if last not in names:
-        raise UsageError(f"{last} is not among the passes", hint=f"they are {', '.join(names) or 'none'}")
+        raise UsageError(f"{last} is not among the passes", hint=f"they are {', '.join([*names, *more]) or 'none'}")
     return passes[: names.index(last) + 1]
 
 

@@ -20,6 +20,7 @@ from xdsl.printer import Printer
 from weft.backends.nvidia.code import Launch
 from weft.backends.nvidia.ir.launch_text import launch_attribute, read_launch
 from weft.backends.nvidia.ir.layouts import WARP, Layout
+from weft.errors import CompilationError
 from weft.tile import dialect as tile
 
 LAYOUTS, ARGUMENTS, SHARED = "nvidia.layouts", "nvidia.arguments", "nvidia.shared"
@@ -103,6 +104,11 @@ def set_layouts(op: Operation, layouts: Sequence[Layout], name: str = LAYOUTS) -
 def layout_of(value: SSAValue) -> Layout:
     """The layout that a tile was given: by the op that makes it, or whose block takes it."""
     if isinstance(value, OpResult):
+        if LAYOUTS not in value.op.attributes:
+            raise CompilationError(
+                f"{value.op.name} has no layout: its kernel is not through all passes",
+                hint="make code of a kernel as it is before its passes, or after all of them",
+            )
         return _named(value.op.attributes[LAYOUTS], value.index)
     block = value.owner
     assert isinstance(block, Block)
