@@ -121,7 +121,8 @@ class EmulatedModule:
                 words = [len(calls), *(word for call in calls for word in call)]
                 file.write(np.array(words, np.int64).tobytes())
             family = self.target.triple.partition("-")[0]
-            runner = [] if family == platform.machine() else [f"qemu-{family}", "-cpu", "max"]
+            libraries = f"/usr/{family}-linux-gnu"
+            runner = [] if family == platform.machine() else [f"qemu-{family}", "-cpu", "max", "-L", libraries]
             _checked([*runner, str(program), str(folder / "in"), str(folder / "out")])
             data, start = (folder / "out").read_bytes(), 0
         found: list[np.ndarray] = []
@@ -137,7 +138,7 @@ class EmulatedModule:
         (folder / "kernels.o").write_bytes(self.code)
         family = self.target.triple.partition("-")[0]
         sources = [str(folder / "main.c"), str(folder / "kernels.o")]
-        _checked([_compiler(family), "-O1", "-static", "-no-pie", *sources, "-lm", "-o", str(folder / "program")])
+        _checked([_compiler(family), "-O1", "-no-pie", *sources, "-lm", "-o", str(folder / "program")])
         return folder / "program"
 
 
