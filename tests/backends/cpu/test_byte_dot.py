@@ -21,6 +21,7 @@ from weft.lower.packing import PackedLayout, PackedPanels, packable
 from weft.ops.graph import GroupOp
 from weft.ops.layouts import StridedLayout
 from weft.passes.grouping.build_groups import TWO_DIGITS, WIDENS
+from weft.testing.emulated import EmulatedModule, missing_for
 from weft.testing.kernels import CpuModule, Trial, group_of, plainer_processors, run_interpreted
 
 SIZES = [(1, 1, 2), (1, 768, 100), (3, 7, 33), (5, 66, 64), (8, 64, 17), (33, 130, 65), (130, 1601, 40), (300, 67, 20)]
@@ -239,3 +240,21 @@ def test_rows_of_the_other_sign_cost_one_pass_over_a_panel(
             emit_kernel(module, call.kernel.op, target)
         counts.append(compile_assembly(str(module), target).count(instruction))
     assert counts[0] < counts[1] <= counts[0] + columns * 32 // target.vector_bits
+
+
+@pytest.mark.parametrize("left", [i8, u8, i16], ids=lambda dtype: dtype.name)
+@pytest.mark.parametrize("cpu", ["haswell", "x86-64-v2"])
+def test_products_of_bytes_are_exact_on_processors_without_byte_instructions(cpu: str, left: DType) -> None:
+    target = CpuTarget(X86, cpu, "")
+    if (missing := missing_for(target)) is not None:
+        pytest.skip(missing)
+    columns, together = panel_form(target, i32, i8)
+    cases, meant = [], []
+    for m, k, n in PAIRED_SIZES:
+        x = rows_of_two_digits(m, k) if left == i16 else integers(m, k).view(np.int8 if left == i8 else np.uint8)
+        w = integers(k, n)
+        trial, packing = packed(group(m, k, n, left), together, columns, f"product_{m}")
+        cases.append((trial, [x, packing.pack(w)]))
+        meant.append(x.astype(np.int64) @ w.astype(np.int64))
+    for (found,), exact in zip(EmulatedModule([trial for trial, _ in cases], target).run(cases), meant, strict=True):
+        np.testing.assert_array_equal(found, exact)
