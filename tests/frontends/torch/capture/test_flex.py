@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -46,6 +46,19 @@ def window(batch: Any, head: Any, row: Any, key: Any) -> Any:
 @pytest.fixture(autouse=True)
 def fresh() -> None:
     torch.compiler.reset()
+
+
+def assert_same_gradients(
+    attend: Callable[..., Any], written_out: Callable[..., Any], inputs: Sequence[torch.Tensor]
+) -> None:
+    """The gradients of a function that is compiled whole are those of another one."""
+    compiled = torch.compile(attend, backend="weft", fullgraph=True, options={"fallback": "error", "cache": False})
+    gradients: list[Any] = []
+    for function in (compiled, written_out):
+        given = [x.clone().requires_grad_() for x in inputs]
+        gradients.append(torch.autograd.grad(function(*given).sin().sum(), given))
+    # Torch declares the sums of powers, which the backward reads, to be float32.
+    torch.testing.assert_close(*gradients, rtol=1e-5, atol=1e-5)
 
 
 def calls(backend: GpuInterpreter) -> list[str]:
@@ -122,13 +135,7 @@ def test_gradients_of_queries_keys_values_and_of_what_a_function_of_scores_reads
         scores = scores.masked_fill((distance < 0) | (distance >= 17), -torch.inf)
         return scores.softmax(-1) @ value.repeat_interleave(2, 1)
 
-    compiled = torch.compile(attend, backend="weft", fullgraph=True, options={"fallback": "error", "cache": False})
-    gradients: list[Any] = []
-    for function in (compiled, written_out):
-        given = [x.clone().requires_grad_() for x in (query, key, value, bias)]
-        gradients.append(torch.autograd.grad(function(*given).sin().sum(), given))
-    # Torch declares the sums of powers, which the backward reads, to be float32.
-    torch.testing.assert_close(*gradients, rtol=1e-5, atol=1e-5)
+    assert_same_gradients(attend, written_out, (query, key, value, bias))
 
 
 def test_gradients_where_a_function_of_scores_reads_integers() -> None:
@@ -147,9 +154,4 @@ def test_gradients_where_a_function_of_scores_reads_integers() -> None:
         scores = torch.where(documents[:, None] == documents, scores + bias[documents], scores * 0.5)
         return scores.masked_fill((distance < 0) | (distance >= 17), -torch.inf).softmax(-1) @ value
 
-    compiled = torch.compile(attend, backend="weft", fullgraph=True, options={"fallback": "error", "cache": False})
-    gradients: list[Any] = []
-    for function in (compiled, written_out):
-        given = [x.clone().requires_grad_() for x in (query, key, value, bias)]
-        gradients.append(torch.autograd.grad(function(*given).sin().sum(), given))
-    torch.testing.assert_close(*gradients, rtol=1e-5, atol=1e-5)
+    assert_same_gradients(attend, written_out, (query, key, value, bias))

@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from weft.frontends.torch.remat.pool_offsets import Windows
+from weft.frontends.torch.aten.pooling import Windows
+from weft.frontends.torch.remat.pool_offsets import Places
 
 GEOMETRIES: dict[str, dict[str, Any]] = {
     "as in ResNet": {"kernel_size": 3, "stride": 2, "padding": 1},
@@ -102,7 +103,7 @@ def test_places_that_are_a_result_stay() -> None:
 
 def test_offsets_and_places_are_inverse() -> None:
     x = torch.randn(2, 3, 19, 23)
-    where = Windows((19, 23), (3, 5), (2, 3), (1, 2), (3, 1))
+    where = Places((19, 23), Windows((3, 5), (2, 3), (1, 2), (3, 1), (1, 2)))
     _, places = F.max_pool2d(x, (3, 5), (2, 3), (1, 2), (3, 1), return_indices=True)
     offsets = where.offsets(places)
     assert offsets.dtype == torch.uint8 and int(offsets.max()) < 15

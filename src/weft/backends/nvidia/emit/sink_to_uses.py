@@ -1,4 +1,4 @@
-"""Values are computed where they are first read: code that goes through tiles op by op keeps fewer registers.
+"""Instruction sinking: values are computed where they are first read, which lowers the register pressure.
 
 A tile's op is written for all of a thread's elements before the next op is, so that all elements of a chain of ops are
 alive at once. What has no effect but its value moves down to the first line that needs it:
@@ -26,9 +26,22 @@ _INTRINSIC = re.compile(
 )
 _MOVES = frozenset(
     (
-        *("add", "sub", "mul", "shl", "lshr", "ashr", "and", "or", "xor", "icmp", "select", "zext", "sext", "trunc"),
-        *("fadd", "fsub", "fmul", "fdiv", "fneg", "fcmp", "fptrunc", "fpext", "sitofp", "uitofp", "fptosi", "fptoui"),
-        *("bitcast", "ptrtoint", "inttoptr", "getelementptr", "extractvalue", "extractelement", "insertelement"),
+        *("fadd", "fsub", "fmul", "fdiv", "fneg", "fcmp", "add", "sub", "mul", "shl", "lshr", "ashr", "and", "or"),
+        *(
+            "xor",
+            "icmp",
+            "select",
+            "zext",
+            "sext",
+            "trunc",
+            "bitcast",
+            "fptrunc",
+            "fpext",
+            "sitofp",
+            "uitofp",
+            "fptosi",
+        ),
+        *("fptoui", "extractvalue", "extractelement", "insertelement", "ptrtoint", "inttoptr", "getelementptr"),
     )
 )
 

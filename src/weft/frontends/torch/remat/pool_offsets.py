@@ -24,6 +24,7 @@ from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.checkpoint import CheckpointPolicy
 
+from weft.frontends.torch.aten.pooling import Windows, windows_of
 from weft.frontends.torch.capture.checkpoint_marks import mark
 
 _aten: Any = torch.ops.aten
@@ -43,21 +44,18 @@ _library.define(
 
 
 @dataclass(frozen=True)
-class Windows:
-    """Where the windows of a pooling lie, by dimension; `sizes` are those of what is pooled."""
+class Places:
+    """Where elements lie: among all of what is pooled, of these `sizes`, and in their `windows`."""
 
     sizes: tuple[int, ...]
-    window: tuple[int, ...]
-    strides: tuple[int, ...]
-    padding: tuple[int, ...]
-    dilation: tuple[int, ...]
+    windows: Windows
 
     def starts(self, shape: Sequence[int], device: torch.device) -> list[Tensor]:
         """The places where windows begin along each dimension, shaped to be added to results of this shape."""
         rank, found = len(self.sizes), list[Tensor]()
         for d in range(rank):
             numbers = torch.arange(shape[len(shape) - rank + d], device=device)
-            begins = numbers * self.strides[d] - self.padding[d]
+            begins = numbers * self.windows.strides[d] - self.windows.padding[d]
             found.append(begins.view(*(-1 if other == d else 1 for other in range(rank))))
         return found
 
@@ -67,8 +65,8 @@ class Windows:
         for d, start in enumerate(self.starts(places.shape, places.device)):
             along = torch.div(places, math.prod(self.sizes[d + 1 :]), rounding_mode="floor")
             along = along % self.sizes[d] if d else along
-            tap = torch.div(along - start, self.dilation[d], rounding_mode="floor")
-            result = tap if result is None else result * self.window[d] + tap
+            tap = torch.div(along - start, self.windows.dilation[d], rounding_mode="floor")
+            result = tap if result is None else result * self.windows.window[d] + tap
         assert result is not None
         return result.to(torch.uint8)
 
@@ -76,9 +74,9 @@ class Windows:
         """And the other way round."""
         numbers, result = offsets.to(torch.int64), None
         for d, start in enumerate(self.starts(offsets.shape, offsets.device)):
-            tap = torch.div(numbers, math.prod(self.window[d + 1 :]), rounding_mode="floor")
-            tap = tap % self.window[d] if d else tap
-            along = start + tap * self.dilation[d]
+            tap = torch.div(numbers, math.prod(self.windows.window[d + 1 :]), rounding_mode="floor")
+            tap = tap % self.windows.window[d] if d else tap
+            along = start + tap * self.windows.dilation[d]
             result = along if result is None else result * self.sizes[d] + along
         assert result is not None
         return result
@@ -99,27 +97,23 @@ def _is_of(places: fx.Node, forward: Any) -> bool:
 
 
 def _keep(graph: fx.Graph, node: fx.Node, places: fx.Node, rank: int) -> None:
-    grad, pooled, *given, ceil_mode, _ = node.args
+    arguments: Any = node.args
+    grad, pooled, *given, ceil_mode, _ = arguments
     if not isinstance(pooled, fx.Node) or len(given) != 4:
         return
-    window, strides, padding, dilation = (_every(each, rank) for each in given)
     shape: tuple[Any, ...] = tuple(pooled.meta["val"].shape)
     sizes: list[Any] = [*shape, *places.meta["val"].shape]
-    if not all(isinstance(size, int) for size in sizes) or math.prod(window) > _MOST_ELEMENTS:
+    windows = windows_of(rank, sizes, sizes, *given, ceil_mode=False)  # how far the last ones reach is not asked
+    if not all(isinstance(size, int) for size in sizes) or math.prod(windows.window) > _MOST_ELEMENTS:
         return
-    where = Windows(shape[-rank:], window, strides or window, padding, dilation)
+    where = Places(shape[-rank:], windows)
     offsets, _ = _inserted(graph, where.offsets, places)
     again, made = _inserted(graph, where.places, offsets)
     for each in made:
         mark(each, CheckpointPolicy.PREFER_RECOMPUTE)
     node.target = torch.ops.weft.max_pool_backward.default
-    geometry = [[*each] for each in (window, strides or window, padding, dilation)]
+    geometry = [[*each] for each in (windows.window, windows.strides, windows.padding, windows.dilation)]
     node.args = (grad, again, [*shape], _has_channels_last(pooled.meta["val"]), *geometry, ceil_mode)
-
-
-def _every(sizes: Any, rank: int) -> tuple[int, ...]:
-    given = (sizes,) if isinstance(sizes, int) else tuple(sizes)
-    return given * rank if len(given) == 1 else given
 
 
 def _inserted(graph: fx.Graph, function: Callable[[Tensor], Tensor], source: fx.Node) -> tuple[fx.Node, list[fx.Node]]:
