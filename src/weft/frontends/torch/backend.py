@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from functorch.compile import make_boxed_func  # pyright: ignore[reportMissingTypeStubs, reportPrivateImportUsage]
@@ -70,9 +70,6 @@ from weft.frontends.torch.transforms.undefined_gradients import compile_backward
 from weft.runtime.collection import without_collection
 from weft.runtime.record import CompilationRecord, compilation, is_recording
 from weft.runtime.single_flight import Flight
-
-if TYPE_CHECKING:
-    pass
 
 log = logging.getLogger("weft")
 
