@@ -14,7 +14,7 @@ the first call.
 from __future__ import annotations
 
 import operator
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable
 from typing import Any
 
 import torch
@@ -74,15 +74,14 @@ def _key(node: fx.Node) -> Hashable | None:
 
 def _frozen(value: Any) -> Hashable:
     """An argument as part of a key: 1, 1.0 and True are three values, as are 0.0 and -0.0."""
-    if isinstance(value, fx.Node):
+    kind = type(value)
+    if kind is fx.Node:
         return value
-    if isinstance(value, Mapping):
-        return tuple((name, _frozen(each)) for name, each in value.items())
     if isinstance(value, list | tuple):
         return (list, *map(_frozen, value))
-    if isinstance(value, float | complex):
-        return type(value), repr(value)
-    return type(value), value
+    if isinstance(value, dict):
+        return tuple((name, _frozen(each)) for name, each in value.items())
+    return kind, repr(value) if kind is float or kind is complex else value
 
 
 def _sharing_with_results(graph: fx.Graph) -> set[fx.Node]:
