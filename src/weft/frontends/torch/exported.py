@@ -14,7 +14,7 @@ from torch import fx
 
 from weft.config import Config
 from weft.errors import ArtifactError, UnsupportedError
-from weft.frontends.torch.capture.decompositions import decompositions
+from weft.frontends.torch.capture.decompositions import exported_decompositions
 from weft.frontends.torch.capture.margin_loss import margins_of_labels
 from weft.frontends.torch.dtypes import from_torch
 from weft.frontends.torch.importer.checks import is_of_data
@@ -40,7 +40,7 @@ def graph_of(
 ) -> tuple[str, dict[str, np.ndarray], tuple[tuple[str, str], ...]]:
     """The text and the weights of a program, and of each mistake that it tells by its last result, kind and text."""
     with margins_of_labels():
-        program = program.run_decompositions(decompositions())
+        program = program.run_decompositions(exported_decompositions())
     signature = program.graph_signature
     if signature.buffers_to_mutate or signature.user_inputs_to_mutate:
         changed = [*signature.buffers_to_mutate.values(), *signature.user_inputs_to_mutate.values()]
