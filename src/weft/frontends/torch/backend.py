@@ -148,7 +148,7 @@ def _by_aot_autograd(
         partition_fn=partition,
         keep_inference_input_mutations=True,
     )
-    with functions_made() as functions, margins_of_labels():
+    with functions_made() as functions, margins_of_labels(), without_collection():
         compiled = shortcut.shortened(backend(module, example_inputs))
     leading = len([*module.parameters(), *module.buffers()])
     for function in functions:

@@ -29,6 +29,7 @@ from weft.frontends.torch.importer.graph_device import graph_device
 from weft.frontends.torch.remat.joint_problem import JointProblem, joint_problem
 from weft.frontends.torch.remat.overwritten_arguments import keep_overwritten
 from weft.frontends.torch.remat.predict_peak import predict_peak
+from weft.frontends.torch.remat.quick_cuts import quick_cuts
 from weft.frontends.torch.remat.recompute_cheap import recompute_cheap
 from weft.passes.remat.exact_choice import exact_choices
 from weft.passes.remat.minimum_cut import choices, choices_by_peak, lowest_peaks, problems_by_layer
@@ -67,7 +68,8 @@ def partition_joint(joint: fx.GraphModule, arguments: Sequence[Any], *, config: 
     if not config.memory_budget:
         recompute_cheap(joint, _costs_on_gpu(joint, config))
         keep_overwritten(joint)
-        return partitioners.min_cut_rematerialization_partition(joint, arguments, **options)
+        with quick_cuts():
+            return partitioners.min_cut_rematerialization_partition(joint, arguments, **options)
     keep_overwritten(joint)
     results: int = options["num_fwd_outputs"]
 
@@ -93,7 +95,7 @@ def partition_within(
 
     Where the peak is not known before the step runs, the budget is one of what is kept between the two.
     """
-    with _chosen() as chooser:
+    with quick_cuts(), _chosen() as chooser:
         parts = partitioners.min_cut_rematerialization_partition(joint, arguments, **options)
         peak, problem = predict(*parts), chooser.noted
         if problem is None:  # the backward reads nothing
