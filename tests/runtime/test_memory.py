@@ -11,7 +11,7 @@ import pytest
 from weft.ir.types import Tensor, f32
 from weft.lower.steps import Buffer, KernelStep, Plan
 from weft.ops.layouts import contiguous
-from weft.runtime.memory import choose_phases, cut_by_peak, cut_finely, peak_of, plan_phases
+from weft.runtime.memory import choose_phases, cut_by_peak, cut_finely, cut_for_reuse, peak_of, plan_phases
 
 MIB = 1 << 18
 """Elements of f32 that take as much."""
@@ -36,6 +36,27 @@ def test_large_inputs_go_before_what_comes_after_them() -> None:
     parts, phases = choose_phases(plan, {}, [plan.steps])
     assert peak_of(plan, {}, parts, phases).phased == 2700 << 20
     assert [len(part) for part in parts] == [1, 7]
+
+
+def test_a_gradient_takes_the_memory_of_one_that_nobody_reads_any_more() -> None:
+    """As in the backward of a convolution's norm: sums of two gradients, then the norm's, far below the peak."""
+    roles = {0: "input", 1: "input", 2: "input", 6: "output", 7: "output"}
+    sizes = {0: 900, 1: 196, 2: 196, 3: 196, 4: 1, 5: 1, 6: 196, 7: 1}
+    steps = [(0, 4), (1, 2, 3), (3, 5), (3, 5, 6), (4, 5, 7), (3, 7)]
+    plan = planned(roles, sizes, steps)
+    parts = [plan.steps[:1], plan.steps[1:5], plan.steps[5:]]
+    assert [len(part) for part in cut_for_reuse(plan, {}, parts)] == [1, 2, 2, 1]
+    _, phases = choose_phases(plan, {}, parts)
+    made = next(n for n, phase in enumerate(phases) if 6 in phase.makes)
+    dropped = next(n for n, phase in enumerate(phases) if 1 in phase.drops)
+    assert dropped < made
+
+
+def test_small_buffers_and_those_of_another_size_are_no_reason_to_cut() -> None:
+    roles = {0: "input", 1: "input", 4: "output", 5: "output"}
+    sizes = {0: 100, 1: 20, 2: 1, 3: 1, 4: 90, 5: 20}
+    plan = planned(roles, sizes, [(0, 1, 2), (2, 3), (3, 4, 5)])
+    assert len(cut_for_reuse(plan, {}, [plan.steps])) == 1
 
 
 @pytest.mark.parametrize("seed", range(40))

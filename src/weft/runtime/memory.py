@@ -52,6 +52,8 @@ class Peak:
 _WORTH, _WORTH_SHARE = 32 << 20, 0.02
 _NEAR_THE_LEAST = 1.01
 """How much more than the least that is possible segments may take, so that each launches many kernels."""
+_REUSED, _FITS = 32 << 20, 1.05
+"""The bytes of a buffer from which on its memory is worth a cut, and how much larger than another it may be to fit."""
 _TOGETHER_WITHIN_A_BUDGET = (8, 4, 2, 1)
 """Kernels that one tape launches where there is a budget of memory: as many of these as it allows."""
 
@@ -103,6 +105,39 @@ def cut_by_peak(plan: Plan, sizes: Mapping[str, int], parts: Sequence[tuple[Step
             taken += needs
         cut.append(tuple(step for (step,) in single[begin:done]))
     return cut
+
+
+def cut_for_reuse(plan: Plan, sizes: Mapping[str, int], parts: Sequence[tuple[Step, ...]]) -> list[tuple[Step, ...]]:
+    """Runs of steps cut where a large buffer is made that fits where one lay which nobody reads any more.
+
+    The program's peak may be elsewhere. But allocators give no memory back between steps, and a gradient for which a
+    block of its size is at hand does not make them ask the device for another.
+    """
+    phases = plan_phases(plan, sizes, cut_finely(parts, 1))
+    if not phases:
+        return list(parts)
+    amounts = [bytes_of(plan, number, sizes) for number in range(len(plan.buffers))]
+    cut: list[tuple[Step, ...]] = []
+    done = 0
+    for part in parts:
+        begin, first = done, done
+        done += len(part)
+        inside = _inside(plan, phases[first:done])
+        free: list[int] = []
+        for number in range(first, done):
+            made = [amounts[b] for b in phases[number].makes if b not in inside and amounts[b] >= _REUSED]
+            if any(size <= block <= size * _FITS for size in made for block in free):
+                cut.append(part[begin - first : number - first])
+                begin, free = number, []
+            free += [amounts[b] for b in phases[number].drops if b not in inside and amounts[b] >= _REUSED]
+        cut.append(part[begin - first :])
+    return cut
+
+
+def _inside(plan: Plan, phases: Sequence[Phase]) -> set[int]:
+    """The temporaries that only steps of these phases touch: they lie in an arena."""
+    made = {b for phase in phases for b in phase.makes if plan.buffers[b].role == "temporary"}
+    return made.intersection(b for phase in phases for b in phase.drops)
 
 
 def _live_before(
@@ -159,13 +194,14 @@ def choose_phases(
     plan: Plan, sizes: Mapping[str, int], parts: list[tuple[Step, ...]]
 ) -> tuple[list[tuple[Step, ...]], tuple[Phase, ...]]:
     """The steps of each segment, cut finely where that saves memory, and their phases, where those do."""
+    whole, parts = parts, cut_for_reuse(plan, sizes, parts)
     phases = plan_phases(plan, sizes, parts)
     peak = peak_of(plan, sizes, parts, phases)
     fine = cut_by_peak(plan, sizes, parts)
     finer = plan_phases(plan, sizes, fine)
     if Peak(peak_of(plan, sizes, fine, finer).phased, peak.phased).is_worth_phases:
         return fine, finer
-    return (parts, phases) if peak.is_worth_phases and len(parts) > 1 else (parts, ())
+    return (parts, phases) if peak.is_worth_phases and len(parts) > 1 else (whole, ())
 
 
 def least_phases(

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from functorch.compile import make_boxed_func  # pyright: ignore[reportMissingTypeStubs, reportPrivateImportUsage]
@@ -72,9 +72,6 @@ from weft.runtime.collection import without_collection
 from weft.runtime.cores import available_cores
 from weft.runtime.record import CompilationRecord, compilation, is_recording
 from weft.runtime.single_flight import Flight
-
-if TYPE_CHECKING:
-    pass
 
 log = logging.getLogger("weft")
 

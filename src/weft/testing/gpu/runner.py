@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
+from weft.testing.bench.bytecode import write_bytecode
 from weft.testing.child import START_LIMIT, Child
 from weft.testing.conformance.journal import Journal
 from weft.testing.gpu.case import GpuCase
@@ -62,6 +63,7 @@ def run_cases(
         "rounds": setting.rounds,
         "seconds": setting.seconds,
     }
+    write_bytecode()
     with ExitStack() as stack:
         child = stack.enter_context(Child("weft.testing.gpu.child", settings))
         outcome = Outcome(_about(child))

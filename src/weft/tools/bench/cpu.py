@@ -166,9 +166,11 @@ def _measured(terminal: Terminal, cases: Sequence[Case], request: Request) -> li
 
 
 def _compiled(terminal: Terminal, models: Sequence[str], request: Request) -> list[CompileResult]:
+    from weft.testing.bench.bytecode import write_bytecode
     from weft.testing.compile_times import measure_model
     from weft.tools.bench.report import line
 
+    write_bytecode()
     results: list[CompileResult] = []
     for number, name in enumerate(models, 1):
         with watching(terminal, f"{number}/{len(models)} compile {name}") as watcher:

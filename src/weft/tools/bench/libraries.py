@@ -22,6 +22,7 @@ from rich.text import Text
 
 from weft.errors import WeftError
 from weft.testing.bench.benchmark import geometric_mean
+from weft.testing.bench.bytecode import write_bytecode
 from weft.testing.child import Child
 from weft.testing.conformance.journal import Journal, commit
 from weft.testing.triton.kernel_libraries import library_at
@@ -71,6 +72,7 @@ def bench_libraries(terminal: Terminal, request: LibraryBenchRequest) -> None:
     if not request.resume:
         journal.forget(set(names))
     rows = {name: row for name, row in journal.results().items() if name in names}
+    write_bytecode()
     end = time.monotonic() + request.budget
     with tempfile.TemporaryDirectory(prefix="weft-bench-") as folder:
         children = {side: _child(side, request, folder) for side in sides}

@@ -18,6 +18,7 @@ from rich.text import Text
 
 from weft.errors import MissingError, WeftError
 from weft.testing.bench.benchmark import ONNX_RUNTIME, WEFT, Progress, Ratio, Timing, geometric_mean, paired_ratio
+from weft.testing.bench.bytecode import write_bytecode
 from weft.testing.bench.onnx_session import missing_packages
 from weft.testing.child import Child
 from weft.tools.bench.cpu import watching
@@ -151,6 +152,7 @@ def bench_onnx(terminal: Terminal, request: OnnxBenchRequest) -> None:
         if not path.is_file():
             raise UsageError(f"there is no file {path}", hint="give the model's file: weft bench model.onnx")
         request.settings(path)
+    write_bytecode()
     results: list[OnnxResult] = []
     for number, path in enumerate(request.models, 1):
         with watching(terminal, f"{number}/{len(request.models)} {path.name}") as watcher:

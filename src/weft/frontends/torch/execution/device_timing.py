@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from statistics import median
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -14,7 +15,9 @@ from weft.frontends.torch.dtypes import to_torch
 from weft.frontends.torch.importer.opaque import OpaqueRuntime
 from weft.ir.types import Tensor, tensor_of
 from weft.ops.graph import FuncOp
-from weft.runtime.tune_device import Candidate, DeviceTimer
+
+if TYPE_CHECKING:  # brings the whole compiler for GPUs with it
+    from weft.runtime.tune_device import Candidate, DeviceTimer
 
 _ROUNDS, _CACHE_BYTES, _DELAY = 9, 128 << 20, 100_000
 """Samples of each program; what clears the L2 cache; and the cycles in which the host gets ahead."""

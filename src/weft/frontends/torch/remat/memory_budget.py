@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from torch import fx
+from torch._functorch import config as functorch_config
 from torch._functorch import partitioners
 
 from weft.backends.target import CostFacts
@@ -26,6 +27,7 @@ from weft.diagnostics import warn
 from weft.errors import WeftError
 from weft.frontends.torch.devices import target_on
 from weft.frontends.torch.importer.graph_device import graph_device
+from weft.frontends.torch.remat.eliminate_common_nodes import eliminate_common_nodes
 from weft.frontends.torch.remat.joint_problem import JointProblem, joint_problem
 from weft.frontends.torch.remat.overwritten_arguments import keep_overwritten
 from weft.frontends.torch.remat.predict_peak import predict_peak
@@ -65,11 +67,12 @@ class _Chooser:
 
 def partition_joint(joint: fx.GraphModule, arguments: Sequence[Any], *, config: Config, **options: Any) -> Parts:
     """The forward and backward graph of a joint one: as torch cuts it, or within the budget that there is."""
+    joint.graph.eliminate_dead_code()
+    eliminate_common_nodes(joint.graph)
     if not config.memory_budget:
         recompute_cheap(joint, _costs_on_gpu(joint, config))
         keep_overwritten(joint)
-        with quick_cuts():
-            return partitioners.min_cut_rematerialization_partition(joint, arguments, **options)
+        return _cut(joint, arguments, **options)
     keep_overwritten(joint)
     results: int = options["num_fwd_outputs"]
 
@@ -77,6 +80,11 @@ def partition_joint(joint: fx.GraphModule, arguments: Sequence[Any], *, config: 
         return predict_peak(forward, backward, results, config)
 
     return partition_within(joint, arguments, config, predict, **options)
+
+
+def _cut(joint: fx.GraphModule, arguments: Sequence[Any], **options: Any) -> Parts:
+    with functorch_config.patch(cse=False), quick_cuts():  # our own elimination has run, and our own flows cut
+        return partitioners.min_cut_rematerialization_partition(joint, arguments, **options)
 
 
 def _costs_on_gpu(joint: fx.GraphModule, config: Config) -> CostFacts:
@@ -95,8 +103,8 @@ def partition_within(
 
     Where the peak is not known before the step runs, the budget is one of what is kept between the two.
     """
-    with quick_cuts(), _chosen() as chooser:
-        parts = partitioners.min_cut_rematerialization_partition(joint, arguments, **options)
+    with _chosen() as chooser:
+        parts = _cut(joint, arguments, **options)
         peak, problem = predict(*parts), chooser.noted
         if problem is None:  # the backward reads nothing
             return parts
@@ -109,7 +117,7 @@ def partition_within(
         # What alone exceeds the limit cannot be within it, but may be the least where nothing is.
         for choice in sorted(known, key=lambda each: each.bytes > limit):
             chooser.wanted = frozenset(problem.names[number] for number in choice.kept)
-            tried = partitioners.min_cut_rematerialization_partition(joint, arguments, **options)
+            tried = _cut(joint, arguments, **options)
             found = predict(*tried) if peak is not None else choice.bytes
             log.debug("%d bytes kept, %d of work again: a peak of %s", choice.bytes, choice.work, found)
             if found is not None and found <= limit:
