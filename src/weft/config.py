@@ -29,6 +29,8 @@ QUANTIZATIONS = ("", "int8_weights", "int8_dynamic", *CODES)
 SOLVERS = ("min_cut", "exact")
 _BUDGET_HINT = "it takes a share from 0 to 1 of what a step takes without it (0.5), or bytes (800MB, 2GiB)"
 _BUDGET = re.compile(r"((?:\d+(?:\.\d*)?|\.\d+)(?:e-\d{1,3})?)\s*(([KMGT]?)(i?)B)?", re.IGNORECASE)
+_NOT_OF_CODE = ("cache", "verify", "fallback", "workers")
+"""Fields that change how code is made, and not the code."""
 DEVICE_CHECKS = ("auto", "on", "wait", "off")
 
 
@@ -74,6 +76,8 @@ class Config:
     but for results that leave it."""
     cpu: str = "native"
     """The processor to compile for: `native`, or a name LLVM knows."""
+    workers: bool = True
+    """Compile the kernels of large graphs for a GPU in processes beside this one, where there are cores for them."""
     debug_lines: bool = False
     """Line tables in the code: profilers and disassemblers show which line of the program, and which op of the graph,
     an instruction comes from. The instructions are the same without."""
@@ -141,7 +145,9 @@ class Config:
 
     def key(self) -> str:
         """The part of the configuration that changes the code, as text."""
-        return repr(sorted((k, v) for k, v in asdict(self).items() if k not in ("cache", "verify", "fallback")))
+        return repr(
+            sorted((k, v) for k, v in asdict(self).items() if k not in ("cache", "verify", "fallback", "workers"))
+        )
 
 
 @dataclass(frozen=True)

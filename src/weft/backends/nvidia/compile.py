@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections.abc import Callable, Hashable, Mapping, Sequence, Set
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from weft.backends.llvm.builder import Module
 from weft.backends.llvm.debug_lines import DebugLines, keep_lines
@@ -23,10 +24,15 @@ from weft.backends.nvidia.ir.op_costs import cost_of
 from weft.backends.nvidia.ir.programmatic_launch import asked_early, written_by
 from weft.backends.nvidia.ir.trace_passes import PassTrace
 from weft.backends.nvidia.target import TRIPLE, NvidiaTarget, llvm_to_ptx
-from weft.errors import LoweringError
+from weft.backends.nvidia.workers.kernel_bytes import to_bytes
+from weft.backends.nvidia.workers.pool import LAUNCH as LAUNCHED
+from weft.backends.nvidia.workers.pool import PTX, REFUSED, Workers, ready_workers
+from weft.errors import CompilationError, LoweringError
 from weft.forks import BACKGROUND, COMPILING
 from weft.ir.locations import inherit_locations
 from weft.tile import dialect as tile
+
+log = logging.getLogger("weft")
 
 Loads: TypeAlias = Callable[[str, str, Launch], None]
 """Takes a kernel's name, its PTX, and how it is launched."""
@@ -34,6 +40,8 @@ Loads: TypeAlias = Callable[[str, str, Launch], None]
 _SWITCH_SECONDS = 2e-4
 """How long the thread that writes kernels keeps the others waiting for Python's lock, which they need for moments
 between one call of LLVM's or the driver's and the next."""
+_WORTH_SENDING = 4
+"""Kernels: fewer are written here before workers have read them."""
 
 
 def annotate(
@@ -130,8 +138,19 @@ class KernelHistory:
         return annotated, launch
 
 
+@dataclass
+class _Sent:
+    """A kernel that a worker compiles, and what it says first of it."""
+
+    kernel: tile.KernelOp
+    sources: frozenset[Hashable]
+    answer: Future[tuple[Any, ...]] = field(default_factory=Future[tuple[Any, ...]])
+
+
 class KernelCompiler:
     """Makes PTX of kernels: this thread writes one after the other as LLVM IR, others compile what it has written.
+
+    Where there are workers (`weft.backends.nvidia.workers`), these do both, side by side.
 
         with KernelCompiler(target, passes) as compiler:
             compiler.add(kernels)
@@ -156,6 +175,7 @@ class KernelCompiler:
         """The LLVM IR of each kernel."""
         self._launches: dict[str, Launch] = {}
         self._made: dict[str, Future[str]] = {}
+        self._sent: dict[str, _Sent] = {}
         self._takes_long = False
         self._work: list[Future[None]] = []
         self._pool = ThreadPoolExecutor(len(os.sched_getaffinity(0)), thread_name_prefix="weft-compile")
@@ -189,19 +209,56 @@ class KernelCompiler:
         self._made.update({name: Future() for name in kernels})
         slow = {name for name, kernel in kernels.items() if compiles_slowly(kernel)}
         self._takes_long = self._takes_long or bool(slow)
+        workers = self._workers(len(kernels))
         for name in sorted(kernels, key=lambda each: each not in slow):
-            try:
-                self.texts[name], self._launches[name] = self._emitted(name, kernels[name])
-            except LoweringError as error:
-                known = frozenset(sources.get(name, ()))
-                raise LoweringError(f"{name}: {error.message}", hint=error.hint, sources=known) from error
-            self._work.append(self._pool.submit(self._make, name))
+            known = frozenset(sources.get(name, ()))
+            if workers is None or not self._send(name, kernels[name], known, workers):
+                self._write(name, kernels[name], known)
+
+    def _workers(self, count: int) -> Workers | None:
+        """Those who compile so many kernels beside this process; what comes of each pass stays in the process."""
+        keeps = self._debug_lines or self._history.keeps_kernels or self._history.keeps_passes
+        return None if keeps or count < _WORTH_SENDING else ready_workers()
+
+    def _write(self, name: str, kernel: tile.KernelOp, sources: frozenset[Hashable]) -> None:
+        """Write a kernel here, and let a thread compile it."""
+        try:
+            self.texts[name], self._launches[name] = self._emitted(name, kernel)
+        except LoweringError as error:
+            raise LoweringError(f"{name}: {error.message}", hint=error.hint, sources=sources) from error
+        self._work.append(self._pool.submit(self._make, name))
+
+    def _send(self, name: str, kernel: tile.KernelOp, sources: frozenset[Hashable], workers: Workers) -> bool:
+        """Let a worker write and compile a kernel; false where it holds what another process would not know."""
+        try:
+            data = to_bytes(kernel)
+        except Exception as error:  # pickling raises many kinds
+            log.debug("%s is compiled in this process: %r", name, error)
+            return False
+        sent = self._sent[name] = _Sent(kernel, sources)
+        self._work.append(self._pool.submit(self._make_beside, name, data, sent.answer, workers))
+        return True
+
+    def _receive(self) -> None:
+        """Take what workers have written, and write what they could not."""
+        while self._sent:
+            name, sent = next(iter(self._sent.items()))
+            kind, *said = sent.answer.result()
+            del self._sent[name]
+            if kind == LAUNCHED:
+                self._launches[name], self._history.notes[name] = said
+            elif kind == REFUSED:
+                raise LoweringError(f"{name}: {said[0]}", hint=said[1], sources=sent.sources)
+            else:
+                log.debug("%s is compiled in this process: %s", name, said)
+                self._write(name, sent.kernel, sent.sources)
 
     def code(self) -> DeviceCode:
         """The kernels that were added, in their order.
 
         Where there are dots among them, which take long, and their loading is taken care of, nobody waits here.
         """
+        self._receive()
         launches = {name: self._launches[name] for name in self._made}
         awaited = AwaitedModules(self._made, self._loads)
         modules = awaited if self._takes_long and self._loads is not None else dict(awaited)
@@ -220,6 +277,30 @@ class KernelCompiler:
             return
         if self._loads is not None:
             self._loads(name, made.result(), self._launches[name])
+
+    def _make_beside(self, name: str, kernel: bytes, answer: Future[tuple[Any, ...]], workers: Workers) -> None:
+        made = self._made[name]
+        try:
+            with workers.taken() as worker:
+                worker.ask(kernel, self.target, self.passes)
+                first = worker.answer()
+                answer.set_result(first)
+                if first[0] != LAUNCHED:
+                    return
+                second = worker.answer()
+        except Exception as error:
+            if not answer.done():
+                answer.set_result((None, repr(error)))
+                return
+            made.set_exception(CompilationError(f"{name}: no code of it was made", hint=repr(error)))
+            return
+        if second[0] == PTX:
+            made.set_result(second[1])
+        else:
+            made.set_exception(CompilationError(f"{name}: {second[1]}"))
+            return
+        if self._loads is not None:
+            self._loads(name, made.result(), first[1])
 
 
 def compiles_slowly(kernel: tile.KernelOp) -> bool:

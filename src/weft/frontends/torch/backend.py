@@ -15,6 +15,7 @@ from torch import fx
 from torch._dynamo import disable  # pyright: ignore[reportUnknownVariableType]
 from torch._dynamo.backends.common import aot_autograd
 
+from weft.backends.nvidia.workers.pool import start_workers
 from weft.backends.target import require_capabilities
 from weft.config import Config
 from weft.diagnostics import warn
@@ -68,12 +69,15 @@ from weft.frontends.torch.transforms.traced_graph import TracedGraph
 from weft.frontends.torch.transforms.transformed_call import Captured
 from weft.frontends.torch.transforms.undefined_gradients import compile_backward, take_undefined
 from weft.runtime.collection import without_collection
+from weft.runtime.cores import available_cores
 from weft.runtime.record import CompilationRecord, compilation, is_recording
 from weft.runtime.single_flight import Flight
 
 log = logging.getLogger("weft")
 
 _UNKNOWN_SIZE = "the size of its result is only known when it has run"
+_LARGE = 150
+"""Nodes of a graph that takes long enough to compile for other processes to help."""
 _HOW_TO_REPORT = "`weft reduce script.py` makes a report of it"
 
 
@@ -86,6 +90,8 @@ def weft_backend(
 ) -> Callable[..., Any]:
     """Compile a graph that Dynamo captured; `options` are fields of `weft.config.Config`, `mode` stands for some."""
     config = settings(options, mode)
+    if config.workers and len(module.graph.nodes) >= _LARGE and kind_of(example_inputs) == "cuda":
+        start_workers(available_cores())  # tracing takes longer than they do to be ready
     check_masks(module)
     check_classes(module)
     module = without_constant_masks(with_recurrent_layers(with_traced_gradients(module)))
@@ -145,7 +151,7 @@ def _by_aot_autograd(
         partition_fn=partition,
         keep_inference_input_mutations=True,
     )
-    with functions_made() as functions, margins_of_labels():
+    with functions_made() as functions, margins_of_labels(), without_collection():
         compiled = shortcut.shortened(backend(module, example_inputs))
     leading = len([*module.parameters(), *module.buffers()])
     for function in functions:

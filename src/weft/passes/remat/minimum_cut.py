@@ -13,10 +13,10 @@ computed again at a price is computed again at every lower one.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
+from weft.passes.remat.flow_network import FlowNetwork
 from weft.passes.remat.recompute_problem import Choice, RecomputeProblem
 
 _STEPS = 48
@@ -25,6 +25,7 @@ _LOWEST, _HIGHEST = 1e-3, 1e3
 """Prices, as shares of the price at which all bytes are worth all work."""
 _FINE = 16
 """Answers in between are made where neighbours differ by more than this share of the bytes."""
+_ENDLESS = 1 << 62
 
 
 def choices(problem: RecomputeProblem) -> list[Choice]:
@@ -113,102 +114,31 @@ def _undominated(found: list[Choice]) -> list[Choice]:
 
 
 class _Network:
-    """The network of a problem and a flow through it, which grows with the price (Dinic's algorithm)."""
+    """The network of a problem and a flow through it, which grows with the price."""
 
     def __init__(self, problem: RecomputeProblem) -> None:
         self.problem = problem
         count = len(problem.values)
-        self.source, self.sink = 2 * count, 2 * count + 1
-        self.heads: list[int] = []
-        self.room: list[int] = []
-        self.edges: list[list[int]] = [[] for _ in range(2 * count + 2)]
-        self.endless = 1 << 62
+        self.flow = FlowNetwork(2 * count + 2, source=2 * count, sink=2 * count + 1)
         self.entries: list[int] = []
         self.taken: list[int] = [0] * count
         for number, value in enumerate(problem.values):
             into, out = 2 * number, 2 * number + 1
             computable = problem.is_computable[number]
-            self.entries.append(self._edge(self.source, into, 0 if computable else self.endless))
-            self._edge(into, out, value.bytes if value.can_be_kept else self.endless)
+            self.entries.append(self.flow.add_edge(self.flow.source, into, 0 if computable else _ENDLESS))
+            self.flow.add_edge(into, out, value.bytes if value.can_be_kept else _ENDLESS)
             if value.is_read:
-                self._edge(out, self.sink, self.endless)
+                self.flow.add_edge(out, self.flow.sink, _ENDLESS)
             for operand in dict.fromkeys(value.operands):
-                self._edge(2 * operand + 1, into, self.endless)
-
-    def _edge(self, tail: int, head: int, room: int) -> int:
-        number = len(self.heads)
-        self.heads += (head, tail)
-        self.room += (room, 0)
-        self.edges[tail].append(number)
-        self.edges[head].append(number + 1)
-        return number
+                self.flow.add_edge(2 * operand + 1, into, _ENDLESS)
 
     def computed_at(self, price: float) -> set[int]:
         """The values that are computed again at a price, which is no lower than those before it."""
         for number, value in enumerate(self.problem.values):
             if self.problem.is_computable[number]:
                 wanted = round(value.work * price)
-                self.room[self.entries[number]] += max(0, wanted - self.taken[number])
+                self.flow.room[self.entries[number]] += max(0, wanted - self.taken[number])
                 self.taken[number] = max(wanted, self.taken[number])
-        while (levels := self._levels()) is not None:
-            self._block(levels)
-        side = self._before_the_sink()
+        self.flow.saturate()
+        side = self.flow.before_the_sink()
         return {number for number in range(len(self.problem.values)) if 2 * number in side}
-
-    def _levels(self) -> list[int] | None:
-        """How many edges each node is from the source; None where the sink is not reached."""
-        levels = [-1] * len(self.edges)
-        levels[self.source] = 0
-        left = deque([self.source])
-        while left:
-            node = left.popleft()
-            for edge in self.edges[node]:
-                head = self.heads[edge]
-                if self.room[edge] > 0 and levels[head] < 0:
-                    levels[head] = levels[node] + 1
-                    left.append(head)
-        return levels if levels[self.sink] >= 0 else None
-
-    def _block(self, levels: list[int]) -> None:
-        """Send flow along shortest ways until none is left."""
-        heads, room, edges = self.heads, self.room, self.edges
-        turn = [0] * len(edges)
-        way: list[int] = []
-        node = self.source
-        while True:
-            if node == self.sink:
-                sent = min(room[edge] for edge in way)
-                first = len(way)
-                for place, edge in enumerate(way):
-                    room[edge] -= sent
-                    room[edge ^ 1] += sent
-                    if room[edge] == 0:
-                        first = min(first, place)
-                node = heads[way[first] ^ 1]
-                del way[first:]
-                continue
-            while turn[node] < len(edges[node]):
-                edge = edges[node][turn[node]]
-                if room[edge] > 0 and levels[heads[edge]] == levels[node] + 1:
-                    break
-                turn[node] += 1
-            else:
-                if not way:
-                    return
-                edge = way.pop()
-                node = heads[edge ^ 1]
-                turn[node] += 1
-                continue
-            way.append(edge)
-            node = heads[edge]
-
-    def _before_the_sink(self) -> set[int]:
-        """The nodes from which more could flow to the sink: the smallest side of it that a minimum cut leaves."""
-        found, left = {self.sink}, [self.sink]
-        while left:
-            for edge in self.edges[left.pop()]:
-                tail = self.heads[edge]
-                if self.room[edge ^ 1] > 0 and tail not in found:
-                    found.add(tail)
-                    left.append(tail)
-        return found

@@ -31,6 +31,7 @@ from weft.frontends.torch.remat.eliminate_common_nodes import eliminate_common_n
 from weft.frontends.torch.remat.joint_problem import JointProblem, joint_problem
 from weft.frontends.torch.remat.overwritten_arguments import keep_overwritten
 from weft.frontends.torch.remat.predict_peak import predict_peak
+from weft.frontends.torch.remat.quick_cuts import quick_cuts
 from weft.frontends.torch.remat.recompute_cheap import recompute_cheap
 from weft.passes.remat.exact_choice import exact_choices
 from weft.passes.remat.minimum_cut import choices, choices_by_peak, lowest_peaks, problems_by_layer
@@ -82,7 +83,7 @@ def partition_joint(joint: fx.GraphModule, arguments: Sequence[Any], *, config: 
 
 
 def _cut(joint: fx.GraphModule, arguments: Sequence[Any], **options: Any) -> Parts:
-    with functorch_config.patch(cse=False):  # ours has run
+    with functorch_config.patch(cse=False), quick_cuts():  # our own elimination has run, and our own flows cut
         return partitioners.min_cut_rematerialization_partition(joint, arguments, **options)
 
 
