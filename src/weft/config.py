@@ -145,9 +145,7 @@ class Config:
 
     def key(self) -> str:
         """The part of the configuration that changes the code, as text."""
-        return repr(
-            sorted((k, v) for k, v in asdict(self).items() if k not in ("cache", "verify", "fallback", "workers"))
-        )
+        return repr(sorted((k, v) for k, v in asdict(self).items() if k not in _NOT_OF_CODE))
 
 
 @dataclass(frozen=True)
