@@ -18,10 +18,18 @@ import torch
 from torch._decomp import core_aten_decompositions, get_decompositions
 from torch._decomp import decomposition_table as all_decompositions
 
-from weft.frontends.torch.capture import matrix_functions, pooled_windows, special_functions
+from weft.frontends.torch.capture import (
+    bessel_functions,
+    gamma_functions,
+    matrix_functions,
+    pooled_windows,
+    special_functions,
+)
+from weft.frontends.torch.capture.airy_function import airy_ai
 from weft.frontends.torch.capture.checked_parts import with_checks
 from weft.frontends.torch.capture.fused_layers import encoder_layer, multi_head_attention, trilinear
 from weft.frontends.torch.capture.margin_loss import multilabel_margin_loss
+from weft.frontends.torch.capture.orthogonal_polynomials import POLYNOMIALS
 from weft.frontends.torch.capture.random_numbers import dropout_by_counter, multinomial
 
 _ops: Any = torch.ops.aten
@@ -174,6 +182,26 @@ _OWN: dict[Any, Callable[..., Any]] = {
     _ops.special_ndtri.default: special_functions.ndtri,
     _ops.special_erfcx.default: special_functions.erfcx,
     _ops.polygamma.default: special_functions.polygamma,
+    _ops.special_zeta.default: gamma_functions.zeta,
+    _ops.special_zeta.self_scalar: gamma_functions.zeta,
+    _ops.special_zeta.other_scalar: gamma_functions.zeta,
+    _ops.igamma.default: gamma_functions.igamma,
+    _ops.igammac.default: gamma_functions.igammac,
+    _ops.special_airy_ai.default: airy_ai,
+    _ops.special_bessel_j0.default: bessel_functions.bessel_j0,
+    _ops.special_bessel_j1.default: bessel_functions.bessel_j1,
+    _ops.special_bessel_y0.default: bessel_functions.bessel_y0,
+    _ops.special_bessel_y1.default: bessel_functions.bessel_y1,
+    _ops.special_modified_bessel_k0.default: bessel_functions.modified_bessel_k0,
+    _ops.special_modified_bessel_k1.default: bessel_functions.modified_bessel_k1,
+    _ops.special_scaled_modified_bessel_k0.default: bessel_functions.scaled_modified_bessel_k0,
+    _ops.special_scaled_modified_bessel_k1.default: bessel_functions.scaled_modified_bessel_k1,
+    _ops.special_spherical_bessel_j0.default: bessel_functions.spherical_bessel_j0,
+    **{
+        getattr(getattr(_ops, f"special_{name}"), overload): polynomial
+        for name, polynomial in POLYNOMIALS.items()
+        for overload in ("default", "x_scalar", "n_scalar")
+    },
     _ops.lu_unpack.default: matrix_functions.lu_unpack,
     _ops.linalg_householder_product.default: matrix_functions.householder_product,
     _ops.ormqr.default: matrix_functions.ormqr,
