@@ -34,6 +34,24 @@ def test_solves_with_factors() -> None:
     torch.testing.assert_close(compiled(solved)(*given), solved(*given))
 
 
+def test_small_triangles_are_solved_without_libraries() -> None:
+    a, b = torch.randn(7, 7, dtype=torch.float64) + 9 * torch.eye(7), torch.randn(3, 7, 2, dtype=torch.float64)
+
+    def solved(a: Tensor, b: Tensor) -> list[Tensor]:
+        return [
+            torch.linalg.solve_triangular(a, b if left else b.mT, upper=upper, left=left, unitriangular=unit)
+            for upper, left, unit in product((True, False), repeat=3)
+        ]
+
+    strict = torch.compile(solved, backend="weft", options={"strict": True})
+    torch.testing.assert_close(strict(a, b), solved(a, b))
+    rows = [solved(a, each) for each in b]
+    batched = torch.func.vmap(strict, (None, 0))(a, b)
+    torch.testing.assert_close(batched, [torch.stack(each) for each in zip(*rows, strict=True)])
+    empty = strict(a[:0, :0], b[:, :0])
+    assert [each.shape for each in empty] == [each.shape for each in solved(a[:0, :0], b[:, :0])]
+
+
 def test_factors_are_unpacked_and_reflections_multiplied() -> None:
     tall, wide = torch.randn(2, 6, 4, dtype=torch.float64), torch.randn(2, 4, 6, dtype=torch.float64)
     packed = [each for a in (tall, wide) for each in torch.linalg.lu_factor(a)]

@@ -202,6 +202,7 @@ _OWN: dict[Any, Callable[..., Any]] = {
         for name, polynomial in POLYNOMIALS.items()
         for overload in ("default", "x_scalar", "n_scalar")
     },
+    _ops.linalg_solve_triangular.default: matrix_functions.solve_triangular,
     _ops.lu_unpack.default: matrix_functions.lu_unpack,
     _ops.linalg_householder_product.default: matrix_functions.householder_product,
     _ops.ormqr.default: matrix_functions.ormqr,

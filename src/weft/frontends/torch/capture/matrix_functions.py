@@ -26,6 +26,22 @@ def triangular_solve(
     return found, a.expand(*batch, *a.shape[-2:]).clone()
 
 
+def solve_triangular(a: Tensor, b: Tensor, *, upper: bool, left: bool = True, unitriangular: bool = False) -> Tensor:
+    """The solution for a triangle of `a`, row by row: what is known of it is taken from the rows that are left."""
+    size = a.shape[-1]
+    if size > _LONGEST or a.is_complex():
+        raise NotImplementedError(f"a solution of {size} rows of {a.dtype}")
+    if not left:
+        return solve_triangular(a.mT, b.mT, upper=not upper, unitriangular=unitriangular).mT
+    batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    rest, rows = b.expand(*batch, *b.shape[-2:]), [b] * size
+    for n in reversed(range(size)) if upper else range(size):
+        row = rest[..., n : n + 1, :]
+        rows[n] = row if unitriangular else row / a[..., n : n + 1, n : n + 1]
+        rest = rest - a[..., :, n : n + 1] * rows[n]
+    return torch.cat(rows, -2) if rows else rest.clone()
+
+
 def cholesky_solve(b: Tensor, factor: Tensor, upper: bool = False) -> Tensor:
     """The solution for a matrix with this Cholesky factor."""
     if factor.is_complex():
