@@ -25,6 +25,7 @@ from weft.frontends.torch.capture import (
     pooled_windows,
     special_functions,
 )
+from weft.frontends.torch.capture import least_squares as least_squares  # so that Dynamo knows its shapes
 from weft.frontends.torch.capture.airy_function import airy_ai
 from weft.frontends.torch.capture.checked_parts import with_checks
 from weft.frontends.torch.capture.fused_layers import encoder_layer, multi_head_attention, trilinear
