@@ -29,6 +29,7 @@ from weft.frontends.torch.capture import least_squares as least_squares  # so th
 from weft.frontends.torch.capture.airy_function import airy_ai
 from weft.frontends.torch.capture.checked_parts import with_checks
 from weft.frontends.torch.capture.fused_layers import encoder_layer, multi_head_attention, trilinear
+from weft.frontends.torch.capture.linear_cross_entropy import linear_cross_entropy_of_chunks
 from weft.frontends.torch.capture.margin_loss import multilabel_margin_loss
 from weft.frontends.torch.capture.orthogonal_polynomials import POLYNOMIALS
 from weft.frontends.torch.capture.random_numbers import dropout_by_counter, multinomial
@@ -217,14 +218,20 @@ _OWN: dict[Any, Callable[..., Any]] = {
 }
 """For operators that torch has no decomposition of, or only itself under another name."""
 
+_REGISTERED_LATER: dict[str, Callable[..., Any]] = {
+    "torch_nn::_linear_cross_entropy_batch_chunked": linear_cross_entropy_of_chunks,
+}
+"""By the names of operators that torch registers when they are first called."""
+
 
 @cache
 def decomposition_of(target: Any) -> Callable[..., Any] | None:
     """How to express an operator that has no converter by ones that may have."""
     if not isinstance(target, torch._ops.OpOverload):
         return None
-    if target in _OWN:
-        return _OWN[target]
+    own = _OWN.get(target) or _REGISTERED_LATER.get(target.name())
+    if own is not None:
+        return own
     table: Any = all_decompositions
     found = table.get(target)
     if found is None:
