@@ -205,6 +205,9 @@ _OWN: dict[Any, Callable[..., Any]] = {
         for overload in ("default", "x_scalar", "n_scalar")
     },
     _ops.linalg_solve_triangular.default: matrix_functions.solve_triangular,
+    _ops.linalg_cholesky_ex.default: matrix_functions.cholesky_ex,
+    _ops.cholesky.default: matrix_functions.cholesky,
+    _ops.linalg_matrix_exp.default: matrix_functions.matrix_exp,
     _ops.lu_unpack.default: matrix_functions.lu_unpack,
     _ops.linalg_householder_product.default: matrix_functions.householder_product,
     _ops.ormqr.default: matrix_functions.ormqr,
