@@ -107,6 +107,10 @@ class DataError(WeftError, RuntimeError):
     """Data for which an operation is not defined: probabilities below zero, a range without end."""
 
 
+class DataValueError(DataError, ValueError):
+    """Data that torch refuses with an error of this kind: a variance below zero."""
+
+
 class MissingError(WeftError, ModuleNotFoundError):
     """A package that is not installed, and that what was asked for needs."""
 

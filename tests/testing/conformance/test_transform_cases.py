@@ -84,3 +84,23 @@ def test_what_torch_must_carry_out_under_a_transformation_is_refused_when_strict
     assert report.ok
     assert [case.op for case in report.having("refused")] == refused
     assert len(report.having("passed")) == 2 - len(refused)
+
+
+def test_second_derivatives_that_torch_forgets_come_from_differences() -> None:
+    class Forgetful(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            ctx.gradient = 3 * x.detach() ** 2
+            return x**3
+
+        @staticmethod
+        def backward(ctx: Any, *grads: torch.Tensor) -> torch.Tensor:
+            return grads[0] * ctx.gradient
+
+    x = torch.randn(5, dtype=torch.float64, requires_grad=True)
+    forgotten, known, linear = (
+        run_oracle(function, (x, (), {}), lambda found: found, "gradgrad")[1][0]
+        for function in (Forgetful.apply, lambda x: x**3, lambda x: 2 * x)
+    )
+    torch.testing.assert_close(forgotten, known)
+    assert not linear.any()

@@ -32,6 +32,7 @@ from weft.frontends.torch.capture.margin_loss import margins_of_labels
 from weft.frontends.torch.capture.mask_shapes import check_masks
 from weft.frontends.torch.capture.random_numbers import draw_seeds_once
 from weft.frontends.torch.capture.recurrent_layers import with_recurrent_layers
+from weft.frontends.torch.capture.split_sizes import with_split_sizes
 from weft.frontends.torch.collectives.captured_collectives import has_collectives, lower_captured
 from weft.frontends.torch.collectives.failures import naming_dead_ranks_of
 from weft.frontends.torch.collectives.gathers import mark_gathers
@@ -63,6 +64,7 @@ from weft.frontends.torch.report import record_targets as record_targets
 from weft.frontends.torch.settings import settings, watch
 from weft.frontends.torch.splitting import split_graph, stacked_loop
 from weft.frontends.torch.transforms.double_backward import functions_made, make_differentiable
+from weft.frontends.torch.transforms.dynamo_forms import trace_by_forms
 from weft.frontends.torch.transforms.dynamo_levels import trace_under_transforms, traced_under_transforms
 from weft.frontends.torch.transforms.program import CompiledProgram, Program
 from weft.frontends.torch.transforms.traced_graph import TracedGraph
@@ -94,7 +96,7 @@ def weft_backend(
         start_workers(available_cores())  # tracing takes longer than they do to be ready
     check_masks(module)
     check_classes(module)
-    module = without_constant_masks(with_recurrent_layers(with_traced_gradients(module)))
+    module = without_constant_masks(with_recurrent_layers(with_traced_gradients(with_split_sizes(module))))
     captured = Captured(module, config, compile_program)
     if traced_under_transforms():
         return disable(captured)
@@ -353,3 +355,4 @@ class LaterCall:
 
 watch(weft_backend)
 trace_under_transforms(weft_backend)
+trace_by_forms(weft_backend)

@@ -12,11 +12,13 @@ import torch
 from xdsl.dialects.builtin import FileLineColLoc, IntAttr, LocationAttr, StringAttr, UnknownLoc
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
+_FORMS = os.path.join(os.path.dirname(__file__), "transforms", "dynamo_forms.py")
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
 
 
 def is_of_torch(file: str) -> bool:
-    return file.startswith(_TORCH)
+    """Whether a file is torch's, or has what Dynamo traces in place of torch's."""
+    return file.startswith(_TORCH) or file == _FORMS
 
 
 def location_of(node: Any) -> LocationAttr:

@@ -5,9 +5,12 @@ from __future__ import annotations
 from itertools import product
 from typing import Any
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from weft.errors import DataError
 
 
 def compiled(function: Any) -> Any:
@@ -32,6 +35,48 @@ def test_solves_with_factors() -> None:
 
     given = lu, pivots, factor, b
     torch.testing.assert_close(compiled(solved)(*given), solved(*given))
+
+
+def test_small_triangles_are_solved_without_libraries() -> None:
+    a, b = torch.randn(7, 7, dtype=torch.float64) + 9 * torch.eye(7), torch.randn(3, 7, 2, dtype=torch.float64)
+
+    def solved(a: Tensor, b: Tensor) -> list[Tensor]:
+        return [
+            torch.linalg.solve_triangular(a, b if left else b.mT, upper=upper, left=left, unitriangular=unit)
+            for upper, left, unit in product((True, False), repeat=3)
+        ]
+
+    strict = torch.compile(solved, backend="weft", options={"strict": True})
+    torch.testing.assert_close(strict(a, b), solved(a, b))
+    rows = [solved(a, each) for each in b]
+    batched = torch.func.vmap(strict, (None, 0))(a, b)
+    torch.testing.assert_close(batched, [torch.stack(each) for each in zip(*rows, strict=True)])
+    empty = strict(a[:0, :0], b[:, :0])
+    assert [each.shape for each in empty] == [each.shape for each in solved(a[:0, :0], b[:, :0])]
+
+
+def test_small_matrices_are_factored_and_exponentiated_without_libraries() -> None:
+    a = torch.randn(3, 6, 6, dtype=torch.float64)
+    square = a @ a.mT + torch.eye(6)
+
+    def factored(square: Tensor, a: Tensor) -> list[Tensor]:
+        found = [torch.cholesky(square), torch.cholesky(square, upper=True), *torch.linalg.cholesky_ex(square)]
+        return [*found, torch.linalg.matrix_exp(a), torch.linalg.matrix_exp(9 * a[0]), torch.linalg.matrix_exp(a / 99)]
+
+    strict = torch.compile(factored, backend="weft", options={"strict": True})
+    torch.testing.assert_close(strict(square, a), factored(square, a))
+    rows = [factored(one, a) for one in square]
+    batched = torch.func.vmap(strict, (0, None))(square, a)
+    torch.testing.assert_close(batched, [torch.stack(each) for each in zip(*rows, strict=True)])
+
+
+def test_matrices_that_are_not_positive_are_told() -> None:
+    a = torch.eye(4, dtype=torch.float64)
+    a[2, 2] = -1
+    strict = torch.compile(torch.linalg.cholesky_ex, backend="weft", options={"strict": True})
+    torch.testing.assert_close(tuple(strict(a)), tuple(torch.linalg.cholesky_ex(a)))
+    with pytest.raises(DataError, match="not positive-definite"):
+        torch.compile(torch.cholesky, backend="weft", options={"strict": True})(a)
 
 
 def test_factors_are_unpacked_and_reflections_multiplied() -> None:

@@ -5,8 +5,10 @@ import copy
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.exc import BackendCompilerFailed
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
+from weft.errors import DataError
 from weft.lower.steps import LoopStep
 from weft.runtime.record import recording
 
@@ -111,6 +113,10 @@ def test_sequences_of_no_turns_are_refused_as_in_eager():
         for function in (module, compiled):
             with pytest.raises(RuntimeError, match="sequence length to be larger than 0"):
                 function(x)
+        whole = torch.compile(lambda x: module(x), backend="weft", fullgraph=True, options={"cache": False})
+        with pytest.raises(BackendCompilerFailed) as error:
+            whole(x)
+    assert isinstance(error.value.inner_exception, DataError) and error.value.inner_exception.location is not None
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ from weft.frontends.torch.aten import antialiasing as antialiasing
 from weft.frontends.torch.aten import attention as attention
 from weft.frontends.torch.aten import attention_gradients as attention_gradients
 from weft.frontends.torch.aten import backward as backward
+from weft.frontends.torch.aten import checks as checks
 from weft.frontends.torch.aten import collectives as collectives
 from weft.frontends.torch.aten import convolution as convolution
 from weft.frontends.torch.aten import create as create

@@ -19,10 +19,20 @@ from torch._decomp import _core_aten_decompositions_post_autograd as core_decomp
 from torch._decomp import core_aten_decompositions, get_decompositions
 from torch._decomp import decomposition_table as all_decompositions
 
-from weft.frontends.torch.capture import matrix_functions, pooled_windows, special_functions
+from weft.frontends.torch.capture import (
+    bessel_functions,
+    gamma_functions,
+    matrix_functions,
+    pooled_windows,
+    special_functions,
+)
+from weft.frontends.torch.capture import least_squares as least_squares  # so that Dynamo knows its shapes
+from weft.frontends.torch.capture.airy_function import airy_ai
 from weft.frontends.torch.capture.checked_parts import with_checks
 from weft.frontends.torch.capture.fused_layers import encoder_layer, multi_head_attention, trilinear
+from weft.frontends.torch.capture.linear_cross_entropy import linear_cross_entropy_of_chunks
 from weft.frontends.torch.capture.margin_loss import multilabel_margin_loss
+from weft.frontends.torch.capture.orthogonal_polynomials import POLYNOMIALS
 from weft.frontends.torch.capture.random_numbers import dropout_by_counter, multinomial
 
 _ops: Any = torch.ops.aten
@@ -182,6 +192,30 @@ _OWN: dict[Any, Callable[..., Any]] = {
     _ops.special_ndtri.default: special_functions.ndtri,
     _ops.special_erfcx.default: special_functions.erfcx,
     _ops.polygamma.default: special_functions.polygamma,
+    _ops.special_zeta.default: gamma_functions.zeta,
+    _ops.special_zeta.self_scalar: gamma_functions.zeta,
+    _ops.special_zeta.other_scalar: gamma_functions.zeta,
+    _ops.igamma.default: gamma_functions.igamma,
+    _ops.igammac.default: gamma_functions.igammac,
+    _ops.special_airy_ai.default: airy_ai,
+    _ops.special_bessel_j0.default: bessel_functions.bessel_j0,
+    _ops.special_bessel_j1.default: bessel_functions.bessel_j1,
+    _ops.special_bessel_y0.default: bessel_functions.bessel_y0,
+    _ops.special_bessel_y1.default: bessel_functions.bessel_y1,
+    _ops.special_modified_bessel_k0.default: bessel_functions.modified_bessel_k0,
+    _ops.special_modified_bessel_k1.default: bessel_functions.modified_bessel_k1,
+    _ops.special_scaled_modified_bessel_k0.default: bessel_functions.scaled_modified_bessel_k0,
+    _ops.special_scaled_modified_bessel_k1.default: bessel_functions.scaled_modified_bessel_k1,
+    _ops.special_spherical_bessel_j0.default: bessel_functions.spherical_bessel_j0,
+    **{
+        getattr(getattr(_ops, f"special_{name}"), overload): polynomial
+        for name, polynomial in POLYNOMIALS.items()
+        for overload in ("default", "x_scalar", "n_scalar")
+    },
+    _ops.linalg_solve_triangular.default: matrix_functions.solve_triangular,
+    _ops.linalg_cholesky_ex.default: matrix_functions.cholesky_ex,
+    _ops.cholesky.default: matrix_functions.cholesky,
+    _ops.linalg_matrix_exp.default: matrix_functions.matrix_exp,
     _ops.lu_unpack.default: matrix_functions.lu_unpack,
     _ops.linalg_householder_product.default: matrix_functions.householder_product,
     _ops.ormqr.default: matrix_functions.ormqr,
@@ -195,14 +229,20 @@ _OWN: dict[Any, Callable[..., Any]] = {
 }
 """For operators that torch has no decomposition of, or only itself under another name."""
 
+_REGISTERED_LATER: dict[str, Callable[..., Any]] = {
+    "torch_nn::_linear_cross_entropy_batch_chunked": linear_cross_entropy_of_chunks,
+}
+"""By the names of operators that torch registers when they are first called."""
+
 
 @cache
 def decomposition_of(target: Any) -> Callable[..., Any] | None:
     """How to express an operator that has no converter by ones that may have."""
     if not isinstance(target, torch._ops.OpOverload):
         return None
-    if target in _OWN:
-        return _OWN[target]
+    own = _OWN.get(target) or _REGISTERED_LATER.get(target.name())
+    if own is not None:
+        return own
     table: Any = all_decompositions
     found = table.get(target)
     if found is None:

@@ -1,7 +1,8 @@
-"""Functions of matrices that were factored already, by solves with triangles and by products of reflections.
+"""Functions of matrices, by solves with triangles, products of reflections and powers.
 
-`decompositions` traces them where a graph has one; solves with triangles are a library's. What torch writes down as a
-sequence (row exchanges, reflections) is written out where it is short; factorisations themselves are LAPACK's.
+`decompositions` traces them where a graph has one; solves with triangles are a library's where one may be called. What
+goes on row by row (substitution, pivots, row exchanges, reflections) is written out where it is short; factorisations
+other than Cholesky's are LAPACK's.
 """
 
 # torch leaves some of its functions without types.
@@ -12,8 +13,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from weft.frontends.torch.capture.data_checks import check_data
+from weft.frontends.torch.capture.data_loops import repeat_while
+
 _LONGEST = 16
 """Exchanges and reflections that are written out: of more, the call of LAPACK is faster."""
+_LARGEST = 64
+"""Rows of a matrix up to which its exponential is taken: for larger ones, torch's products are fewer."""
+_TERMS = 25
+"""Of the series of a matrix's exponential, up to a length of 2: the next is below 1e-17."""
 
 
 def triangular_solve(
@@ -24,6 +32,22 @@ def triangular_solve(
     found = torch.linalg.solve_triangular(turned, b, upper=upper != transpose, unitriangular=unitriangular)
     batch = found.shape[:-2]
     return found, a.expand(*batch, *a.shape[-2:]).clone()
+
+
+def solve_triangular(a: Tensor, b: Tensor, *, upper: bool, left: bool = True, unitriangular: bool = False) -> Tensor:
+    """The solution for a triangle of `a`, row by row: what is known of it is taken from the rows that are left."""
+    size = a.shape[-1]
+    if size > _LONGEST or a.is_complex():
+        raise NotImplementedError(f"a solution of {size} rows of {a.dtype}")
+    if not left:
+        return solve_triangular(a.mT, b.mT, upper=not upper, unitriangular=unitriangular).mT
+    batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    rest, rows = b.expand(*batch, *b.shape[-2:]), [b] * size
+    for n in reversed(range(size)) if upper else range(size):
+        row = rest[..., n : n + 1, :]
+        rows[n] = row if unitriangular else row / a[..., n : n + 1, n : n + 1]
+        rest = rest - a[..., :, n : n + 1] * rows[n]
+    return torch.cat(rows, -2) if rows else rest.clone()
 
 
 def cholesky_solve(b: Tensor, factor: Tensor, upper: bool = False) -> Tensor:
@@ -41,6 +65,59 @@ def cholesky_inverse(factor: Tensor, upper: bool = False) -> Tensor:
     eye = torch.eye(factor.shape[-1], dtype=factor.dtype, device=factor.device).expand(factor.shape)
     lower = torch.linalg.solve_triangular(factor.mT if upper else factor, eye, upper=False)
     return lower.mT @ lower
+
+
+def cholesky_ex(a: Tensor, *, upper: bool = False, check_errors: bool = False) -> tuple[Tensor, Tensor]:
+    """The Cholesky factor, column by column, and the number of the first pivot that is not positive, or 0."""
+    size = a.shape[-1]
+    if size > _LONGEST or not a.is_floating_point() or check_errors:
+        raise NotImplementedError(f"a Cholesky factor of {size} rows of {a.dtype}")
+    places = torch.arange(size, device=a.device)
+    rest, columns = a.mT if upper else a, [a[..., :0]] if size == 0 else []
+    info = torch.zeros(a.shape[:-2], dtype=torch.int32, device=a.device)
+    for n in range(size):
+        pivot = rest[..., n, n]
+        info = torch.where((info == 0) & ~(pivot > 0), n + 1, info)
+        ends = info.unsqueeze(-1) != 0  # what is left from there on is left as it is
+        column = torch.where(places >= n, rest[..., :, n], 0.0)
+        scaled = column / torch.sqrt(pivot).unsqueeze(-1)
+        rest = torch.where(ends.unsqueeze(-1), rest, rest - scaled.unsqueeze(-1) * scaled.unsqueeze(-2))
+        columns.append(torch.where(ends, column, scaled).unsqueeze(-1))
+    factor = torch.cat(columns, -1)
+    return factor.mT if upper else factor, info.to(torch.int32)
+
+
+def cholesky(a: Tensor, upper: bool = False) -> Tensor:
+    """The Cholesky factor of a matrix that must be positive definite."""
+    factor, info = cholesky_ex(a, upper=upper)
+    check_data(info != 0, "data", "the matrix is not positive-definite")
+    return factor
+
+
+def matrix_exp(a: Tensor) -> Tensor:
+    """By its series for a matrix that is halved until it is small, and squared as often."""
+    size = a.shape[-1]
+    if size > _LARGEST or not a.is_floating_point():
+        raise NotImplementedError(f"an exponential of {size} rows of {a.dtype}")
+    if a.numel() == 0:
+        return a.clone()
+    length = a.abs().sum(-2).amax(-1)[..., None, None]
+    known = torch.isfinite(length)
+    halvings = torch.ceil(torch.log2(torch.where(known & (length > 2), length / 2, 1.0)))
+    small = a * torch.exp2(-halvings)
+    eye = torch.eye(size, dtype=a.dtype, device=a.device)
+    found = eye.expand(a.shape)
+    for n in reversed(range(1, _TERMS)):
+        found = eye + small @ found / n
+    start = torch.zeros((), dtype=a.dtype, device=a.device)
+
+    def turn(done: Tensor, found: Tensor, halvings: Tensor) -> tuple[Tensor, ...]:
+        return done + 1, torch.where(done < halvings, found @ found, found)
+
+    def going(done: Tensor, found: Tensor, halvings: Tensor) -> Tensor:
+        return (done < halvings).any()
+
+    return repeat_while(going, turn, (start, found), (halvings,))[1]
 
 
 def lu_unpack(

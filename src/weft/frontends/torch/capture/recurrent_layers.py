@@ -17,6 +17,9 @@ import torch
 from torch import Tensor, fx
 from torch.nn import functional
 
+from weft.diagnostics import calling_line
+from weft.errors import DataError
+
 _library = torch.library.Library("weft", "FRAGMENT")
 _WEIGHTS = "Tensor w, Tensor r, Tensor? wb, Tensor? rb"
 _library.define(
@@ -275,7 +278,7 @@ def _layers(
     each = len(params) // (layers * directions)
     current = x.transpose(0, 1) if batch_first else x
     if current.shape[0] == 0:
-        raise RuntimeError("Expected sequence length to be larger than 0 in RNN")  # as eager says it
+        raise DataError("Expected sequence length to be larger than 0 in RNN", location=calling_line())  # eager's words
     finals: list[list[Tensor]] = [[] for _ in range(states)]
     for number in range(layers):
         outputs: list[Tensor] = []

@@ -9,10 +9,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+
+from weft.frontends.torch.capture.series import chebyshev, float_result, polynomial, widened
 
 _I0_NEAR = (
     -4.4153416464793395e-18,
@@ -224,25 +225,25 @@ _ORDERS = 30
 
 def i0(x: Tensor) -> Tensor:
     """The modified Bessel function of the first kind, of order 0."""
-    wide = _wide(x)
-    return (torch.exp(_size(wide)) * _i0e(_size(wide))).to(_result(x))
+    wide = widened(x)
+    return (torch.exp(_size(wide)) * _i0e(_size(wide))).to(float_result(x))
 
 
 def i0e(x: Tensor) -> Tensor:
     """The same, times exp(-|x|)."""
-    return _i0e(_wide(x).abs()).to(_result(x))
+    return _i0e(widened(x).abs()).to(float_result(x))
 
 
 def i1(x: Tensor) -> Tensor:
     """The modified Bessel function of the first kind, of order 1."""
-    wide = _wide(x)
-    return (torch.exp(_size(wide)) * _i1e(wide, _size(wide))).to(_result(x))
+    wide = widened(x)
+    return (torch.exp(_size(wide)) * _i1e(wide, _size(wide))).to(float_result(x))
 
 
 def i1e(x: Tensor) -> Tensor:
     """The same, times exp(-|x|)."""
-    wide = _wide(x)
-    return _i1e(wide, wide.abs()).to(_result(x))
+    wide = widened(x)
+    return _i1e(wide, wide.abs()).to(float_result(x))
 
 
 def _size(x: Tensor) -> Tensor:
@@ -253,39 +254,39 @@ def _size(x: Tensor) -> Tensor:
 def _i0e(size: Tensor) -> Tensor:
     far = torch.clamp_min(size, 8.0)  # so that the side that is not taken stays finite, also in derivatives
     near = torch.clamp_max(size, 8.0)
-    beyond = _chebyshev(32 / far - 2, _I0_FAR) * torch.rsqrt(far)
-    return torch.where(size <= 8, _chebyshev(near / 2 - 2, _I0_NEAR), beyond)
+    beyond = chebyshev(32 / far - 2, _I0_FAR) * torch.rsqrt(far)
+    return torch.where(size <= 8, chebyshev(near / 2 - 2, _I0_NEAR), beyond)
 
 
 def _i1e(x: Tensor, size: Tensor) -> Tensor:
     far, near = torch.clamp_min(size, 8.0), torch.clamp_max(size, 8.0)
-    beyond = torch.sign(x) * _chebyshev(32 / far - 2, _I1_FAR) * torch.rsqrt(far)
-    return torch.where(size <= 8, x * _chebyshev(near / 2 - 2, _I1_NEAR), beyond)
+    beyond = torch.sign(x) * chebyshev(32 / far - 2, _I1_FAR) * torch.rsqrt(far)
+    return torch.where(size <= 8, x * chebyshev(near / 2 - 2, _I1_NEAR), beyond)
 
 
 def ndtri(y: Tensor) -> Tensor:
     """The quantile of the normal distribution."""
-    wide = _wide(y)
+    wide = widened(y)
     least = math.exp(-2)
     upper = wide > 1 - least
     tail = torch.where(upper, 1 - wide, wide)
     middle = tail > least
     distance = torch.where(middle, tail - 0.5, 0.0)
     square = distance * distance
-    near = distance + distance * (square * _polynomial(square, _NDTRI_P0) / _polynomial(square, _NDTRI_Q0))
+    near = distance + distance * (square * polynomial(square, _NDTRI_P0) / polynomial(square, _NDTRI_Q0))
     x = torch.sqrt(-2 * torch.log(torch.where(middle, least, tail)))
     z = 1 / x
-    below = z * _polynomial(z, _NDTRI_P1) / _polynomial(z, _NDTRI_Q1)
-    above = z * _polynomial(z, _NDTRI_P2) / _polynomial(z, _NDTRI_Q2)
+    below = z * polynomial(z, _NDTRI_P1) / polynomial(z, _NDTRI_Q1)
+    above = z * polynomial(z, _NDTRI_P2) / polynomial(z, _NDTRI_Q2)
     far = x - torch.log(x) / x - torch.where(x < 8, below, above)
     found = torch.where(middle, near * math.sqrt(2 * math.pi), torch.where(upper, far, -far))
     found = torch.where(wide == 0, -math.inf, torch.where(wide == 1, math.inf, found))
-    return found.to(_result(y))
+    return found.to(float_result(y))
 
 
 def erfcx(x: Tensor) -> Tensor:
     """exp(x²) erfc(x), without overflow: the square in two parts below 10, by its series from there on."""
-    wide = _wide(x)
+    wide = widened(x)
     near = torch.clamp(wide, -30.0, 10.0)
     coarse = torch.round(near * 64) / 64  # its square is exact
     rest = near - coarse
@@ -296,7 +297,7 @@ def erfcx(x: Tensor) -> Tensor:
     for n in reversed(range(_ASYMPTOTIC)):
         series = 1 - (2 * n + 1) * inverse * series
     beyond = series / (far * math.sqrt(math.pi))
-    return torch.where(wide < 10, product, beyond).to(_result(x))
+    return torch.where(wide < 10, product, beyond).to(float_result(x))
 
 
 def polygamma(n: int, x: Tensor) -> Tensor:
@@ -305,7 +306,7 @@ def polygamma(n: int, x: Tensor) -> Tensor:
         raise NotImplementedError(f"polygamma of order {n}")
     if n == 0:
         return torch.digamma(x)
-    wide = _wide(x)
+    wide = widened(x)
     below = wide < 0.5
     z = torch.where(below, 1 - wide, wide)
     sign = -1 if n % 2 == 0 else 1
@@ -320,10 +321,10 @@ def polygamma(n: int, x: Tensor) -> Tensor:
     safe = torch.where(below, wide - torch.round(wide), 0.25)
     angle = safe * math.pi
     cotangent = torch.cos(angle) / torch.sin(angle)
-    slope = _polynomial(cotangent, [float(c) for c in reversed(_cotangent_derivative(n))]) * math.pi ** (n + 1)
+    slope = polynomial(cotangent, [float(c) for c in reversed(_cotangent_derivative(n))]) * math.pi ** (n + 1)
     reflected = (1 if n % 2 == 0 else -1) * here - slope
     pole = (wide <= 0) & (wide == torch.floor(wide))
-    return torch.where(pole, sign * math.inf, torch.where(below, reflected, here)).to(_result(x))
+    return torch.where(pole, sign * math.inf, torch.where(below, reflected, here)).to(float_result(x))
 
 
 def _cotangent_derivative(n: int) -> list[int]:
@@ -336,27 +337,3 @@ def _cotangent_derivative(n: int) -> list[int]:
             found[power] -= c
             found[power + 2] -= c
     return found
-
-
-def _chebyshev(x: Tensor, coefficients: Sequence[float]) -> Tensor:
-    """A sum of Chebyshev polynomials in x/2, as Clenshaw adds it up."""
-    first, second, third = torch.full_like(x, coefficients[0]), torch.zeros_like(x), torch.zeros_like(x)
-    for c in coefficients[1:]:
-        first, second, third = x * first - second + c, first, second
-    return 0.5 * (first - third)
-
-
-def _polynomial(x: Tensor, coefficients: Sequence[float]) -> Tensor:
-    """By Horner's rule, the highest power first."""
-    total = torch.full_like(x, coefficients[0])
-    for c in coefficients[1:]:
-        total = total * x + c
-    return total
-
-
-def _wide(x: Tensor) -> Tensor:
-    return x if x.dtype == torch.float64 else x.to(torch.float32)
-
-
-def _result(x: Tensor) -> torch.dtype:
-    return x.dtype if x.dtype.is_floating_point else torch.get_default_dtype()

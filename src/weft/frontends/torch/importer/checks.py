@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from xdsl.ir import OpResult, SSAValue
 
 from weft.config import Config
-from weft.errors import CountError, DataError, DivisionError, PlaceError, PowerError, WeftError
+from weft.errors import CountError, DataError, DataValueError, DivisionError, PlaceError, PowerError, WeftError
 from weft.frontends.torch.importer.builder import ImportBuilder
 from weft.frontends.torch.locations import user_line
 from weft.frontends.triton.errors import DeviceAssertError
@@ -25,6 +25,7 @@ _KINDS: dict[str, type[WeftError]] = {
     "count": CountError,
     "power": PowerError,
     "data": DataError,
+    "value": DataValueError,
     "assert": DeviceAssertError,
 }
 

@@ -45,7 +45,7 @@ def is_pure(target: Any) -> bool:
     """Whether a call may be dropped when nobody reads its results, or carried out twice."""
     return (
         isinstance(target, torch._ops.OpOverload)
-        and (target.namespace in ("aten", "prims") or target.name() in CALLS)
+        and (target.namespace in ("aten", "prims", "torch_nn") or target.name() in CALLS)
         and not target._schema.is_mutable
         and torch.Tag.nondeterministic_seeded not in target.tags
     )

@@ -20,7 +20,9 @@ from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
+from weft.frontends.torch.capture.orthogonal_polynomials import POLYNOMIALS
 from weft.frontends.torch.transforms import segmented_forms
+from weft.frontends.torch.transforms.batched_calls import of_elements, of_matrices
 
 _MOST_FACTORS = 1 << 22
 """Elements of a table of places and factors, which a product over places is taken from."""
@@ -192,6 +194,8 @@ _FUNCTIONS: dict[Any, Callable[..., Any]] = {
     functional.soft_margin_loss: soft_margin_loss,
     functional.embedding_bag: segmented_forms.embedding_bag,
     torch.segment_reduce: segmented_forms.segment_reduce,
+    **{call: of_elements(call) for call in (torch.special.airy_ai, *(getattr(torch.special, n) for n in POLYNOMIALS))},
+    **{call: of_matrices(call) for call in (torch.linalg.lu, torch.linalg.ldl_solve)},
     **{getattr(functional, name): _unpool(name) for name in ("max_unpool1d", "max_unpool2d", "max_unpool3d")},
 }
 _METHODS: dict[str, Callable[..., Any]] = {

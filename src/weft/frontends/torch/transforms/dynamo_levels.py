@@ -57,6 +57,13 @@ def as_entered() -> Generator[None]:
         forward_ad._current_level = level
 
 
+def is_traced_for(traced: Any, backend: Callable[..., Any]) -> bool:
+    """Whether what Dynamo translates will be handed to a backend."""
+    asked = inspect.getattr_static(traced.output.compiler_fn, "compiler_fn", traced.output.compiler_fn)
+    asked = getattr(asked, "_torchdynamo_orig_backend", asked)
+    return (asked.compiler_fn if isinstance(asked, torch._TorchCompileWrapper) else asked) is backend
+
+
 @cache
 def trace_under_transforms(backend: Callable[..., Any]) -> None:
     """Let Dynamo trace what this backend compiles while functions of `torch.func` are entered."""
@@ -67,21 +74,16 @@ def trace_under_transforms(backend: Callable[..., Any]) -> None:
     describer: Any = meta_utils.MetaTensorDescriber
     run, describe = translator.run, describer.describe_tensor
 
-    def is_own(traced: Any) -> bool:
-        asked = inspect.getattr_static(traced.output.compiler_fn, "compiler_fn", traced.output.compiler_fn)
-        asked = getattr(asked, "_torchdynamo_orig_backend", asked)
-        return (asked.compiler_fn if isinstance(asked, torch._TorchCompileWrapper) else asked) is backend
-
     def checked(self: Any) -> None:
-        if not is_own(self):
+        if not is_traced_for(self, backend):
             refuse(self)
 
     def outside(self: Any) -> Any:
-        if is_own(self):  # what is compiled outside of forward mode has no tangents
+        if is_traced_for(self, backend):  # what is compiled outside of forward mode has no tangents
             level: Any = GuardBuilder.DUAL_LEVEL
             self.output.guards.add(Guard(GlobalStateSource(), level))
         transformed = torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
-        if not transformed or not is_own(self):
+        if not transformed or not is_traced_for(self, backend):
             return run(self)
         token = _under_levels.set(True)
         try:

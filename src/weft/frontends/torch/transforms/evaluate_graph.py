@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch._guards import TracingContext, tracing
+from torch._guards import TracingContext, detect_fake_mode, tracing
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import traceback as fx_traceback
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
@@ -56,6 +56,12 @@ def _names(module: fx.GraphModule) -> set[str]:
 
 
 class _Evaluator(fx.Interpreter):
+    def get_attr(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        value = super().get_attr(target, args, kwargs)
+        # A tensor that Dynamo holds for constant: this is how a trace takes one, as that of `torch.tensor([1, 2])`.
+        constant = type(value) is Tensor and not value.requires_grad and detect_fake_mode() is not None
+        return torch.ops.aten.lift_fresh_copy.default(value) if constant else value
+
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         rule = _WRAPPERS.get(getattr(target, "_name", ""))
         if rule is None or not isinstance(target, torch._ops.HigherOrderOperator):

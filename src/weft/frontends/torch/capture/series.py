@@ -1,0 +1,37 @@
+"""Sums of powers and of Chebyshev polynomials, in which special functions are written down, and the floats for them."""
+
+# torch leaves some of its functions without types.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+def chebyshev(x: Tensor, coefficients: Sequence[float]) -> Tensor:
+    """A sum of Chebyshev polynomials in x/2, as Clenshaw adds it up; the highest first."""
+    first, second, third = torch.full_like(x, coefficients[0]), torch.zeros_like(x), torch.zeros_like(x)
+    for c in coefficients[1:]:
+        first, second, third = x * first - second + c, first, second
+    return 0.5 * (first - third)
+
+
+def polynomial(x: Tensor, coefficients: Sequence[float]) -> Tensor:
+    """By Horner's rule, the highest power first."""
+    total = torch.full_like(x, coefficients[0])
+    for c in coefficients[1:]:
+        total = total * x + c
+    return total
+
+
+def widened(x: Tensor) -> Tensor:
+    """As what a special function is computed in: float64, or else float32."""
+    return x if x.dtype == torch.float64 else x.to(torch.float32)
+
+
+def float_result(x: Tensor) -> torch.dtype:
+    """The type of what a special function gives."""
+    return x.dtype if x.dtype.is_floating_point else torch.get_default_dtype()
