@@ -155,6 +155,15 @@ def test_a_linear_coefficient_splits_the_expression(seed: int) -> None:
         assert evaluate(coefficient, values) * values["s0"] + evaluate(rest, values) == meaning(values)
 
 
+def test_what_changes_nothing_makes_no_new_expression() -> None:
+    size = 3 * symbol("s0") * symbol("s1") + symbol("s0") // 4 - 7
+    assert size + 0 is size
+    assert size * 1 is size
+    assert size * 0 == 0
+    assert coefficient_of(size, "s2") == (0, size)
+    assert symbol("s0") is symbol("s0")
+
+
 def test_a_product_with_a_negative_factor_is_not_nonnegative() -> None:
     i, j = symbol("i"), symbol("j")
     assert not is_nonnegative(floordiv(-j, 4) * i, {"i": 7, "j": 64})

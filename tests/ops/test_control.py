@@ -4,6 +4,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
+from xdsl.context import Context
+from xdsl.ir import Operation
 
 from weft.backends.reference.graph import run
 from weft.config import Config
@@ -12,8 +14,9 @@ from weft.frontends.text import compile_text
 from weft.ir.expr import symbol
 from weft.ir.types import Tensor, boolean, f32, i64
 from weft.lower.steps import IfStep, LoopStep, Step
-from weft.ops.control import if_else, loop
-from weft.ops.graph import FuncOp, GraphBuilder, ReturnOp
+from weft.ops.control import ControlOp, functions_run, if_else, loop
+from weft.ops.graph import FuncOp, GraphBuilder, ReturnOp, module_of
+from weft.passes.outline_regions import OutlineRegions
 from weft.runtime.executable import Executable
 from weft.tile.text import functions_of, parse_program
 
@@ -171,6 +174,20 @@ def test_what_all_turns_compute_alike_is_computed_before_the_loop():
     (turns,) = (step for step in steps if isinstance(step, LoopStep))
     assert not any("softplus" in getattr(step, "label", "") for step in turns.body)
     assert any("softplus" in step.label for step in steps)
+
+
+def test_the_functions_of_an_op_are_found_without_a_walk_into_others(monkeypatch):
+    module = module_of(search())
+    OutlineRegions().apply(Context(), module)
+    runners = [op for op in module.walk() if isinstance(op, ControlOp)]
+
+    def walked(*args, **kwargs):
+        raise AssertionError("every loop of a program would be walked for each of them")
+
+    monkeypatch.setattr(Operation, "walk", walked)
+    found = [[each.sym_name.data for each in functions_run(op)] for op in runners]
+    assert found == [list(op.names) for op in runners]
+    assert any(found)
 
 
 def test_a_cached_program_has_its_loops():

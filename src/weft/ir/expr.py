@@ -9,13 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from math import gcd
+from operator import attrgetter
 from typing import TypeAlias
 
 from weft.forks import cached_property
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Atom:
     """A symbol, or an operation the polynomial form cannot express (`//`, `%`, `max`, `min`)."""
 
@@ -23,12 +25,29 @@ class Atom:
     name: str = ""
     args: tuple[Size, ...] = ()
 
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.kind, self.name, self.args))
+
+    def __hash__(self) -> int:
+        return self._hash
+
     def __str__(self) -> str:
+        return self.text
+
+    @cached_property
+    def text(self) -> str:
+        """As it is printed, and sorted by."""
         if self.kind == "symbol":
             return self.name
         if self.kind in ("max", "min"):
             return f"{self.kind}({', '.join(map(str, self.args))})"
         return f"({_grouped(self.args[0])} {self.kind} {_grouped(self.args[1])})"
+
+    @cached_property
+    def symbols(self) -> frozenset[str]:
+        """The names of all symbols in it."""
+        return frozenset([self.name]) if self.kind == "symbol" else frozenset[str]().union(*map(symbols_of, self.args))
 
 
 Monomial: TypeAlias = tuple[Atom, ...]
@@ -77,6 +96,8 @@ class Expr:
         return text
 
     def __add__(self, other: Size) -> Size:
+        if other == 0:
+            return self
         terms = dict(self.terms)
         for monomial, coefficient in _terms(other):
             terms[monomial] = terms.get(monomial, 0) + coefficient
@@ -94,10 +115,13 @@ class Expr:
         return (-self) + other
 
     def __mul__(self, other: Size) -> Size:
+        if isinstance(other, int):  # terms stay in their order
+            scaled = tuple((monomial, coefficient * other) for monomial, coefficient in self.terms)
+            return self if other == 1 else Expr(scaled) if other else 0
         terms: dict[Monomial, int] = {}
         for left, a in self.terms:
             for right, b in _terms(other):
-                monomial = tuple(sorted(left + right, key=str))
+                monomial = tuple(sorted(left + right, key=_text_of)) if left and right else left or right
                 terms[monomial] = terms.get(monomial, 0) + a * b
         return _canonical(terms)
 
@@ -123,19 +147,13 @@ class Expr:
     @cached_property
     def symbols(self) -> frozenset[str]:
         """The names of all symbols in the expression, those inside quotients too."""
-        names: set[str] = set()
-        for monomial, _ in self.terms:
-            for atom in monomial:
-                if atom.kind == "symbol":
-                    names.add(atom.name)
-                for arg in atom.args:
-                    names |= symbols_of(arg)
-        return frozenset(names)
+        return frozenset[str]().union(*(atom.symbols for monomial, _ in self.terms for atom in monomial))
 
 
 Size: TypeAlias = int | Expr
 
 
+@lru_cache(maxsize=1024)
 def symbol(name: str) -> Expr:
     """The expression that is this symbol alone."""
     return Expr((((Atom("symbol", name),), 1),))
@@ -172,8 +190,15 @@ def _canonical(terms: Mapping[Monomial, int]) -> Size:
         return 0
     if len(kept) == 1:
         return Expr(tuple(kept)) if kept[0][0] else kept[0][1]
-    kept.sort(key=lambda term: (-len(term[0]), tuple(map(str, term[0]))))
+    kept.sort(key=_order)
     return Expr(tuple(kept))
+
+
+_text_of = attrgetter("text")
+
+
+def _order(term: tuple[Monomial, int]) -> tuple[int, list[str]]:
+    return -len(term[0]), [atom.text for atom in term[0]]
 
 
 def _atom(kind: str, *args: Size) -> Expr:
@@ -321,14 +346,16 @@ def constant_term(size: Size) -> int:
 
 def coefficient_of(size: Size, name: str) -> tuple[Size, Size] | None:
     """`(c, rest)` with size == c*name + rest, or None when the symbol occurs otherwise than linearly."""
+    if name not in symbols_of(size):
+        return 0, size
     c: dict[Monomial, int] = {}
     rest: dict[Monomial, int] = {}
-    atom = Atom("symbol", name)
+    (((own,), _),) = symbol(name).terms
     for monomial, value in _terms(size):
-        left = _without(monomial, (atom,))
+        left = _without(monomial, (own,))
         target = rest if left is None else c
         kept = monomial if left is None else left
-        if any(name in Expr(((((a),), 1),)).symbols for a in kept):
+        if any(name in atom.symbols for atom in kept):
             return None
         target[kept] = value
     return _canonical(c), _canonical(rest)

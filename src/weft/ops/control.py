@@ -217,8 +217,10 @@ def _listed(tensors: Sequence[Tensor]) -> str:
 def functions_run(op: ControlOp) -> list[FuncOp]:
     """The functions that the regions of an op have become."""
     function = op.parent_op()
-    module = None if function is None else function.parent_op()
-    known = {each.sym_name.data: each for each in module.walk() if isinstance(each, FuncOp)} if module else {}
+    module = function.parent_op() if op.names and function is not None else None
+    # Functions stand side by side: a walk into all of them, for each op that runs some, takes as long as the passes.
+    blocks = [block for region in module.regions for block in region.blocks] if module is not None else []
+    known = {each.sym_name.data: each for block in blocks for each in block.ops if isinstance(each, FuncOp)}
     return [known[name] for name in op.names]
 
 

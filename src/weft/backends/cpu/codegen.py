@@ -92,6 +92,7 @@ class KernelCodegen:
             [*params, ("i64", "begin"), ("i64", "end")],
             attributes="nounwind alwaysinline",
             linkage="internal",
+            hides_counters=not self.target.is_x86,
         )
         for argument, value in zip(arguments, b.args, strict=False):
             match argument.type:
