@@ -35,25 +35,31 @@ from weft.passes.own_kernels import (
 )
 from weft.passes.simplify.order_by_comparing import worth_comparing, worth_counting
 
+_MATRICES = {
+    torch.ops.aten.linalg_solve_triangular.default,
+    torch.ops.aten.linalg_cholesky_ex.default,
+    torch.ops.aten.cholesky.default,
+    torch.ops.aten.linalg_matrix_exp.default,
+}
+"""LAPACK's, or done with fewer products by torch; written out where no library may be called."""
 _LIBRARY = {
+    *_MATRICES,
     torch.ops.aten.convolution.default,
     torch.ops.aten.convolution_backward.default,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default,
     torch.ops.aten._scaled_mm.default,
     torch.ops.aten._int_mm.default,
-    torch.ops.aten.linalg_solve_triangular.default,
 }
 # Products for each group of rows, as many as there are: generated code would copy a matrix for each row.
 _GROUPED = ("aten::_grouped_mm", "weft::grouped_mm", "weft::grouped_outer")
 
 
 _aten: Any = torch.ops.aten
-_GPU_LIBRARY = {
+_GPU_LIBRARY = _MATRICES | {
     getattr(getattr(_aten, name), overload)
     for name, overload in (
         *((name, "default") for name in ("mm", "addmm", "bmm", "baddbmm", "_scaled_mm", "_int_mm", "_grouped_mm")),
         *((name, "default") for name in ("convolution", "convolution_backward", "embedding_dense_backward")),
-        ("linalg_solve_triangular", "default"),
         *((name, "default") for name in ("sort", "topk", "kthvalue", "cumsum", "cumprod", "cummax", "cummin")),
         *(("sort", "stable"), ("logcumsumexp", "default")),
         *(("scatter_add", "default"), ("scatter_reduce", "two"), ("index_add", "default")),
