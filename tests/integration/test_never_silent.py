@@ -158,6 +158,18 @@ def test_modules_of_torch_that_dynamo_passes_over_are_told(caplog: pytest.LogCap
     assert not messages(caplog)
 
 
+def test_assertions_are_no_fallbacks(caplog: pytest.LogCaptureFixture) -> None:
+    def root(x: torch.Tensor) -> torch.Tensor:
+        torch._assert_async((x >= 0).all(), "a root of a negative number")
+        return x.sqrt() * 2
+
+    run, x = compiled(root, fallback="error"), torch.rand(5)
+    torch.testing.assert_close(run(x), root(x))
+    with pytest.raises(RuntimeError, match="a root of a negative number"):
+        run(x - 1)
+    assert not messages(caplog)
+
+
 def test_libraries_and_random_numbers_are_no_fallbacks(caplog: pytest.LogCaptureFixture) -> None:
     def step(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         return nn.functional.dropout(nn.functional.conv2d(x, w), 0.5)
