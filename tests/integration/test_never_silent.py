@@ -158,6 +158,16 @@ def test_modules_of_torch_that_dynamo_passes_over_are_told(caplog: pytest.LogCap
     assert not messages(caplog)
 
 
+def test_what_autograd_cannot_trace_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    def filled(x: torch.Tensor) -> torch.Tensor:
+        y = x * 1
+        y[x > 0] = x[x > 0].sum()
+        return y
+
+    compiled(filled)(torch.randn(9, requires_grad=True))
+    assert any("AOTAutograd cannot trace aten.nonzero.default; " in told for told in messages(caplog))
+
+
 def test_assertions_are_no_fallbacks(caplog: pytest.LogCaptureFixture) -> None:
     def root(x: torch.Tensor) -> torch.Tensor:
         torch._assert_async((x >= 0).all(), "a root of a negative number")

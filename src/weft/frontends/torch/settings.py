@@ -74,7 +74,9 @@ def _tell(_: Any) -> None:
         what, why = f"a function with a module {kind} runs in eager", "Dynamo does not trace those"
         advice = "torch._dynamo.config.allow_rnn = True lets it, or keep the module out of the compiled function"
     else:
-        what, why = "a function runs in eager", f"Dynamo cannot trace it: {reason.partition(chr(10))[0]}"
+        _, failed, cause = context.partition("Exception:")  # of AOTAutograd, which Dynamo takes for the backend's
+        met = f"AOTAutograd cannot trace {cause.partition(chr(10))[0]}" if failed and "Backend" in reason else None
+        what, why = "a function runs in eager", met or f"Dynamo cannot trace it: {reason.partition(chr(10))[0]}"
         advice = "fullgraph=True makes this an error"
     warn("fallback", what, why, advice, location=line)
 
