@@ -129,6 +129,57 @@ def test_fallbacks_are_told_refused_or_passed_over(caplog: pytest.LogCaptureFixt
         assert isinstance(caught.value.inner_exception, weft.UnsupportedError)
 
 
+def test_modules_of_torch_that_dynamo_passes_over_are_told(caplog: pytest.LogCaptureFixture) -> None:
+    class Hooked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+            self.layers[1].register_full_backward_hook(lambda module, inputs, outputs: None)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.layers(x.sin()) * 2
+
+    average = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4, momentum=None))
+    x = torch.randn(3, 4)
+    for module in (average, Hooked()):
+        compiled(module, fallback="quiet")(x)
+        assert not messages(caplog)
+        for _ in range(2):
+            compiled(module)(x)
+        (told,) = messages(caplog)
+        assert re.match(rf"weft: {__file__}:\d+: a module runs in eager, Dynamo cannot trace it: .*; fullgraph", told)
+        caplog.clear()
+
+    def printed(x: torch.Tensor) -> torch.Tensor:
+        print("broken in no module: the rest is compiled")
+        return x.sin() * x.sum().item()
+
+    compiled(printed)(x)
+    assert not messages(caplog)
+
+
+def test_what_autograd_cannot_trace_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    def filled(x: torch.Tensor) -> torch.Tensor:
+        y = x * 1
+        y[x > 0] = x[x > 0].sum()
+        return y
+
+    compiled(filled)(torch.randn(9, requires_grad=True))
+    assert any("AOTAutograd cannot trace aten.nonzero.default; " in told for told in messages(caplog))
+
+
+def test_assertions_are_no_fallbacks(caplog: pytest.LogCaptureFixture) -> None:
+    def root(x: torch.Tensor) -> torch.Tensor:
+        torch._assert_async((x >= 0).all(), "a root of a negative number")
+        return x.sqrt() * 2
+
+    run, x = compiled(root, fallback="error"), torch.rand(5)
+    torch.testing.assert_close(run(x), root(x))
+    with pytest.raises(RuntimeError, match="a root of a negative number"):
+        run(x - 1)
+    assert not messages(caplog)
+
+
 def test_libraries_and_random_numbers_are_no_fallbacks(caplog: pytest.LogCaptureFixture) -> None:
     def step(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         return nn.functional.dropout(nn.functional.conv2d(x, w), 0.5)

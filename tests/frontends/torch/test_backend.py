@@ -262,6 +262,19 @@ def test_heads_that_share_keys_and_values() -> None:
     check(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, enable_gqa=True), q, k, v)
 
 
+@pytest.mark.parametrize("heads", [2, 4, 8])
+def test_heads_whose_number_is_symbolic_share_keys_and_values(heads: int) -> None:
+    def function(q: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        k = (x @ weight.T).view(2, 5, -1, 4).transpose(1, 2)
+        return F.scaled_dot_product_attention(q, k, k.flip(2), is_causal=True, enable_gqa=True)
+
+    q, x, weight = torch.randn(2, 8, 5, 4), torch.randn(2, 5, 6), torch.randn(4 * heads, 6)
+    torch._dynamo.mark_dynamic(weight, 0)
+    torch._dynamo.reset()
+    run = torch.compile(function, backend="weft", options={"fallback": "error"})
+    torch.testing.assert_close(run(q, x, weight), function(q, x, weight))
+
+
 def test_a_checkpointed_region_draws_its_random_numbers_once() -> None:
     weight = torch.randn(4, 4)
 

@@ -21,6 +21,11 @@ def is_of_torch(file: str) -> bool:
     return file.startswith(_TORCH) or file == _FORMS
 
 
+def is_of_module(file: str) -> bool:
+    """Whether a file has modules of torch itself: `nn.Sequential`, `nn.BatchNorm2d`."""
+    return file.startswith(os.path.join(_TORCH, "nn", "modules", ""))
+
+
 def location_of(node: Any) -> LocationAttr:
     """The innermost frame of the user's program that is recorded for the node."""
     return _location(node.meta.get("stack_trace"))

@@ -180,6 +180,23 @@ def test_a_check_without_results_is_carried_out(imported: list[ImportedGraph]) -
         one_hot(torch.tensor([3, 4]))
 
 
+def test_assertions_of_an_exported_program_about_types_are_guards(imported: list[ImportedGraph]) -> None:
+    class Mixed(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return (x.to(torch.float32) * 3).to(torch.float64).sin()
+
+    x = torch.randn(3, 5, dtype=torch.float64)
+    program = torch.export.export(Mixed(), (x,), dynamic_shapes=({0: torch.export.Dim("n")},))
+    checked = [node.target for node in program.graph.nodes]
+    assert torch.ops.aten._assert_tensor_metadata.default in checked
+    run = compiled(program.module())
+    for given in (x, torch.randn(4, 5, dtype=torch.float64)):
+        torch.testing.assert_close(run(given), Mixed()(given))
+    assert not any(opaque_calls(graph) for graph in imported)
+    with pytest.raises(RuntimeError, match="dtype"):
+        run(x.float())
+
+
 def test_control_flow_that_is_left_to_torch_keeps_its_graphs_on_the_side(
     imported: list[ImportedGraph], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,8 +10,8 @@ from xdsl.ir import SSAValue
 from weft.errors import UnsupportedError
 from weft.frontends.torch.aten.table import aten
 from weft.frontends.torch.importer.builder import ImportBuilder
-from weft.ir.expr import floordiv, product
-from weft.ir.types import boolean, tensor_of
+from weft.ir.expr import Expr, floordiv, product
+from weft.ir.types import boolean, i64, tensor_of
 from weft.ops import composites
 from weft.passes.simplify.constant_values import made_by, number_of
 
@@ -178,7 +178,11 @@ def heads_like(b: ImportBuilder, x: SSAValue, query: SSAValue) -> SSAValue:
     wanted = b.shape(query)[1]
     if heads == wanted:
         return x
-    spread = b.expand(b.unsqueeze(x, 2), (batch, heads, floordiv(wanted, heads), *rest))
+    shared = floordiv(wanted, heads)
+    if isinstance(heads, Expr) and heads * shared != wanted:  # it is known when it runs that one divides the other
+        places = b.emit("floordiv", b.iota_of(wanted), b.number(shared, i64))
+        return b.emit("take", x, places, dim=1)
+    spread = b.expand(b.unsqueeze(x, 2), (batch, heads, shared, *rest))
     return b.view(spread, (batch, wanted, *rest))
 
 

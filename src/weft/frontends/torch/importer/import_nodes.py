@@ -47,7 +47,7 @@ from weft.frontends.torch.importer.facts import symbols_told
 from weft.frontends.torch.importer.flex import import_flex, is_flex, is_own_flex
 from weft.frontends.torch.importer.graph_device import copies_away
 from weft.frontends.torch.importer.inlining import record_random_results, trace_decomposition
-from weft.frontends.torch.importer.opaque import as_drawn, has_effects, is_pure, make_opaque
+from weft.frontends.torch.importer.opaque import as_drawn, has_effects, is_assertion, is_guarded, is_pure, make_opaque
 from weft.frontends.torch.importer.region_seeds import OUTER, seed_inside
 from weft.frontends.torch.importer.sizes import size_of, sizes_of
 from weft.frontends.torch.importer.strides import dense_strides, unusual_strides
@@ -64,9 +64,6 @@ from weft.ir.types import Tensor, tensor_of, tensor_type
 from weft.ops.base import Movement
 from weft.ops.graph import OpaqueOp
 from weft.passes.own_kernels import needs_library
-
-# Assertions about sizes: tracing has turned them into guards by the time a graph is imported.
-_GUARDED = {torch.ops.aten._assert_scalar.default, torch.ops.aten.sym_constrain_range_for_size.default}
 
 
 @dataclass
@@ -147,14 +144,12 @@ class NodeImporter:
             raise UnsupportedError(f"tracing did not record the results of {node.target}")
         if isinstance(meta, torch.SymInt):
             return size_of(meta)
-        if isinstance(meta, torch.SymFloat | torch.SymBool):
-            return meta
-        if isinstance(meta, int | float | bool):
+        if isinstance(meta, torch.SymFloat | torch.SymBool | int | float | bool):
             return meta
         if node.target is operator.getitem:
             source, index = node.args
             return self.values[source][index]  # pyright: ignore[reportArgumentType]
-        return None if node.target in _GUARDED else otherwise(node)
+        return None if is_guarded(node) else otherwise(node)
 
     def call(self, node: fx.Node) -> Any:
         last, marks = self.block.last_op, marks_of(node)
@@ -172,6 +167,8 @@ class NodeImporter:
             _, target, *args = node.args
             outputs = self._opaque(target, args, node.kwargs, meta_of(node)[1:], HAS_EFFECTS, pure=False)
             return None, *outputs
+        if is_assertion(node):
+            return self._opaque(node.target, node.args, node.kwargs, meta_of(node), HAS_EFFECTS)
         if not self.config.strict and self._is_claimed(node):
             return self._opaque(
                 node.target, node.args, node.kwargs, meta_of(node), "a library claims it", claim="library"

@@ -56,6 +56,20 @@ def has_effects(node: fx.Node) -> bool:
     return node.op == "call_function" and getattr(node.target, "_name", None) == "with_effects"
 
 
+def is_assertion(node: fx.Node) -> bool:
+    """Whether a node checks values when it runs, and raises the user's message."""
+    return node.target in (torch.ops.aten._assert_async.default, torch.ops.aten._assert_async.msg)
+
+
+def is_guarded(node: fx.Node) -> bool:
+    """Whether a node asserts sizes, types or devices, which tracing has turned into guards of the graph."""
+    return node.target in (
+        torch.ops.aten._assert_scalar.default,
+        torch.ops.aten._assert_tensor_metadata.default,
+        torch.ops.aten.sym_constrain_range_for_size.default,
+    )
+
+
 def as_drawn(node: fx.Node) -> Any:
     """The operator to call for a node, if it draws random numbers the one that eager uses.
 

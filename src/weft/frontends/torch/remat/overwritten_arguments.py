@@ -8,7 +8,8 @@
                                            %g = div %t, %m
 
 Torch's partitioner takes arguments for values that cost nothing to keep, and would have the backward compute `%m` from
-what the function has written to `%x`.
+what the function has written to `%x`. An argument that has a gradient is written to by torch when the graph has run,
+with one of its results: kept as it is, autograd would refuse it.
 """
 
 # torch leaves some of its functions without types.
@@ -34,7 +35,7 @@ def keep_overwritten(joint: fx.GraphModule) -> None:
     writes = graph.find_nodes(op="call_function", target=_aten.copy_.default)
     written = {
         node.args[0] for node in writes if isinstance(node.args[0], fx.Node) and node.args[0].op == "placeholder"
-    }
+    } | _written_afterwards(graph)
     read = _read_by_backward(graph) if written else set[fx.Node]()
     first = next(node for node in graph.nodes if node.op != "placeholder")
     for argument in graph.find_nodes(op="placeholder"):
@@ -46,6 +47,13 @@ def keep_overwritten(joint: fx.GraphModule) -> None:
             for user in others:
                 user.replace_input_with(argument, copy)
             mark(copy, CheckpointPolicy.MUST_SAVE)
+
+
+def _written_afterwards(graph: fx.Graph) -> set[fx.Node]:
+    """The arguments that torch writes results of the graph to."""
+    results: Any = graph.output_node().meta.get("desc") or ()
+    changed = {each for result in results if (each := getattr(result, "mutated_input", None)) is not None}
+    return {node for node in graph.find_nodes(op="placeholder") if changed and node.meta.get("desc") in changed}
 
 
 def _read_by_backward(graph: fx.Graph) -> set[fx.Node]:
