@@ -141,12 +141,14 @@ _OWN = {SEEDS: drawn_seeds}
 class OpaqueCall:
     """An opaque call, read once for known sizes.
 
-    `args` and `named` are its arguments; those at `places` and under `names` hold operands, in encoded form.
+    `args` and `named` are its arguments: the `plain` ones are operands, by place and number; those at `places` and
+    under `names` hold operands, in encoded form.
     """
 
     function: Any
     args: list[Any]
     named: dict[str, Any]
+    plain: list[tuple[int, int]]
     places: list[int]
     names: list[str]
     results: list[int]
@@ -186,13 +188,13 @@ class OpaqueCall:
         return [operand.clone() for operand in operands] if self.copies_operands else operands
 
     def _arguments(self, operands: list[torch.Tensor]) -> tuple[list[Any], dict[str, Any]]:
-        args, named = self.args, self.named
+        args, named = self.args.copy(), self.named
+        for place, number in self.plain:
+            args[place] = operands[number]
         if self.places or self.names:
             decode = self.decoder(operands)
-            args = args.copy()
             for place in self.places:
-                argument = args[place]
-                args[place] = operands[int(argument[1:])] if type(argument) is str else decode(argument)
+                args[place] = decode(args[place])
             named = {**named, **{name: decode(named[name]) for name in self.names}}
         return args, named
 
@@ -246,7 +248,8 @@ class OpaqueRuntime:
             function=function,
             args=[each if _holds_operand(each) else fixed(each) for each in given],
             named={name: each if _holds_operand(each) else fixed(each) for name, each in named.items()},
-            places=[place for place, each in enumerate(given) if _holds_operand(each)],
+            plain=[(place, int(each[1:])) for place, each in enumerate(given) if type(each) is str],
+            places=[place for place, each in enumerate(given) if type(each) is not str and _holds_operand(each)],
             names=[name for name, each in named.items() if _holds_operand(each)],
             results=text["results"],
             strides={
