@@ -83,7 +83,13 @@ def _vector_product(b: ImportBuilder, x: SSAValue, y: SSAValue) -> SSAValue:
 
 @aten("addmm", "baddbmm")
 def addmm(b: ImportBuilder, bias: SSAValue, x: SSAValue, y: SSAValue, **scales: Any) -> SSAValue:
-    return _added(b, bias, b.emit("dot", x, y), **scales)
+    return _added(b, bias, _scaled_product(b, x, y, **scales), **scales)
+
+
+def _scaled_product(b: ImportBuilder, x: SSAValue, y: SSAValue, beta: float = 1, alpha: float = 1) -> SSAValue:
+    """A product that is rounded after it was scaled, or after what is scaled was added to it."""
+    narrow = b.dtype(x).is_float and b.dtype(x).bytes == 2 and b.dtype(x) == b.dtype(y)
+    return b.emit("dot", x, y, dtype=f32) if narrow and (alpha != 1 or beta not in (0, 1)) else b.emit("dot", x, y)
 
 
 @aten("addmv")
@@ -132,11 +138,11 @@ def scaled_mm(
 
 
 def _added(b: ImportBuilder, bias: SSAValue, product: SSAValue, beta: float = 1, alpha: float = 1) -> SSAValue:
-    """`beta * bias + alpha * product`, where a beta of 0 leaves NaNs of the bias out."""
+    """`beta * bias + alpha * product`, where a beta of 0 leaves NaNs of the bias out; rounded once."""
+    dtype = b.dtype(product)
     if alpha != 1:
-        product = apply(b, "mul", product, alpha)
+        product = apply(b, "mul", product, alpha, dtype=dtype)
     if beta == 0:
-        return product
-    if beta != 1:
-        bias = apply(b, "mul", bias, beta)
-    return b.expand(b.emit("add", product, b.to(bias, b.dtype(product))), b.result.shape)
+        return b.to(product, b.result.dtype)
+    bias = apply(b, "mul", bias, beta, dtype=dtype) if beta != 1 else b.to(bias, dtype)
+    return b.expand(b.to(b.emit("add", product, bias), b.result.dtype), b.result.shape)
