@@ -470,8 +470,8 @@ def compile_nvidia(
         report.planned(planned.plan, planned.schedules)
         start = report.measure("lower_to_tile", start)
         history = KernelHistory(keeps_kernels=report.wants_programs, keeps_passes=report.wants_passes)
-        lines = config.debug_lines
-        with KernelCompiler(target, kernel_passes, loads, debug_lines=lines, history=history) as compiler:
+        settings: dict[str, bool] = {"debug_lines": config.debug_lines, "beside": config.workers}
+        with KernelCompiler(target, kernel_passes, loads, history=history, **settings) as compiler:
             compiler.add(planned.kernels, planned.sources)
             start = report.measure("emit_llvm", start)
             for name, texts in history.after_passes.items():

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import pickle
 import random
+import subprocess
+import sys
 from collections.abc import Callable, Mapping
 
 import pytest
@@ -256,3 +260,24 @@ def test_what_is_printed_is_read_back() -> None:
 
 def test_a_quotient_by_a_product() -> None:
     assert str(floordiv(symbol("s0"), symbol("s1") * 4)) == "(s0 // (s1*4))"
+
+
+_IN_ANOTHER_PROCESS = """
+import pickle, sys
+from weft.ir.expr import floordiv, symbol
+n = symbol("n")
+read = pickle.load(sys.stdin.buffer)
+made = (n * 2 + 1, floordiv(n, 3) * 4)
+assert list(read) == list(made), (read, made)
+assert str(read[0] - n * 2) == "1" and str(read[1] - made[1]) == "0" and len({*read, *made}) == 2
+"""
+
+
+def test_another_process_takes_expressions_for_its_own() -> None:
+    n = symbol("n")
+    sent = (n * 2 + 1, floordiv(n, 3) * 4)
+    assert hash(sent) and str(sent)
+    for seed in ("1", "2"):
+        environment = {**os.environ, "PYTHONHASHSEED": seed}
+        command = [sys.executable, "-c", _IN_ANOTHER_PROCESS]
+        subprocess.run(command, input=pickle.dumps(sent), env=environment, check=True)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import gcd
 from operator import attrgetter
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from weft.forks import cached_property
 
@@ -31,6 +31,9 @@ class Atom:
 
     def __hash__(self) -> int:
         return self._hash
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Atom, (self.kind, self.name, self.args)  # another process hashes strings in another way
 
     def __str__(self) -> str:
         return self.text
@@ -74,6 +77,9 @@ class Expr:
 
     def __hash__(self) -> int:
         return self._hash
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Expr, (self.terms,)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Expr) and self._hash == other._hash and self.terms == other.terms

@@ -108,7 +108,7 @@ class Function:
         self.lines: list[str] = []
         self.block = ENTRY
         self._numbering = ValueNumbering() if numbers_values else None
-        self._hides_counters = hides_counters and module.debug is None
+        self._hides_counters = hides_counters
         self._loops = 0
         self.halves: dict[str, tuple[V, int, str]] = {}
         """Of floats that are narrow ones of memory: the word, which part of it they are, and their element type."""

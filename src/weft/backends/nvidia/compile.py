@@ -24,10 +24,9 @@ from weft.backends.nvidia.ir.op_costs import cost_of
 from weft.backends.nvidia.ir.programmatic_launch import asked_early, written_by
 from weft.backends.nvidia.ir.trace_passes import PassTrace
 from weft.backends.nvidia.target import TRIPLE, NvidiaTarget, llvm_to_ptx
-from weft.backends.nvidia.workers.kernel_bytes import to_bytes
-from weft.backends.nvidia.workers.pool import LAUNCH as LAUNCHED
-from weft.backends.nvidia.workers.pool import PTX, REFUSED, Workers, ready_workers
-from weft.errors import CompilationError, LoweringError
+from weft.backends.nvidia.workers.kernel_bytes import from_bytes, to_bytes
+from weft.backends.nvidia.workers.pool import PTX, REFUSED, WRITTEN, Workers, ready_workers
+from weft.errors import LoweringError
 from weft.forks import BACKGROUND, COMPILING
 from weft.ir.locations import inherit_locations
 from weft.tile import dialect as tile
@@ -168,9 +167,11 @@ class KernelCompiler:
         *,
         debug_lines: bool = False,
         history: KernelHistory | None = None,
+        beside: bool = True,
     ) -> None:
         self.target, self.passes, self._loads, self._debug_lines = target, passes, loads, debug_lines
         self._history = history or KernelHistory()
+        self._beside = beside
         self.texts: dict[str, str] = {}
         """The LLVM IR of each kernel."""
         self._launches: dict[str, Launch] = {}
@@ -218,7 +219,7 @@ class KernelCompiler:
     def _workers(self, count: int) -> Workers | None:
         """Those who compile so many kernels beside this process; what comes of each pass stays in the process."""
         keeps = self._debug_lines or self._history.keeps_kernels or self._history.keeps_passes
-        return None if keeps or count < _WORTH_SENDING else ready_workers()
+        return None if keeps or not self._beside or count < _WORTH_SENDING else ready_workers()
 
     def _write(self, name: str, kernel: tile.KernelOp, sources: frozenset[Hashable]) -> None:
         """Write a kernel here, and let a thread compile it."""
@@ -245,7 +246,7 @@ class KernelCompiler:
             name, sent = next(iter(self._sent.items()))
             kind, *said = sent.answer.result()
             del self._sent[name]
-            if kind == LAUNCHED:
+            if kind == WRITTEN:
                 self._launches[name], self._history.notes[name] = said
             elif kind == REFUSED:
                 raise LoweringError(f"{name}: {said[0]}", hint=said[1], sources=sent.sources)
@@ -285,22 +286,27 @@ class KernelCompiler:
                 worker.ask(kernel, self.target, self.passes)
                 first = worker.answer()
                 answer.set_result(first)
-                if first[0] != LAUNCHED:
+                if first[0] != WRITTEN:
                     return
                 second = worker.answer()
         except Exception as error:
             if not answer.done():
                 answer.set_result((None, repr(error)))
                 return
-            made.set_exception(CompilationError(f"{name}: no code of it was made", hint=repr(error)))
-            return
-        if second[0] == PTX:
-            made.set_result(second[1])
-        else:
-            made.set_exception(CompilationError(f"{name}: {second[1]}"))
+            first, second = answer.result(), (None, repr(error))
+        try:
+            made.set_result(second[1] if second[0] == PTX else self._made_here(name, kernel, second[1]))
+        except Exception as error:
+            made.set_exception(error)
             return
         if self._loads is not None:
             self._loads(name, made.result(), first[1])
+
+    def _made_here(self, name: str, kernel: bytes, why: str) -> str:
+        """The PTX of a kernel whose worker has died over it."""
+        log.debug("%s is compiled in this process: %s", name, why)
+        annotated, launch = annotate(from_bytes(kernel), self.target, self.passes)
+        return llvm_to_ptx(llvm_of(annotated, launch, self.target), self.target)
 
 
 def compiles_slowly(kernel: tile.KernelOp) -> bool:

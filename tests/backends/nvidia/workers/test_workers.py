@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Generator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -41,12 +43,17 @@ def kernels() -> dict[str, KernelOp]:
 @pytest.fixture(scope="module")
 def started() -> Generator[Workers]:
     """One worker, which takes kernels."""
+    workers = ready()
+    yield workers
+    workers.end()
+
+
+def ready() -> Workers:
     workers, begin = Workers(1), time.monotonic()
     while not workers.are_ready():
         assert time.monotonic() - begin < LONGEST_START, "the worker does not start"
         time.sleep(0.05)
-    yield workers
-    workers.end()
+    return workers
 
 
 @pytest.fixture
@@ -104,15 +111,63 @@ def test_what_fails_in_a_worker_is_done_here(
 
 
 def test_a_worker_that_dies_is_done_without(kernels: dict[str, KernelOp], monkeypatch: pytest.MonkeyPatch) -> None:
-    workers, begin = Workers(1), time.monotonic()
-    while not workers.are_ready():
-        assert time.monotonic() - begin < LONGEST_START, "the worker does not start"
-        time.sleep(0.05)
+    workers = ready()
     monkeypatch.setattr(pool, "_pool", [workers])
     monkeypatch.setattr(pool, "_PATIENCE", 0.1)
     monkeypatch.setattr(pool.Worker, "has_ended", False)
     workers.end()
     assert all(compile_kernels(kernels, TARGET).modules.values())
+
+
+def test_a_worker_that_dies_over_a_kernel_is_done_without(
+    kernels: dict[str, KernelOp], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has said how the kernel is launched, and ends before there is PTX."""
+    wanted = compile_kernels(kernels, TARGET)
+    monkeypatch.setattr(pool, "_pool", [ready()])
+    monkeypatch.setattr(pool, "_PATIENCE", 0.5)
+    answer = pool.Worker.answer
+
+    def dying(worker: pool.Worker) -> tuple[Any, ...]:
+        said = answer(worker)
+        if said[0] == pool.PTX:
+            raise pool.WorkerDied("killed")
+        return said
+
+    monkeypatch.setattr(pool.Worker, "answer", dying)
+    made = compile_kernels(kernels, TARGET)
+    assert dict(made.modules) == dict(wanted.modules) and made.launches == wanted.launches
+
+
+def test_one_that_fails_to_start_keeps_nobody_waiting(
+    kernels: dict[str, KernelOp], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other is ready later, or never: kernels are not sent while nobody takes them."""
+    workers = Workers(2)
+    for worker in workers._all:  # pyright: ignore[reportPrivateUsage]
+        worker.end()
+    monkeypatch.setattr(pool, "_pool", [workers])
+    assert not workers.are_ready() and pool.ready_workers() is None
+    begin = time.monotonic()
+    with pytest.raises(pool.WorkerDied), workers.taken():
+        pass
+    assert time.monotonic() - begin < 10
+
+
+def test_what_code_prints_while_it_starts_is_no_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "sitecustomize.py").write_text("print('Loading site')")
+    monkeypatch.setattr(sys, "path", [str(tmp_path), tmp_path, *sys.path])
+    ready().end()
+
+
+def test_applications_with_python_in_them_start_no_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool, "_pool", [])
+    monkeypatch.setattr(sys, "frozen", True, raising=False)
+    pool.start_workers(16)
+    monkeypatch.delattr(sys, "frozen")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
+    pool.start_workers(16)
+    assert pool.ready_workers() is None and not pool._pool  # pyright: ignore[reportPrivateUsage]
 
 
 def test_few_cores_and_forks_have_no_workers(workers: Workers, monkeypatch: pytest.MonkeyPatch) -> None:

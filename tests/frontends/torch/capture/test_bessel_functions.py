@@ -51,6 +51,24 @@ def test_zeta_is_that_of_kernels_at_poles_and_below_them() -> None:
     torch.testing.assert_close(found, torch.special.zeta(x, q), rtol=1e-12, atol=0, equal_nan=True)
 
 
+def test_zeta_of_numbers_without_end_is_its_first_term() -> None:
+    x = torch.tensor([40.0, 1e3, 1e15, 1e300, math.inf], dtype=torch.float64)
+    for q in (1.0, 0.5):
+        place = torch.full_like(x, q)
+        torch.testing.assert_close(gamma_functions.zeta(x, place), torch.special.zeta(x, place))
+
+
+def test_what_is_empty_and_halves_are_taken() -> None:
+    def both(x: Tensor) -> Tensor:
+        return torch.special.zeta(x, 2.0) + torch.special.hermite_polynomial_h(x, 3).to(x.dtype)
+
+    compiled = torch.compile(both, backend="weft", dynamic=False)
+    for x in (torch.empty(0, 3), torch.rand(4).double() + 2):
+        torch.testing.assert_close(compiled(x), both(x))
+    with pytest.raises(NotImplementedError, match="float16"):
+        POLYNOMIALS["hermite_polynomial_h"](torch.rand(3).half(), 3)
+
+
 def test_numbers_without_dimensions_are_taken() -> None:
     a, x = torch.tensor(2.5, dtype=torch.float64), torch.tensor(4.0, dtype=torch.float64)
     torch.testing.assert_close(gamma_functions.igamma(a, x), torch.igamma(a, x))

@@ -14,6 +14,8 @@ import queue
 import select
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
@@ -26,10 +28,10 @@ _LEAST_CORES = 4
 """With fewer, processes would take the time of the one that traces."""
 _MOST, _LEFT = 8, 2
 """Workers, and the cores that are left to this process."""
-_PATIENCE = 30.0
-"""Seconds after which a kernel is compiled here if no worker takes it: all may have died."""
-LAUNCH, REFUSED, FAILED, READY, PTX = "launch", "refused", "failed", "ready", "ptx"
-"""What an answer is: `LAUNCH` with notes of the passes, and `PTX` after it, or why there is no kernel."""
+_PATIENCE, _GLANCE = 30.0, 0.2
+"""Seconds after which a kernel is compiled here if no worker takes it, and after which it is seen who lives."""
+WRITTEN, REFUSED, FAILED, READY, PTX = "written", "refused", "failed", "ready", "ptx"
+"""What an answer is: `WRITTEN` with notes of the passes, and `PTX` after it, or why there is no kernel."""
 _MODULE = "weft.backends.nvidia.workers.worker"
 
 
@@ -41,27 +43,35 @@ class Worker:
     """One process, and whether it has said that it is ready."""
 
     def __init__(self) -> None:
-        paths = os.pathsep.join(each for each in sys.path if each) or os.environ.get("PYTHONPATH", "")
+        paths = os.pathsep.join(each for each in sys.path if isinstance(each, str) and each)  # pyright: ignore[reportUnnecessaryIsInstance]
         # Their threads would be as many as there are cores in each process.
         environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", _MODULE],  # modules of this process's paths, not of where it was started
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env=environment,
-            start_new_session=True,  # an interrupt is for the process that it is meant for
-        )
-        self._is_ready = False
+        answers, theirs = os.pipe()  # whatever code prints while it is imported is no answer
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", _MODULE, str(theirs)],  # modules of this process's paths alone
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                env=environment,
+                pass_fds=[theirs],
+                start_new_session=True,  # an interrupt is for the process that it is meant for
+            )
+        except BaseException:
+            os.close(answers)
+            raise
+        finally:
+            os.close(theirs)
+        self._answers = os.fdopen(answers, "rb")
+        self.has_begun = False
+        """Whether it has said that it takes kernels."""
         self._passes: Sequence[KernelPass] = ()
 
     def is_ready(self) -> bool:
         """Whether it takes kernels; it is not waited for."""
-        assert self._process.stdout is not None
-        if not self._is_ready and select.select([self._process.stdout], [], [], 0)[0]:
-            self.answer()
-            self._is_ready = True
-        return self._is_ready
+        if not self.has_begun and select.select([self._answers], [], [], 0)[0]:
+            self.has_begun = self.answer()[0] == READY
+        return self.has_begun
 
     def ask(self, kernel: bytes, target: NvidiaTarget, passes: Sequence[KernelPass]) -> None:
         """Send a kernel; two answers come, or one that says why not."""
@@ -76,11 +86,13 @@ class Worker:
 
     def answer(self) -> tuple[Any, ...]:
         """The next answer."""
-        assert self._process.stdout is not None
         try:
-            return pickle.load(self._process.stdout)
-        except (EOFError, OSError, pickle.UnpicklingError) as error:
+            said: tuple[Any, ...] = pickle.load(self._answers)
+        except Exception as error:  # what is no pickle raises many kinds
             raise WorkerDied(repr(error)) from error
+        if said[0] == FAILED:
+            self._passes = ()  # which may be what it could not read
+        return said
 
     @property
     def has_ended(self) -> bool:
@@ -89,7 +101,7 @@ class Worker:
     def end(self) -> None:
         """End it, whatever it is at."""
         self._process.kill()
-        for pipe in (self._process.stdin, self._process.stdout):
+        for pipe in (self._process.stdin, self._answers):
             with suppress(OSError):
                 if pipe is not None:
                     pipe.close()
@@ -103,6 +115,7 @@ class Workers:
         self._owner = os.getpid()
         self._all = [Worker() for _ in range(count)]
         self._starting = list(self._all)
+        self._welcoming = threading.Lock()
         self._idle: queue.Queue[Worker] = queue.Queue()
 
     @property
@@ -117,28 +130,42 @@ class Workers:
 
     def are_ready(self) -> bool:
         """Whether any takes kernels now."""
-        for worker in list(self._starting):
-            with suppress(WorkerDied):
-                if not worker.is_ready():
-                    continue
-                self._idle.put(worker)
-            self._starting.remove(worker)
-        return len(self._starting) < len(self._all) and self.are_alive
+        self._welcome()
+        return any(worker.has_begun and not worker.has_ended for worker in self._all)
+
+    def _welcome(self) -> None:
+        """Let those who have said that they are ready have kernels."""
+        with self._welcoming:
+            for worker in list(self._starting):
+                try:
+                    if not worker.has_ended and not worker.is_ready():
+                        continue
+                except WorkerDied:
+                    worker.end()
+                if not worker.has_ended:
+                    self._idle.put(worker)
+                self._starting.remove(worker)
 
     @contextmanager
     def taken(self) -> Generator[Worker]:
         """A worker that no other thread has; one that dies meanwhile does not come back."""
-        try:
-            while (worker := self._idle.get(timeout=_PATIENCE)).has_ended:
-                pass
-        except queue.Empty:
-            raise WorkerDied("none is free") from None
+        worker = self._next()
         try:
             yield worker
         except BaseException:
             worker.end()  # what it would answer next is not known
             raise
         self._idle.put(worker)
+
+    def _next(self) -> Worker:
+        end = time.monotonic() + _PATIENCE
+        while time.monotonic() < end and self.are_alive:
+            with suppress(queue.Empty):
+                worker = self._idle.get(timeout=min(_PATIENCE, _GLANCE))
+                if not worker.has_ended:
+                    return worker
+            self._welcome()
+        raise WorkerDied("none is free")
 
     def end(self) -> None:
         """End all of them."""
@@ -150,13 +177,19 @@ _pool: list[Workers] = []
 
 
 def start_workers(cores: int) -> None:
-    """Start workers, unless there are some, or too few cores for them."""
-    if cores < _LEAST_CORES or not sys.executable or (_pool and _pool[0].are_own and _pool[0].are_alive):
+    """Start workers, unless there are some, or too few cores for them: ranks of one machine share its own."""
+    cores //= max(1, _number(os.environ.get("LOCAL_WORLD_SIZE", "")))
+    is_python = bool(sys.executable) and not getattr(sys, "frozen", False)  # and not an application with Python in it
+    if cores < _LEAST_CORES or not is_python or (_pool and _pool[0].are_own and _pool[0].are_alive):
         return
     if not _pool:
         atexit.register(end_workers)
     with suppress(OSError):  # a machine that starts no more processes compiles in this one
         _pool[:] = [Workers(min(_MOST, cores - _LEFT))]
+
+
+def _number(text: str) -> int:
+    return int(text) if text.isdecimal() else 1
 
 
 def ready_workers() -> Workers | None:

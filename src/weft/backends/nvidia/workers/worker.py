@@ -19,7 +19,7 @@ from weft.backends.nvidia.compile import annotate, llvm_of
 from weft.backends.nvidia.ir.kernel_passes import KernelPass, PassNote
 from weft.backends.nvidia.target import NvidiaTarget, llvm_to_ptx
 from weft.backends.nvidia.workers.kernel_bytes import from_bytes
-from weft.backends.nvidia.workers.pool import FAILED, LAUNCH, PTX, READY, REFUSED
+from weft.backends.nvidia.workers.pool import FAILED, PTX, READY, REFUSED, WRITTEN
 from weft.errors import LoweringError
 
 IDLE_SECONDS = 120.0
@@ -53,7 +53,7 @@ def _compile(kernel: bytes, target: NvidiaTarget, passes: Sequence[KernelPass], 
     notes: list[PassNote] = []
     annotated, launch = annotate(from_bytes(kernel), target, passes, notes)
     text = llvm_of(annotated, launch, target)
-    answer(LAUNCH, launch, notes)
+    answer(WRITTEN, launch, notes)
     answer(PTX, llvm_to_ptx(text, target))
 
 
@@ -64,13 +64,11 @@ def load_passes() -> None:
             importlib.import_module(found.name)
 
 
-def main() -> None:
-    """Serve what comes by standard input; what code prints here is no answer."""
+def main(answers: int) -> None:
+    """Serve what comes by standard input, and answer to a file by its number."""
     load_passes()
-    answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    serve(os.fdopen(os.dup(sys.stdin.fileno()), "rb"), answers)
+    serve(os.fdopen(os.dup(sys.stdin.fileno()), "rb"), os.fdopen(answers, "wb"))
 
 
 if __name__ == "__main__":
-    main()
+    main(int(sys.argv[1]))

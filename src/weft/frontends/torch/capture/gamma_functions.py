@@ -143,7 +143,7 @@ def zeta(x: Any, q: Any) -> Tensor:
     total = total + last * w / (x - 1) + 0.5 * last
     factor, power = x, last / w
     for n, divisor in enumerate(_EULER_MACLAURIN):
-        total = total + factor * power / divisor
+        total = total + torch.where(power == 0, 0.0, factor * power / divisor)  # factors may have no end
         factor = factor * (x + 2 * n + 1) * (x + 2 * n + 2)
         power = power / (w * w)
     total = torch.where(q <= 0, torch.where(q == torch.floor(q), math.inf, torch.where(known, total, math.nan)), total)
@@ -170,7 +170,7 @@ def _operands(*values: Any) -> tuple[torch.dtype, Tensor, Tensor]:
     device = next(each.device for each in values if isinstance(each, Tensor))
     wide = (torch.as_tensor(each, device=device).to(torch.float64) for each in values)
     first, second = torch.broadcast_tensors(*wide)
-    return kind, first, second
+    return kind, first.contiguous(), second.contiguous()
 
 
 def _at_edges(a: Tensor, x: Tensor, found: Tensor, far: float) -> Tensor:

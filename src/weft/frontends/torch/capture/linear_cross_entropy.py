@@ -38,8 +38,9 @@ def linear_cross_entropy_of_chunks(
     """The loss, and its gradients that are asked for; those that are not are empty."""
     rows = x.shape[0]
     starts = range(0, rows, max(chunk, 1))
-    if x.dtype not in (torch.float32, torch.float64) or weight.dtype != x.dtype or label_smoothing:
-        raise NotImplementedError(f"a projection of {x.dtype} by {weight.dtype}, smoothed by {label_smoothing}")
+    if x.dtype not in (torch.float32, torch.float64) or {weight.dtype, wide} != {x.dtype} or label_smoothing:
+        kinds = f"{x.dtype} by {weight.dtype} in {wide}"
+        raise NotImplementedError(f"a projection of {kinds}, smoothed by {label_smoothing}")
     if reduction not in ("mean", "sum") or len(starts) > _MOST_CHUNKS:
         raise NotImplementedError(f"a loss of {len(starts)} chunks, by their {reduction}")
     counted = target != ignore_index

@@ -70,6 +70,8 @@ def _hermite(factor: int) -> Callable[..., Tensor]:
 
     def polynomial(x: Any, n: Any) -> Tensor:
         x, n, degree = _operands(x, n)
+        if x.dtype not in _HIGHEST:
+            raise NotImplementedError(f"Hermite's polynomials of {x.dtype}")
         known = n <= _HIGHEST[x.dtype]
         step: Step = lambda x, k, before, last: factor * (x * last - (k - 1) * before)  # noqa: E731
         found = _recurred(x, n, degree, factor * x, step, known)

@@ -31,7 +31,8 @@ def quick_cuts() -> Generator[None]:
         owner, original = threading.get_ident(), networkx.minimum_cut
 
         def cut(network: Any, source: str, sink: str, *given: Any, **named: Any) -> Any:
-            if threading.get_ident() == owner and not given and not named:
+            asked = threading.get_ident() == owner and networkx.minimum_cut is cut  # not kept from an earlier time
+            if asked and network.is_directed() and not given and not named:
                 found = minimum_cut(network, source, sink)
                 if found is not None:
                     return found

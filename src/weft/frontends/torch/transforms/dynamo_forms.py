@@ -56,7 +56,7 @@ def _weights(counts: Tensor | None, shares: Tensor | None, count: int) -> Tensor
     for name, each in found:
         if each.dim() > 1 or each.numel() != count:
             raise RuntimeError(f"cov(): expected {name} to have one dimension, of size {count}: {list(each.shape)}")
-        if each.is_floating_point() != (name == "aweights"):
+        if each.is_floating_point() != (name == "aweights") or each.dtype == torch.bool:
             raise RuntimeError(f"cov(): expected {name} to have another type than {each.dtype}")
         check_data(each < 0, "data", f"cov(): {name} cannot be negative")
     if not found:
