@@ -16,8 +16,13 @@ from torch.fx.node import has_side_effect
 
 from weft.errors import DataError, DataValueError
 
+
+class FactorError(DataError, torch.linalg.LinAlgError):  # pyright: ignore[reportUntypedBaseClass, reportPrivateImportUsage]
+    """A matrix that has no such factors, as torch calls it, too."""
+
+
 _NAME = "weft::check_data"
-_ERRORS: dict[str, type[DataError]] = {"data": DataError, "value": DataValueError}
+_ERRORS: dict[str, type[DataError]] = {"data": DataError, "value": DataValueError, "factor": FactorError}
 
 _library = torch.library.Library("weft", "FRAGMENT")
 _library.define("check_data(Tensor wrong, str kind, str message) -> Tensor")

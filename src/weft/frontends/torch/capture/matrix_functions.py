@@ -90,7 +90,7 @@ def cholesky_ex(a: Tensor, *, upper: bool = False, check_errors: bool = False) -
 def cholesky(a: Tensor, upper: bool = False) -> Tensor:
     """The Cholesky factor of a matrix that must be positive definite."""
     factor, info = cholesky_ex(a, upper=upper)
-    check_data(info != 0, "data", "the matrix is not positive-definite")
+    check_data(info != 0, "factor", "the matrix is not positive-definite")
     return factor
 
 

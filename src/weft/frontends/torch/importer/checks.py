@@ -13,6 +13,7 @@ from xdsl.ir import OpResult, SSAValue
 
 from weft.config import Config
 from weft.errors import CountError, DataError, DataValueError, DivisionError, PlaceError, PowerError, WeftError
+from weft.frontends.torch.capture.data_checks import FactorError
 from weft.frontends.torch.importer.builder import ImportBuilder
 from weft.frontends.torch.locations import user_line
 from weft.frontends.triton.errors import DeviceAssertError
@@ -26,6 +27,7 @@ _KINDS: dict[str, type[WeftError]] = {
     "power": PowerError,
     "data": DataError,
     "value": DataValueError,
+    "factor": FactorError,
     "assert": DeviceAssertError,
 }
 
