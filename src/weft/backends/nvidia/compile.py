@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Callable, Hashable, Mapping, Sequence, Set
+from collections.abc import Callable, Generator, Hashable, Mapping, Sequence, Set
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, TypeAlias
@@ -25,7 +26,7 @@ from weft.backends.nvidia.ir.programmatic_launch import asked_early, written_by
 from weft.backends.nvidia.ir.trace_passes import PassTrace
 from weft.backends.nvidia.target import TRIPLE, NvidiaTarget, llvm_to_ptx
 from weft.backends.nvidia.workers.kernel_bytes import from_bytes, to_bytes
-from weft.backends.nvidia.workers.pool import PTX, REFUSED, WRITTEN, Workers, ready_workers
+from weft.backends.nvidia.workers.pool import FAILED, PTX, REFUSED, WRITTEN, Workers, ready_workers
 from weft.errors import LoweringError
 from weft.forks import BACKGROUND, COMPILING
 from weft.ir.locations import inherit_locations
@@ -307,6 +308,17 @@ class KernelCompiler:
         log.debug("%s is compiled in this process: %s", name, why)
         annotated, launch = annotate(from_bytes(kernel), self.target, self.passes)
         return llvm_to_ptx(llvm_of(annotated, launch, self.target), self.target)
+
+
+@contextmanager
+def telling(answer: Callable[..., None]) -> Generator[None]:
+    """Tell the process that waits for a kernel why there is none: it refuses it, too, or compiles it itself."""
+    try:
+        yield
+    except LoweringError as error:
+        answer(REFUSED, error.message, error.hint)
+    except Exception as error:
+        answer(FAILED, repr(error))
 
 
 def compiles_slowly(kernel: tile.KernelOp) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,6 +19,7 @@ from weft.backends.nvidia.code import DeviceCode, Launch, TensorMap
 from weft.config import Config
 from weft.errors import DeviceMemoryError, ParseError
 from weft.frontends.torch import executors as torch_executors
+from weft.frontends.torch.capture import decompositions as known_parts
 from weft.frontends.torch.capture.decompositions import decompositions
 from weft.frontends.torch.compiled_graph import CompiledGraph
 from weft.frontends.torch.execution import cuda_executor, graph_pools, graph_services
@@ -42,7 +43,16 @@ from weft.runtime.cuda.device_program import DeviceTape
 from weft.runtime.executable import Executable, launcher
 
 called = torch.special.airy_ai
-"""A function that torch carries out."""
+"""A function that torch carries out here."""
+
+
+@pytest.fixture(autouse=True)
+def carried_out(monkeypatch: pytest.MonkeyPatch) -> Generator[None]:
+    """Weft has a form of it, which nobody may take."""
+    monkeypatch.delitem(known_parts._OWN, torch.ops.aten.special_airy_ai.default)
+    known_parts.decomposition_of.cache_clear()
+    yield
+    known_parts.decomposition_of.cache_clear()
 
 
 class ProgramHere(Executable):

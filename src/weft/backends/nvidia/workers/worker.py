@@ -15,12 +15,11 @@ from collections.abc import Sequence
 from typing import Any, BinaryIO
 
 from weft.backends.nvidia import layout, pipeline, transforms
-from weft.backends.nvidia.compile import annotate, llvm_of
+from weft.backends.nvidia.compile import annotate, llvm_of, telling
 from weft.backends.nvidia.ir.kernel_passes import KernelPass, PassNote
 from weft.backends.nvidia.target import NvidiaTarget, llvm_to_ptx
 from weft.backends.nvidia.workers.kernel_bytes import from_bytes
-from weft.backends.nvidia.workers.pool import FAILED, PTX, READY, REFUSED, WRITTEN
-from weft.errors import LoweringError
+from weft.backends.nvidia.workers.pool import PTX, READY, WRITTEN
 
 IDLE_SECONDS = 120.0
 """How long it waits for the next kernel."""
@@ -40,13 +39,9 @@ def serve(requests: BinaryIO, answers: BinaryIO, idle: float = IDLE_SECONDS) -> 
             target, given, kernel = pickle.load(requests)
         except EOFError:
             return
-        try:
+        with telling(answer):
             passes = passes if given is None else pickle.loads(given)
             _compile(kernel, target, passes, answer)
-        except LoweringError as error:
-            answer(REFUSED, error.message, error.hint)
-        except Exception as error:  # whatever is wrong here, the kernel is compiled where it comes from
-            answer(FAILED, repr(error))
 
 
 def _compile(kernel: bytes, target: NvidiaTarget, passes: Sequence[KernelPass], answer: Any) -> None:
