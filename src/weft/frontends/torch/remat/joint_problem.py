@@ -90,7 +90,9 @@ def _value(node: fx.Node, operands: tuple[int, ...], is_read: bool) -> Value:
     in_checkpoint = policy in (CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.PREFER_RECOMPUTE)
     # Torch lets what a checkpoint has drawn be drawn again from the same state.
     again = (_is_pure(node) or (in_checkpoint and _is_random(node))) and policy is not CheckpointPolicy.MUST_SAVE
-    return Value(_bytes(held), _work(node), operands, is_read, _is_single(node) and not in_checkpoint, again)
+    # A number made of sizes is as quickly computed again, and graphs hand on sizes alone.
+    kept = _is_single(node) and not in_checkpoint and not (again and isinstance(held, torch.SymFloat | torch.SymBool))
+    return Value(_bytes(held), _work(node), operands, is_read, kept, again)
 
 
 def _is_single(node: fx.Node) -> bool:
