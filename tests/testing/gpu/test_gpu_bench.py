@@ -85,11 +85,9 @@ def test_who_takes_long_is_left_out_where_there_is_no_time() -> None:
     assert row["unit"] == "ms" and row["share_of_limit"] is None
 
 
-def test_gradients_and_graphs_are_cases() -> None:
-    backward = next(case for case in memory_cases() if case.training)
-    for case in (backward, gemv_cases()[0]):
-        row = run_gpu_case(case, HERE, BRIEF)
-        assert row["ok"], (row["wrong"], row["failures"], row["uncompiled"])
+def test_graphs_are_cases() -> None:
+    row = run_gpu_case(gemv_cases()[0], HERE, BRIEF)
+    assert row["ok"], (row["wrong"], row["failures"], row["uncompiled"])
 
 
 def test_every_case_has_a_name_of_its_own() -> None:
@@ -226,3 +224,30 @@ def test_a_child_that_died_is_started_again(tmp_path: Path) -> None:
 
 if __name__ == "__main__":
     serve_requests(_prepare)
+
+
+def test_own_kernels_stand_beside_chosen_ones() -> None:
+    row = run_gpu_case(SUITES["gemm_sweep"]()[0], HERE, BRIEF)
+    assert row["ok"], row
+    assert row["own_ratio"] > 0
+    assert "weft own" in row["seconds"] and row["kernels"] <= 1, "kernels of the own form are not counted twice"
+    (text,) = markdown([GpuResults({"date": "d", "commit": "c"}, [row])]).values()
+    heading, _, line = text.splitlines()[:3]
+    place = heading.split(" | ").index("own kernels × best peer")
+    assert line.split(" | ")[place] == f"{row['own_ratio']:.2f}"
+    assert summary([row])["own_geomean"] == pytest.approx(row["own_ratio"])
+
+
+def test_sweeps_draw_the_same_shapes_each_time() -> None:
+    for suite, count in (("gemm_sweep", 200), ("attention_sweep", 60)):
+        names = [case.name for case in SUITES[suite]()]
+        assert names == [case.name for case in SUITES[suite]()]
+        assert len(names) == count
+    assert {name[:2] for name in (case.name for case in SUITES["gemm_sweep"]())} == {"nn", "nt", "tn", "tt"}
+
+
+@pytest.mark.parametrize("name", ["layer_norm_backward_8192x768_bf16", "cross_entropy_with_gradient_8192x128256_bf16"])
+def test_gradients_are_judged_and_timed(name: str) -> None:
+    row = run_gpu_case(case_named("backward", name), HERE, BRIEF)
+    assert row["ok"], row
+    assert row["share_of_limit"] > 0

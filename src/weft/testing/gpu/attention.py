@@ -18,6 +18,7 @@ from torch.nn import functional as F
 from weft.testing.bench.benchmark import Call, Contender, own_code
 from weft.testing.gpu.case import GpuCase, Place, Work
 from weft.testing.gpu.peers import CUDNN, attention_libraries, eager, inductors
+from weft.testing.gpu.repeated_backward import repeated_backward
 
 LENGTHS = ((4, 32, 2048), (4, 32, 4096), (2, 32, 8192), (1, 32, 16384))
 DEPTHS = (128, 64)
@@ -65,14 +66,13 @@ def _forward(shape: tuple[int, ...], masked: bool) -> GpuCase:
             return lambda: run(*inputs)
 
         moved = 4 * inputs[0].nbytes
-        return Work(start, attention_libraries(place), "TFLOP/s", flops, moved, flops, judge=CUDNN)
+        return Work(start, attention_libraries(place), "TFLOP/s", flops, moved, flops, judge=CUDNN, own=True)
 
     return GpuCase("attention", _name("forward", shape, masked), build)
 
 
 def _backward(shape: tuple[int, ...], masked: bool) -> GpuCase:
     function = causal if masked else full
-    gradients_of: Any = torch.autograd.grad  # its types are unknown
 
     def build(place: Place) -> Work:
         inputs, flops = _operands(place, shape)
@@ -80,17 +80,10 @@ def _backward(shape: tuple[int, ...], masked: bool) -> GpuCase:
         cotangent = torch.randn_like(inputs[0])
 
         def start(contender: Contender) -> Call:
-            import torch._functorch.config as functorch
-
-            leaves = [each.detach().requires_grad_() for each in inputs]
-            patch: Any = functorch.patch
-            with patch(donated_buffer=False):  # the backward runs many times
-                output = contender.compile(own_code(function))(*leaves)
-                gradients_of(output, leaves, cotangent, retain_graph=True)
-            return lambda: gradients_of(output, leaves, cotangent, retain_graph=True)
+            return repeated_backward(contender.compile(own_code(function)), inputs, lambda _: cotangent)
 
         moved = 8 * inputs[0].nbytes
-        return Work(start, attention_libraries(place), "TFLOP/s", flops, moved, flops, judge=CUDNN)
+        return Work(start, attention_libraries(place), "TFLOP/s", flops, moved, flops, judge=CUDNN, own=True)
 
     return GpuCase("attention", _name("backward", shape, masked), build, training=True)
 

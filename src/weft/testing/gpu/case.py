@@ -17,11 +17,24 @@ import torch
 from torch import Tensor
 
 from weft.runtime.record import CompilationRecord, recording
-from weft.testing.bench.benchmark import EAGER, INDUCTOR, WEFT, Call, Contender, Limits, Progress, Race, interleave
+from weft.testing.bench.benchmark import (
+    EAGER,
+    INDUCTOR,
+    WEFT,
+    Call,
+    Contender,
+    Limits,
+    Progress,
+    Race,
+    interleave,
+    paired_ratio,
+)
 from weft.testing.bench.benchmark_case import Start, Started, disagreements
 from weft.testing.devices import Device
 
 COPY = "copy"
+OWN = "weft own"
+"""Weft where it may not choose a library."""
 LIMITS = Limits(rounds=60, least=5, seconds=4.0, sample_seconds=0.0)
 # A thorough contender (one that tries many kernels) starts only while a case has used less than this.
 THOROUGH_BEFORE = 120.0
@@ -75,6 +88,8 @@ class Work:
     """Captured in a CUDA graph, which is what is timed."""
     options: dict[str, Any] = field(default_factory=dict[str, Any])
     """Weft's, beside `cache`."""
+    own: bool = False
+    """Whether Weft's own kernels run, too, where it may choose a library's."""
 
 
 @dataclass(frozen=True)
@@ -90,9 +105,9 @@ class GpuCase:
 UNITS = {"TB/s": 1e12, "TFLOP/s": 1e12, "tokens/s": 1.0}
 
 
-def weft_contender(options: dict[str, Any] | None = None) -> Contender:
+def weft_contender(options: dict[str, Any] | None = None, name: str = WEFT) -> Contender:
     settings: dict[str, Any] = {"cache": False, **(options or {})}
-    return Contender(WEFT, lambda function: torch.compile(function, backend="weft", options=settings))
+    return Contender(name, lambda function: torch.compile(function, backend="weft", options=settings))
 
 
 def run_gpu_case(
@@ -117,6 +132,10 @@ def run_gpu_case(
                 left_out[contender.name] = "there was no time for it"
                 continue
             started.first_call_of(contender, _start(work, place.device), progress)
+        chosen = list(records)
+        if work.own:
+            own = weft_contender({**work.options, "strict": True}, OWN)
+            started.first_call_of(own, _start(work, place.device), progress)
         wrong = {} if work.allowed is None else disagreements(started.outputs, work.allowed, work.judge)
         started.outputs.clear()
         calls = dict(started.able)
@@ -126,10 +145,10 @@ def run_gpu_case(
         race = interleave(calls, limits, progress, started.race, seconds_of)
     row = _row(case, work, race, place.device.nominal_flops)
     found = {
-        "backend_seconds": with_waiting(started.backend_seconds, records),
+        "backend_seconds": with_waiting(started.backend_seconds, chosen),
         "wrong": wrong,
         "left_out": left_out,
-        **made(records),
+        **made(chosen),
         "took": time.perf_counter() - begin,
     }
     place.device.tidy()
@@ -165,10 +184,12 @@ def _copy(place: Place, moved: int, *, graph: bool) -> Call:
 
 def _row(case: GpuCase, work: Work, race: Race, nominal_flops: float | None) -> dict[str, Any]:
     medians = {name: timing.median for name, timing in race.timings.items()}
+    own, peer = race.timings.get(OWN), race.timings.get(race.best_peer or "")
     return {
         "suite": case.suite,
         "name": case.name,
         **figures_of(race, lambda seconds: _figure(work, seconds)),
+        "own_ratio": paired_ratio(peer, own).median if peer and own else None,
         "unit": work.unit,
         "share_of_limit": _share(work, medians.get(WEFT), medians.get(COPY), nominal_flops),
         "bytes": work.bytes,

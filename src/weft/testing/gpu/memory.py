@@ -89,31 +89,6 @@ def mapping(function: Callable[..., Any], make: Make, allowed: float | None = BF
     return build
 
 
-def differentiating(function: Callable[..., Tensor], make: Make) -> Callable[[Place], Work]:
-    """Work that is the backward alone: the first input and its gradient, and the gradient that comes in."""
-    gradients_of: Any = torch.autograd.grad  # its types are unknown
-
-    def build(place: Place) -> Work:
-        first, *others = make(place)
-        moved = 2 * bytes_of(first) + bytes_of(others)
-
-        def start(contender: Contender) -> Call:
-            import torch._functorch.config as functorch
-
-            run, leaf = contender.compile(own_code(function)), first.detach().requires_grad_()
-            # The backward runs many times here, so that what the forward kept must not be given away.
-            patch: Any = functorch.patch
-            with patch(donated_buffer=False):
-                output: Tensor = run(leaf, *others)
-                gradient = torch.ones_like(output)
-                gradients_of(output, leaf, gradient, retain_graph=True)
-            return lambda: gradients_of(output, leaf, gradient, retain_graph=True)[0]
-
-        return Work(start, [eager(), *inductors(place)], "TB/s", moved, bytes=moved)
-
-    return build
-
-
 def optimizing(sizes: Sequence[int], dtype: torch.dtype) -> Callable[[Place], Work]:
     """Work that is one step of AdamW over many tensors; eager's is torch's fused one."""
 
@@ -147,7 +122,7 @@ def optimizing(sizes: Sequence[int], dtype: torch.dtype) -> Callable[[Place], Wo
     return build
 
 
-def _rows(rows: int, columns: int, whole: int, lines: int = 0, dtype: torch.dtype = BF16) -> Make:
+def row_inputs(rows: int, columns: int, whole: int, lines: int = 0, dtype: torch.dtype = BF16) -> Make:
     """Inputs: `whole` tensors of rows and columns, and `lines` vectors of the columns."""
 
     def make(place: Place) -> list[Tensor]:
@@ -164,7 +139,7 @@ def _rope_inputs(place: Place) -> list[Tensor]:
     return [place.normal(4, heads, length, depth), *tables]
 
 
-def _logits(place: Place) -> list[Tensor]:
+def logits_and_labels(place: Place) -> list[Tensor]:
     rows = place.rows(8192)
     return [place.normal(rows, VOCABULARY), place.integers(VOCABULARY, rows)]
 
@@ -181,16 +156,16 @@ def _norms(dtype: torch.dtype, shapes: Sequence[tuple[int, int]]) -> list[GpuCas
     allowed = BF16_ERROR if dtype == BF16 else F32_ERROR
     cases: list[GpuCase] = []
     for rows, columns in shapes:
-        residual = mapping(add_rms_norm, _rows(rows, columns, 2, 1, dtype), allowed)
+        residual = mapping(add_rms_norm, row_inputs(rows, columns, 2, 1, dtype), allowed)
         cases.append(GpuCase("memory", _named("add_rms_norm", rows, columns, dtype), residual))
-        norm = mapping(layer_norm, _rows(rows, columns, 1, 2, dtype), allowed)
+        norm = mapping(layer_norm, row_inputs(rows, columns, 1, 2, dtype), allowed)
         cases.append(GpuCase("memory", _named("layer_norm", rows, columns, dtype), norm))
     return cases
 
 
 def _softmax(columns: int, dtype: torch.dtype) -> GpuCase:
     rows = SOFTMAX_ELEMENTS // columns
-    work = mapping(softmax, _rows(rows, columns, 1, dtype=dtype), BF16_ERROR if dtype == BF16 else F32_ERROR)
+    work = mapping(softmax, row_inputs(rows, columns, 1, dtype=dtype), BF16_ERROR if dtype == BF16 else F32_ERROR)
     return GpuCase("memory", _named("softmax", rows, columns, dtype), work)
 
 
@@ -200,14 +175,13 @@ def memory_cases() -> list[GpuCase]:
     return [
         *_norms(BF16, SHAPES),
         *(_softmax(columns, BF16) for columns in SOFTMAX_COLUMNS),
-        GpuCase("memory", "swiglu_16384x28672_bf16", mapping(swiglu, _rows(16384, 28672, 1))),
+        GpuCase("memory", "swiglu_16384x28672_bf16", mapping(swiglu, row_inputs(16384, 28672, 1))),
         GpuCase("memory", "rope_4x32x4096x128_bf16", mapping(rope, _rope_inputs)),
-        GpuCase("memory", "cross_entropy_8192x128256_bf16", mapping(cross_entropy, _logits)),
+        GpuCase("memory", "cross_entropy_8192x128256_bf16", mapping(cross_entropy, logits_and_labels)),
         GpuCase(
-            "memory", "cross_entropy_backward_8192x128256_bf16", differentiating(cross_entropy, _logits), training=True
+            "memory", "dropout_residual_16384x8192_bf16", mapping(dropout_residual, row_inputs(16384, 8192, 2), None)
         ),
-        GpuCase("memory", "dropout_residual_16384x8192_bf16", mapping(dropout_residual, _rows(16384, 8192, 2), None)),
-        GpuCase("memory", "gelu_bias_16384x8192_bf16", mapping(gelu_bias, _rows(16384, 8192, 1, 1))),
+        GpuCase("memory", "gelu_bias_16384x8192_bf16", mapping(gelu_bias, row_inputs(16384, 8192, 1, 1))),
         GpuCase("memory", "transpose_16384x16384_bf16", mapping(transpose, _square)),
         GpuCase("memory", "adamw_layers_bf16", optimizing(layer, BF16)),
         GpuCase("memory", "adamw_layers_f32", optimizing(layer, F32)),

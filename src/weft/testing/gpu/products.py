@@ -66,7 +66,7 @@ def _gemm(
 
         peers = [eager(library), *(inductors(place) if compilers else [])]
         speed = 2 / inputs[0].element_size()
-        return Work(start, peers, "TFLOP/s", flops, moved, flops, speed, judge=library)
+        return Work(start, peers, "TFLOP/s", flops, moved, flops, speed, judge=library, own=True)
 
     return GpuCase("gemm", name, build)
 

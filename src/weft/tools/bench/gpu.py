@@ -21,7 +21,19 @@ if TYPE_CHECKING:
     from weft.testing.gpu.case import GpuCase
     from weft.testing.gpu.train.models import TrainCase
 
-SUITES = ("memory", "gemv", "gemm", "attention", "moe", "kernels", "models", "train")
+SUITES = (
+    "memory",
+    "backward",
+    "gemv",
+    "gemm",
+    "gemm_sweep",
+    "attention",
+    "attention_sweep",
+    "moe",
+    "kernels",
+    "models",
+    "train",
+)
 REHEARSAL_SHRINK = 2048
 JOURNAL = "bench-gpu.jsonl"
 

@@ -20,16 +20,19 @@ from weft.tools.terminal import counted
 Row = dict[str, Any]
 
 LOST_BELOW = 0.95
+LIMIT_COLUMN = "share of the limit"
 COLUMNS = (
     "case",
     "Weft",
     "best peer",
     "unit",
     "× best peer (95%)",
-    "share of the limit",
+    LIMIT_COLUMN,
     "compile: Inductor, Weft, s",
     "",
 )
+OWN_COLUMN = "own kernels × best peer"
+"""Stands before the limit's where Weft's own kernels ran beside those it chose."""
 _OF_A_RUN = ("ok", "suites", "cases", "not_begun")
 """What a file has beside what its rows belong to."""
 _NARROW = re.compile(r"_(?:int4|int8|fp8|mxfp4|nvfp4)(?:_\w+)?$")
@@ -70,10 +73,11 @@ class GpuResults:
         parts: list[RenderableType] = []
         for suite, rows in self.suites().items():
             table = Table(title=f"{suite}: medians{'' if suite == 'train' else ', L2 flushed'}", title_justify="left")
-            for number, column in enumerate(COLUMNS):
-                table.add_column(column, justify="right" if 0 < number < len(COLUMNS) - 1 else "left", overflow="fold")
-            for row in rows:
-                table.add_row(*map(Text, cells(row)))
+            columns, *lines = _lines(rows)
+            for number, column in enumerate(columns):
+                table.add_column(column, justify="right" if 0 < number < len(columns) - 1 else "left", overflow="fold")
+            for line in lines:
+                table.add_row(*map(Text, line))
             parts += [table, Text(in_words(summary(rows))), *(profile for row in rows for profile in profiles(row))]
         if self.not_begun:
             parts.append(Text(f"no time was left for {', '.join(self.not_begun)}; go on with --resume"))
@@ -127,7 +131,8 @@ def markdown(results: Sequence[GpuResults]) -> dict[str, str]:
     for suite, cases in suites.items():
         rows = [row for _, row in cases.values()]
         rest: list[Row] = [{**row, "left_out": {}} for row in rows]
-        lines = [COLUMNS, ["---", *("---:" for _ in COLUMNS[2:]), "---"], *map(cells, rest)]
+        columns, *others = _lines(rest)
+        lines = [columns, ["---", *("---:" for _ in columns[2:]), "---"], *others]
         table = "".join(f"| {' | '.join(cell.replace('|', '/') for cell in line)} |\n" for line in lines)
         names: dict[int, list[str]] = {}
         for name, (number, _) in cases.items():
@@ -182,6 +187,7 @@ def summary(rows: Sequence[Row]) -> dict[str, Any]:
     """The geometric mean and the worst of the ratios, the least share of the limit, and compiling against Inductor."""
     ratios = {row["name"]: row["ratio"] for row in rows if row.get("ratio") is not None}
     shares = {row["name"]: row["share_of_limit"] for row in rows if row.get("share_of_limit") is not None}
+    own = [row["own_ratio"] for row in rows if row.get("own_ratio") is not None]
     worst, least = (min(each, key=each.__getitem__, default=None) for each in (ratios, shares))
     return {
         "cases": len(rows),
@@ -189,6 +195,7 @@ def summary(rows: Sequence[Row]) -> dict[str, Any]:
         "geomean": geometric_mean(list(ratios.values())) if ratios else None,
         "worst": ratios[worst] if worst is not None else None,
         "worst_case": worst,
+        "own_geomean": geometric_mean(own) if own else None,
         "lost": [row["name"] for row in rows if (row.get("ratio_high") or 1.0) < LOST_BELOW],
         "least_share": shares[least] if least is not None else None,
         "least_share_case": least,
@@ -215,6 +222,8 @@ def in_words(figures: Mapping[str, Any]) -> str:
         said.append(f"geometric mean {figures['geomean']:.2f} × the best peer's speed")
         said.append(f"worst {figures['worst']:.2f} ({figures['worst_case']})")
         said.append(f"{counted(len(figures['lost']), 'case')} surely below {LOST_BELOW}")
+    if figures["own_geomean"] is not None:
+        said.append(f"own kernels {figures['own_geomean']:.2f}")
     if figures["least_share"] is not None:
         said.append(f"least share of the limit {figures['least_share']:.2f} ({figures['least_share_case']})")
     if figures["compile_ratio"]:
@@ -222,6 +231,16 @@ def in_words(figures: Mapping[str, Any]) -> str:
     if figures["failed"]:
         said.append(f"{len(figures['failed'])} failed")
     return "; ".join(said) or "no case has a peer here"
+
+
+def _lines(rows: Sequence[Row]) -> list[list[str]]:
+    """The columns of a suite, and a line for each of its rows."""
+    lines: list[list[str]] = [[*COLUMNS], *map(cells, rows)]
+    if not any(row.get("own_ratio") for row in rows):
+        return lines
+    own = [f"{row['own_ratio']:.2f}" if row.get("own_ratio") else "–" for row in rows]
+    place = COLUMNS.index(LIMIT_COLUMN)
+    return [[*line[:place], each, *line[place:]] for line, each in zip(lines, [OWN_COLUMN, *own], strict=True)]
 
 
 def cells(row: Row) -> list[str]:

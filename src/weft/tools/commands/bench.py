@@ -115,7 +115,10 @@ def bench_cpu(
 def bench_gpu(
     suite: Annotated[
         list[str] | None,
-        typer.Option(help="memory, gemv, gemm, attention, moe, kernels, models or train; all if none is named."),
+        typer.Option(
+            help="memory, backward, gemv, gemm, gemm_sweep, attention, attention_sweep, moe, kernels, models "
+            "or train; all if none is named."
+        ),
     ] = None,
     case: Annotated[list[str] | None, typer.Option(help="Cases by pattern: `softmax_*`.")] = None,
     shard: Shard = None,
