@@ -283,3 +283,19 @@ def test_rows_that_are_read_as_columns_are_there_before(passes: Any) -> None:
         return b.sum(b.add(made, b.exp(across)), dims=(1,), keep=False)
 
     assert len(steps(passes, {"x": Tensor(f32, (8, 8))}, body)) == 2
+
+
+def test_what_could_run_early_does_not_overtake(passes: Any) -> None:
+    """The first product waits for a kernel whose last op stands behind the second: both come before that, as they
+    stood."""
+
+    def body(b: Any, x: Any, y: Any, w: Any) -> Any:
+        made = b.exp(x)
+        first, second = b.dot(made, w), b.dot(y, w)
+        return [first, second, b.neg(made)]
+
+    tensors = {"x": Tensor(f32, (4, 8)), "y": Tensor(f32, (4, 8)), "w": Tensor(f32, (8, 6))}
+    module = passes.apply(GroupIntoKernels(), passes.built(tensors, body))
+    function = passes.function(module)
+    groups = [op for op in function.block.ops if isinstance(op, GroupOp)]
+    assert [op.operands[0] for op in groups][1:] == [groups[0].results[0], function.block.args[1]]

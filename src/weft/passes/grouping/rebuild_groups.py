@@ -118,14 +118,20 @@ class RebuildGroups:
         return needed
 
     def _sorted(self) -> list[Group]:
-        done: dict[int, None] = {}
-        ordered: list[Group] = []
-        pending = sorted(self.groups, key=lambda g: self.order[g.ops[-1]])
-        while pending:
-            ready = next(g for g in pending if all(n in done for n in g.before))
-            pending.remove(ready)
-            done[ready.number] = None
-            ordered.append(ready)
+        """The groups in the order of their last ops; what one still lacks comes just before it.
+
+        What merely could run must not overtake it: values that are computed again where they are read would all be
+        there at once.
+        """
+        known = {group.number: group for group in self.groups}
+        done, ordered = set[int](), list[Group]()
+        for group in sorted(self.groups, key=lambda g: self.order[g.ops[-1]]):
+            if group.number in done:
+                continue
+            # What is before one of them is before the group, too: with fewer before it, it comes first.
+            lacking = sorted(group.before - done, key=lambda n: (len(known[n].before), n))
+            done.update(lacking, (group.number,))
+            ordered += [*(known[n] for n in lacking), group]
         return ordered
 
     def _emit_accumulation(self, group: Group, values: dict[SSAValue, SSAValue], before: Operation) -> None:
