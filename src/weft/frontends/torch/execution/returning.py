@@ -97,6 +97,20 @@ def _reinterpreted(memory: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return row.view(dtype)
 
 
+def places_of(outputs: Sequence[Output]) -> list[tuple[int, int]] | None:
+    """Where each output stands, in the results (0) or the arguments (1); None where some are neither, as they are."""
+    found: list[tuple[int, int]] = []
+    for output in outputs:
+        match output:
+            case Returned(result, False):
+                found.append((0, result))
+            case Passed(argument):
+                found.append((1, argument))
+            case _:
+                return None
+    return found
+
+
 def picked_from(output: Output) -> Callable[[Sequence[Any], Sequence[Any]], Any] | None:
     """What gives an output, of results and arguments, if it is one of them as it is, or always the same."""
     match output:
