@@ -12,7 +12,10 @@ import weft
 from weft.backends.nvidia.target import target_of_capability
 from weft.errors import DeviceMemoryError
 from weft.frontends.torch.execution import cuda_executor
+from weft.frontends.torch.execution.returning import places_of
 from weft.frontends.torch.execution.straight_call import straight_call
+from weft.frontends.torch.importer.imported_graph import Number, Passed, Returned
+from weft.ir.expr import symbol
 
 from .processor_as_gpu import (
     ExecutorHere,
@@ -200,3 +203,10 @@ def test_constants_of_the_program_are_there(either: None, longer: list[str]) -> 
             x = torch.randn(4, 4)
             torch.testing.assert_close(run(x), f(x))
     assert executors[0].has_constants and len(longer) == 1
+
+
+def test_outputs_are_found_where_they_stand() -> None:
+    outputs = (Returned(1), Passed(0), Number(None), Number(3), Returned(0))
+    assert places_of(outputs) == ([(0, 1), (1, 0), (2, 0), (2, 1), (0, 0)], [None, 3])
+    assert places_of((Returned(0), Returned(1, True))) is None, "it has to be made of its parts"
+    assert places_of((Number(symbol("n")),)) is None, "it is another number in other calls"

@@ -67,8 +67,8 @@ def direct_call(
         if mutated:
             write_back([(arguments[place], results[result]) for place, result in mutated])
         if picked is not None:
-            both = (results, arguments)
-            results = [both[which][place] for which, place in picked]
+            there = (results, arguments, picked[1])
+            results = [there[which][place] for which, place in picked[0]]
         elif not as_made:
             results = [output_of(output, arguments, results, {}) for output in outputs]
         arguments.clear()
