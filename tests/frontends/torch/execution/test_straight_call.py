@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import weakref
 from typing import Any
 
@@ -159,6 +160,28 @@ def test_results_have_no_gradients(either: None) -> None:
     (found,) = call([x, w.requires_grad_()])
     assert not found.requires_grad and torch.is_grad_enabled()
     torch.testing.assert_close(found, (called(x + w) * w).detach())
+
+
+def test_a_function_goes_with_its_last_reference() -> None:
+    run, executors = compiled(chain, cuda_graphs=False)
+    with torch.no_grad():
+        run(torch.randn(8, 8))
+    program = executors[0].executable
+
+    def launch(*given: Any) -> None: ...
+
+    program.launch, kept = launch, weakref.ref(launch)  # type: ignore[method-assign]
+    call = straight_call(executors[0])
+    assert call is not None
+    del launch, program.launch
+    gc.collect()
+    gc.disable()
+    try:
+        assert kept() is not None
+        del call
+        assert kept() is None, "no collection of garbage is waited for"
+    finally:
+        gc.enable()
 
 
 def test_memory_that_runs_out_is_torchs_error_and_the_next_call_works(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -172,7 +172,9 @@ class _Writer:
         self._write(f"return [{', '.join(results)}]")
         text = "\n    ".join(("def run(given, frame, constants):", *self.lines))
         exec(compile(text, f"<calls of {plan.name}>", "exec"), self.names)
-        return self.names["run"]
+        return self.names.pop(
+            "run"
+        )  # in its own globals it would wait for a collection of garbage, and the GPU's memory too
 
     def _write(self, line: str) -> None:
         self.lines.append(line)
@@ -235,7 +237,7 @@ class _Writer:
         given += [f"{name}={self._name(value, 'value')}" for name, value in function.named.items()]
         called = f"{self._name(function.function, 'call')}({', '.join(given)})"
         if function.gives_one:
-            self._take([called], call)
+            self._take([called for _ in function.results], call)
             return
         self._write(f"results = {called}")
         self._take([f"results[{place}]" for place in function.results], call)

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache
+from itertools import count
 from operator import attrgetter
 from typing import Any
 
@@ -108,6 +109,10 @@ class _Saved(_Trace):
         return saved[self.place]
 
 
+_saved_at = cache(_Saved)
+"""One for each place, which all calls share."""
+
+
 @dataclass(frozen=True, eq=False)
 class _Packed(_Trace):
     """What a hook for saved tensors made of an argument, and the hook that gives it back."""
@@ -153,14 +158,14 @@ def _traced(ctx: Any, arguments: Sequence[Any], written: Collection[int], notice
             known = noticed[n] = _Noticed(value)
         return known
 
-    places = {id(value): n for n, value in enumerate(ctx.to_save or ())}
+    places = dict(zip(map(id, ctx.to_save or ()), count(), strict=False))
     unchecked = {id(value) for value in getattr(ctx, "_tensors_no_vc_check", ())}
     return [
         value
         if not isinstance(value, Tensor) or id(value) in unchecked
         else notice(n, value)  # one that is written to has this call in its own history: a cycle
         if n in written
-        else _Saved(places[id(value)])
+        else _saved_at(places[id(value)])
         if id(value) in places
         else value
         if value.requires_grad and value.is_leaf
