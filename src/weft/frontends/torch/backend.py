@@ -15,7 +15,6 @@ from torch import fx
 from torch._dynamo import disable  # pyright: ignore[reportUnknownVariableType]
 from torch._dynamo.backends.common import aot_autograd
 
-from weft.backends.nvidia.workers.pool import start_workers
 from weft.backends.target import require_capabilities
 from weft.config import Config
 from weft.diagnostics import warn
@@ -70,16 +69,14 @@ from weft.frontends.torch.transforms.program import CompiledProgram, Program
 from weft.frontends.torch.transforms.traced_graph import TracedGraph
 from weft.frontends.torch.transforms.transformed_call import Captured
 from weft.frontends.torch.transforms.undefined_gradients import compile_backward, take_undefined
+from weft.frontends.torch.worker_starts import start_before_tracing, start_for_missing
 from weft.runtime.collection import without_collection
-from weft.runtime.cores import available_cores
 from weft.runtime.record import CompilationRecord, compilation, is_recording
 from weft.runtime.single_flight import Flight
 
 log = logging.getLogger("weft")
 
 _UNKNOWN_SIZE = "the size of its result is only known when it has run"
-_LARGE = 150
-"""Nodes of a graph that takes long enough to compile for other processes to help."""
 _HOW_TO_REPORT = "`weft reduce script.py` makes a report of it"
 
 
@@ -92,8 +89,7 @@ def weft_backend(
 ) -> Callable[..., Any]:
     """Compile a graph that Dynamo captured; `options` are fields of `weft.config.Config`, `mode` stands for some."""
     config = settings(options, mode)
-    if config.workers and len(module.graph.nodes) >= _LARGE and kind_of(example_inputs) == "cuda":
-        start_workers(available_cores())  # tracing takes longer than they do to be ready
+    note_compiled = start_before_tracing(module, example_inputs, config)
     check_masks(module)
     check_classes(module)
     module = without_constant_masks(with_recurrent_layers(with_traced_gradients(with_split_sizes(module))))
@@ -102,6 +98,7 @@ def weft_backend(
         return disable(captured)
     traced = replace(captured, module=with_chunked_losses(module, config)).differentiable(example_inputs)
     compiled, _ = _by_aot_autograd(traced, example_inputs, config, lambda *given: captured.program(given)[1])
+    note_compiled()
     written = mutated_arguments(len(example_inputs))
     return compiled if written == () else overlaps_checked(compiled, module, example_inputs, written, config)
 
@@ -251,6 +248,7 @@ def _callable(
             record.measure("load", start)
             log.info("loaded %s from the cache in %.3f s", name, time.perf_counter() - start)
             return loaded.shortest()
+        start_for_missing(module, config, device)
         looked = record.measure("look_up", start)
         left: frozenset[Hashable] = frozenset()
         while True:

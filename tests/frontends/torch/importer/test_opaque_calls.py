@@ -80,3 +80,18 @@ def test_several_results_of_which_some_are_read() -> None:
     call = bound("aten::native_layer_norm", "#0", [5], None, None, 1e-5, results=[0, 2])
     expected = torch.native_layer_norm(x, [5], None, None, 1e-5)
     torch.testing.assert_close(call([x]), [expected[0], expected[2]])
+
+
+def test_operators_that_are_called_often_are_called_without_their_schemas() -> None:
+    x, w = torch.randn(2, 3, 5, 4), torch.randn(6, 3, 3, 3)
+    given = ["#0", "#1", None, [1, 2], [1, 1], [1, 1], False, [0, 0], 1]
+    convolution = bound("aten::convolution", *given)
+    assert convolution.function is torch.convolution and convolution.gives_one and convolution.is_plain
+    (found,) = convolution([x, w])
+    assert found is not None
+    exact = torch.nn.functional.conv2d(x.double(), w.double(), stride=(1, 2), padding=1)
+    torch.testing.assert_close(found.double(), exact, rtol=1e-5, atol=1e-5)
+    backward = bound("aten::convolution_backward", "#2", "#0", "#1", None, *given[3:], [True, True, False])
+    assert backward.function is torch.ops.aten.convolution_backward.default and not backward.gives_one
+    other = bound("aten::sum.dim_IntList", "#0", [0])
+    assert other.function is torch.ops.aten.sum.dim_IntList and not other.is_plain

@@ -14,6 +14,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from tests.frontends.torch.transforms.second_derivatives import needs_second_derivatives
 from weft.errors import UnsupportedError
+from weft.frontends.torch.transforms import double_backward
 
 pytestmark = needs_second_derivatives
 
@@ -215,6 +216,26 @@ def test_a_call_keeps_no_argument_alive_that_its_gradient_does_not_need(function
     del between
     assert storage.expired()
     result.sum().backward()
+
+
+def test_buffers_of_a_model_are_noticed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    noticed: list[Tensor] = []
+    made = double_backward.TensorWeakRef
+
+    def reference(value: Tensor) -> Any:
+        noticed.append(value)
+        return made(value)
+
+    monkeypatch.setattr(double_backward, "TensorWeakRef", reference)
+    model = nn.BatchNorm1d(3)
+    run = compiled(model)
+    for _ in range(3):
+        run(torch.randn(5, 3)).sum().backward()
+    buffers = list(model.buffers())
+    assert sum(any(value is each for each in buffers) for value in noticed) == len(buffers)
+    model.running_mean = torch.zeros(3)  # another one, of which the first trace says nothing
+    run(torch.randn(5, 3)).sum().backward()
+    assert sum(value is model.running_mean for value in noticed) == 1
 
 
 def test_hooks_for_saved_tensors_see_what_is_saved_and_nothing_else() -> None:

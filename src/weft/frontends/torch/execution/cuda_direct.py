@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from weft.frontends.torch.execution.device_checks import Watch, raise_found
-from weft.frontends.torch.execution.returning import needs_arguments, output_of, write_back
+from weft.frontends.torch.execution.returning import needs_arguments, output_of, places_of, write_back
+from weft.frontends.torch.execution.straight_call import straight_call
 from weft.frontends.torch.execution.torch_executor import BoxedCall
 from weft.frontends.torch.importer.imported_graph import Calling, Returned
 from weft.runtime.cuda.device_executor import ALIGNMENT
@@ -45,8 +46,9 @@ def direct_call(
     count = len(executor.returned) - (0 if watch is None else 1)
     as_made = outputs == tuple(map(Returned, range(count)))
     graphs, device = executor.graphs, executor.index
-    launch = _one_tape(executor) or partial(executor.plain, symbols={})
+    launch = _one_tape(executor) or _later_straight(executor)
     keeps = needs_arguments(calling)
+    picked = None if as_made else places_of(outputs)
 
     def call(arguments: list[Any]) -> list[Any]:
         if torch.cuda.current_device() != device:
@@ -64,13 +66,36 @@ def direct_call(
             results = results[:count] if as_made else results
         if mutated:
             write_back([(arguments[place], results[result]) for place, result in mutated])
-        if not as_made:
+        if picked is not None:
+            there = (results, arguments, picked[1])
+            results = [there[which][place] for which, place in picked[0]]
+        elif not as_made:
             results = [output_of(output, arguments, results, {}) for output in outputs]
         arguments.clear()
         return results
 
     call._boxed_call = True  # pyright: ignore[reportFunctionMemberAccess]
     return call
+
+
+def _later_straight(executor: CudaExecutor) -> Run:
+    """The executor's own way for the first call; where more come, a function is written that does what they do."""
+    plain: Run = partial(executor.plain, symbols={})
+    straight: Run | None = None
+    is_first = True
+
+    def run(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+        nonlocal straight, is_first
+        if straight is not None:
+            return straight(tensors)
+        # Before a program is captured, its calls show whether it can be.
+        if is_first or (executor.graphs is not None and executor.graphs.refusal is None):
+            is_first = False
+            return plain(tensors)
+        straight = straight_call(executor) or plain
+        return straight(tensors)
+
+    return run
 
 
 def _one_tape(executor: CudaExecutor) -> Run | None:

@@ -97,6 +97,27 @@ def _reinterpreted(memory: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return row.view(dtype)
 
 
+def places_of(outputs: Sequence[Output]) -> tuple[list[tuple[int, int]], list[Any]] | None:
+    """Where each output stands: in the results (0), the arguments (1), or a list of what is the same in every call (2).
+
+    None where some have to be made of these.
+    """
+    found: list[tuple[int, int]] = []
+    fixed: list[Any] = []
+    for output in outputs:
+        match output:
+            case Returned(result, False):
+                found.append((0, result))
+            case Passed(argument):
+                found.append((1, argument))
+            case Number(value) if not isinstance(value, Expr):
+                found.append((2, len(fixed)))
+                fixed.append(value)
+            case _:
+                return None
+    return found, fixed
+
+
 def picked_from(output: Output) -> Callable[[Sequence[Any], Sequence[Any]], Any] | None:
     """What gives an output, of results and arguments, if it is one of them as it is, or always the same."""
     match output:

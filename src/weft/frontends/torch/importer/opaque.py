@@ -155,11 +155,18 @@ class OpaqueCall:
     strides: Mapping[int, tuple[int, ...]]
     """Those that eager execution would give operands, by position, where they are not row-major."""
     decoder: Callable[[list[torch.Tensor]], Decoder]
+    gives_one: bool
+    """Whether it is known that the operator gives one tensor."""
     copies_operands: bool
     keeps_operands: bool
     """Whether results may be operands themselves."""
     is_fresh: bool
     """Whether the operator is one of those that are known to make new tensors; results of others are looked at."""
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the operator takes operands as they are, and gives nothing but new tensors."""
+        return self.is_fresh and not (self.places or self.names or self.copies_operands or self.keeps_operands)
 
     def __call__(self, operands: list[torch.Tensor]) -> list[torch.Tensor | None]:
         """The tensors that the call returns; none of them shares memory with an operand.
@@ -207,6 +214,22 @@ class OpaqueCall:
         return [r.clone() if r is not None and r.untyped_storage().data_ptr() in taken else r for r in results]
 
 
+def _quickest(operator: Any) -> Any:
+    """What calls an operator of torch's that gives one tensor: torch's own function of that name, where there is one.
+
+    Its arguments are read by code that was generated for it, and not by the schema, which takes as long as a launch.
+    """
+    functions = cast("Any", torch._C)._VariableFunctions
+    if operator._overloadname != "default" or not gives_one_tensor(operator):
+        return operator
+    return getattr(functions, operator._opname, operator)
+
+
+def gives_one_tensor(operator: torch._ops.OpOverload) -> bool:
+    """Whether an operator gives a tensor, and not several things."""
+    return [str(each.type) for each in operator._schema.returns] == ["Tensor"]
+
+
 def _leaves(returned: Any) -> Sequence[Any]:
     if type(returned) in (tuple, list) and all(each is None or isinstance(each, torch.Tensor) for each in returned):
         return returned
@@ -239,13 +262,14 @@ class OpaqueRuntime:
         """A call for known sizes, to be made often."""
         text = json.loads(arguments)
         fixed = Decoder((), symbols, self.objects)
+        function: Any
         if "callee" in text:
             function = self.objects[text["callee"]["object"]]
         else:
             function = _OWN[target] if target in _OWN else operator_named(target)
         given, named = text["args"], text["kwargs"]
         return OpaqueCall(
-            function=function,
+            function=_quickest(function) if target in _MAKE_NEW else function,
             args=[each if _holds_operand(each) else fixed(each) for each in given],
             named={name: each if _holds_operand(each) else fixed(each) for name, each in named.items()},
             plain=[(place, int(each[1:])) for place, each in enumerate(given) if type(each) is str],
@@ -257,6 +281,7 @@ class OpaqueRuntime:
                 for position, strides in text.get("strides", {}).items()
             },
             decoder=partial(Decoder, symbols=symbols, objects=self.objects),
+            gives_one=target in _MAKE_NEW and gives_one_tensor(function),
             copies_operands=target in _STARTS,
             keeps_operands=target == _WAITS,
             is_fresh=target in _MAKE_NEW,

@@ -16,6 +16,8 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache
+from itertools import count
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -32,6 +34,7 @@ from weft.frontends.torch.transforms.program import Program, floats
 from weft.frontends.torch.transforms.random_state import RandomState
 
 _made: ContextVar[list[Any] | None] = ContextVar("_made", default=None)
+_counted = attrgetter("_version")
 _COMPILED = "CompiledFunction"
 """What AOTAutograd calls its functions."""
 _OWN = (OutputType.non_alias, OutputType.unsafe_view_alias, OutputType.custom_function_view)
@@ -90,6 +93,8 @@ class Kept:
 class _Trace:
     """Leads to an argument."""
 
+    __slots__ = ()
+
     def given(self, saved: Sequence[Tensor]) -> Tensor:
         raise NotImplementedError
 
@@ -104,6 +109,10 @@ class _Saved(_Trace):
         return saved[self.place]
 
 
+_saved_at = cache(_Saved)
+"""One for each place, which all calls share."""
+
+
 @dataclass(frozen=True, eq=False)
 class _Packed(_Trace):
     """What a hook for saved tensors made of an argument, and the hook that gives it back."""
@@ -115,21 +124,19 @@ class _Packed(_Trace):
         return self.unpack(self.value)
 
 
-@dataclass(frozen=True, eq=False)
 class _Noticed(_Trace):
     """A tensor that the gradient does not need: to keep it would cost memory in every step of a training."""
 
-    reference: TensorWeakRef
-    shape: torch.Size
-    strides: tuple[int, ...]
-    dtype: torch.dtype
-    device: torch.device
-    requires_grad: bool
+    __slots__ = ("device", "dtype", "reference", "requires_grad", "shape", "strides")
 
-    @classmethod
-    def of(cls, value: Tensor) -> _Noticed:
-        shape, strides = value.shape, value.stride()
-        return cls(TensorWeakRef(value), shape, strides, value.dtype, value.device, value.requires_grad)
+    def __init__(self, value: Tensor) -> None:
+        self.reference = TensorWeakRef(value)
+        self.shape, self.strides = value.shape, value.stride()
+        self.dtype, self.device, self.requires_grad = value.dtype, value.device, value.requires_grad
+
+    def is_of(self, value: Tensor) -> bool:
+        """Whether it is this very tensor's, which lies as it did; all else is guarded."""
+        return self.reference.ref() is value and self.shape == value.shape and self.strides == value.stride()
 
     def given(self, saved: Sequence[Tensor]) -> Tensor:
         found = self.reference()
@@ -139,30 +146,49 @@ class _Noticed(_Trace):
         return made.requires_grad_(self.requires_grad)
 
 
-def _traced(ctx: Any, arguments: Sequence[Any], written: Collection[int]) -> list[Any]:
-    """The arguments of a call that has been computed, so that none lives longer than for its first gradient."""
-    places = {id(value): n for n, value in enumerate(ctx.to_save or ())}
+def _traced(ctx: Any, arguments: Sequence[Any], written: Collection[int], noticed: dict[int, _Noticed]) -> list[Any]:
+    """The arguments of a call that has been computed, so that none lives longer than for its first gradient.
+
+    What was `noticed` in the call before is taken again where it is the same: a model has hundreds of buffers.
+    """
+
+    def notice(n: int, value: Tensor) -> _Noticed:
+        known = noticed.get(n)
+        if known is None or not known.is_of(value):
+            known = noticed[n] = _Noticed(value)
+        return known
+
+    places = dict(zip(map(id, ctx.to_save or ()), count(), strict=False))
     unchecked = {id(value) for value in getattr(ctx, "_tensors_no_vc_check", ())}
     return [
         value
         if not isinstance(value, Tensor) or id(value) in unchecked
-        else _Noticed.of(value)  # one that is written to has this call in its own history: a cycle
+        else notice(n, value)  # one that is written to has this call in its own history: a cycle
         if n in written
-        else _Saved(places[id(value)])
+        else _saved_at(places[id(value)])
         if id(value) in places
         else value
         if value.requires_grad and value.is_leaf
-        else _view_kept(value, ctx.to_save or ())
+        else notice(n, value)
+        if (kept := _view_kept(value, ctx.to_save or ())) is None
+        else kept
         for n, value in enumerate(arguments)
     ]
 
 
 def _view_kept(value: Tensor, saved: Sequence[Tensor]) -> Any:
-    """A tensor that is not saved as such; of a view AOTAutograd saves what is detached from it."""
+    """A view of which AOTAutograd has saved what is detached from it; None for what is not saved at all."""
     if not value._is_view() or all(value.data_ptr() != each.data_ptr() for each in saved):
-        return _Noticed.of(value)
+        return None
     hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks(True)
     return value if hooks is None else _Packed(hooks[0](value), hooks[1])
+
+
+def _versions(values: Sequence[Any]) -> list[int]:
+    try:
+        return list(map(_counted, values))
+    except (AttributeError, RuntimeError):  # a number, or a tensor of inference mode
+        return [_version(value) for value in values]
 
 
 def _version(value: Any) -> int:
@@ -181,12 +207,14 @@ def make_differentiable(
         return  # another release has other names: torch refuses second derivatives itself
     forward, whole, backward = function._fwd_fn, function._bwd_fn, function._backward_impl
     written = frozenset(function.metadata.mutated_inp_runtime_indices)
+    noticed: dict[int, _Noticed] = {}
 
     def noting(ctx: Any, arguments: Any, *rest: Any) -> Any:
         state = RandomState.before(arguments) if is_random else None
-        versions = [_version(value) for value in arguments]
+        versions = _versions(arguments)
         results = forward(ctx, arguments, *rest)
-        ctx.weft_kept = Kept(list(arguments) if keeps_arguments else _traced(ctx, arguments, written), versions, state)
+        values = list(arguments) if keeps_arguments else _traced(ctx, arguments, written, noticed)
+        ctx.weft_kept = Kept(values, versions, state)
         return results
 
     def releasing(ctx: Any, arguments: list[Any]) -> Any:
