@@ -172,9 +172,8 @@ class _Writer:
         self._write(f"return [{', '.join(results)}]")
         text = "\n    ".join(("def run(given, frame, constants):", *self.lines))
         exec(compile(text, f"<calls of {plan.name}>", "exec"), self.names)
-        return self.names.pop(
-            "run"
-        )  # in its own globals it would wait for a collection of garbage, and the GPU's memory too
+        # In its own globals it would wait for a collection of garbage, and the GPU's memory with it.
+        return self.names.pop("run")
 
     def _write(self, line: str) -> None:
         self.lines.append(line)
@@ -231,6 +230,7 @@ class _Writer:
             self._operand(place, function.strides.get(position), as_eager=True)
             for position, place in enumerate(call.operands)
         ]
+        assert all(map(str.isidentifier, function.named)), "names of arguments become text"
         given = [self._name(value, "value") for value in function.args]
         for place, number in function.plain:
             given[place] = operands[number]
