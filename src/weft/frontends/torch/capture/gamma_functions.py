@@ -146,9 +146,9 @@ def zeta(x: Any, q: Any) -> Tensor:
         total = total + torch.where(power == 0, 0.0, factor * power / divisor)  # factors may have no end
         factor = factor * (x + 2 * n + 1) * (x + 2 * n + 2)
         power = power / (w * w)
+    total = torch.where(torch.isnan(x) | torch.isnan(q), math.nan, total)
     total = torch.where(q <= 0, torch.where(q == torch.floor(q), math.inf, torch.where(known, total, math.nan)), total)
-    total = torch.where(x < 1, math.nan, torch.where(x == 1, math.inf, total))
-    return torch.where(torch.isnan(x) | torch.isnan(q), math.nan, total).to(kind)
+    return torch.where(x < 1, math.nan, torch.where(x == 1, math.inf, total)).to(kind)
 
 
 def igamma(a: Tensor, x: Tensor) -> Tensor:
@@ -168,7 +168,8 @@ def _at_edges(a: Tensor, x: Tensor, found: Tensor, far: float) -> Tensor:
     outside = (a < 0) | (x < 0) | ((a == 0) & (x == 0)) | (torch.isinf(a) & torch.isinf(x))
     found = torch.where((a == 0) | torch.isinf(x), far, found)
     found = torch.where((x == 0) | torch.isinf(a), torch.where(a == 0, far, 1 - far), found)
-    return torch.where(outside | torch.isnan(a) | torch.isnan(x), math.nan, found)
+    settled = (x == 0) | torch.isinf(a) | torch.isinf(x)  # whatever the other one is, as eager has it
+    return torch.where(outside | ((torch.isnan(a) | torch.isnan(x)) & ~settled), math.nan, found)
 
 
 def _incomplete(a: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
