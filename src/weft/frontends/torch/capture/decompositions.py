@@ -27,6 +27,7 @@ from weft.frontends.torch.capture import (
     special_functions,
 )
 from weft.frontends.torch.capture import least_squares as least_squares  # so that Dynamo knows its shapes
+from weft.frontends.torch.capture.activation_gradients import GRADIENTS
 from weft.frontends.torch.capture.airy_function import airy_ai
 from weft.frontends.torch.capture.checked_parts import with_checks
 from weft.frontends.torch.capture.fused_layers import encoder_layer, multi_head_attention, trilinear
@@ -94,6 +95,7 @@ def _table(device: str) -> dict[Any, Callable[..., Any]]:
     table[_ops.rrelu_with_noise_functional.default] = rrelu
     table[_ops.convolution_backward.default] = convolution_backward
     table[_ops._new_zeros_with_same_feature_meta.default] = zero_tangent
+    table |= GRADIENTS
     table |= get_decompositions([_ops.tril_indices.default, _ops.triu_indices.default])
     table[_ops.multilabel_margin_loss_forward.default] = multilabel_margin_loss
     table[_ops.triangular_solve.default] = matrix_functions.triangular_solve
