@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 
 import pytest
 import torch
@@ -39,6 +40,16 @@ def test_cases_are_the_same_in_every_run() -> None:
     for a, b in zip(first, second, strict=True):
         torch.testing.assert_close(a.tensors(), b.tensors(), equal_nan=True)
     assert any("with -1 at its end" in case.label for case in first)
+
+
+def test_forks_find_loaded_what_compiling_takes() -> None:
+    def loaded(x: torch.Tensor) -> torch.Tensor:
+        if not any(name.startswith("weft.backends.cpu") for name in sys.modules):
+            os.abort()
+        return x + 1
+
+    assert check_unit("gather float32", 0).same == 0
+    assert isolated(RaiseCase("loaded", loaded, (torch.ones(2),), {})) == ("same", "")
 
 
 def test_a_case_that_ends_the_process_is_a_verdict() -> None:

@@ -91,6 +91,20 @@ def test_results_that_should_share_memory_are_found() -> None:
     assert verdict.status == "wrong" and "shared" in verdict.reason
 
 
+def test_what_has_no_elements_shares_no_memory() -> None:
+    nothing = replace(SIMPLE, body=("v0 = F.dropout(x0[:, 5:], 0.3)",), outputs=("v0",)).live()
+    assert judge(nothing).status == "right", "eager gives dropout's argument back if it is empty"
+
+
+def test_wide_floats_that_are_made_of_narrow_ones_are_off_as_these_are() -> None:
+    body = ("v0 = (x1 * x1).tanh().acos().mean()", "v1 = torch.addcmul(x0, v0, v0, value=0.5)")
+    arguments = ("x0 = draw((C, 2), torch.float64)", "x1 = draw((4, B), torch.float16)")
+    for seed in (970239, 3, 4):
+        case = TorchCase(arguments, body, ("v1",), ({"B": 63, "C": 3},), "no_grad", seed=seed)
+        assert judge(case).status == "right"
+        assert judge(case, wrong_backend).status == "wrong"
+
+
 def test_what_eager_refuses_must_be_refused() -> None:
     case = replace(SIMPLE, body=("v0 = x0.view(-1, 1000)",), outputs=("v0",)).live()
     assert judge(case).status == "refused"

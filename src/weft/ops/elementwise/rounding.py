@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import ClassVar
 
 import numpy as np
 
+from weft.ir.types import i8, i16
 from weft.ops.base import Precision, op
+from weft.ops.body import Body, Value
 from weft.ops.elementwise.pointwise import FLOATS, FloatFunction
 from weft.ops.graph import GraphBuilder
 from weft.ops.numerics import rounded_once
@@ -91,3 +94,21 @@ class NextAfter(FloatFunction):
     @staticmethod
     def reference(a: np.ndarray, b: np.ndarray) -> np.ndarray:
         return np.nextafter(a, b)
+
+    @classmethod
+    def tile(cls, body: Body, *values: Value) -> Value:
+        """Of narrow floats by their bits, which count their magnitude up: kernels compute with them as f32."""
+        dtype = values[0].dtype
+        if dtype.bits >= 32:
+            return super().tile(body, *values)
+        x, y = (body.rounded(value, dtype) for value in values)
+        integers = i16 if dtype.bits == 16 else i8
+        bits, target = body.bitcast(x, integers), body.bitcast(y, integers)
+        zero, one = body.constant(0, dtype), body.constant(1, integers)
+        away = body.math("xor", body.math("lt", x, y), body.math("lt", x, zero))
+        moved = body.where(away, body.math("add", bits, one), body.math("sub", bits, one))
+        sign = body.math("and", target, body.constant(-(1 << (dtype.bits - 1)), integers))
+        moved = body.where(body.math("eq", x, zero), body.math("or", sign, one), moved)
+        found = body.where(body.math("eq", x, y), y, body.bitcast(moved, dtype))
+        missing = body.math("or", body.math("isnan", x), body.math("isnan", y))
+        return body.where(missing, body.constant(math.nan, dtype), found)

@@ -53,7 +53,6 @@ class RaiseCase:
     function: Callable[..., Any]
     arguments: tuple[Any, ...]
     keywords: dict[str, Any]
-    has_values: bool = True
 
     def tensors(self) -> list[Tensor]:
         return [leaf for leaf in pytree.tree_leaves((self.arguments, self.keywords)) if isinstance(leaf, Tensor)]

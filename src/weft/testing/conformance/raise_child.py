@@ -13,6 +13,7 @@ import signal
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import IO
 
 import torch
@@ -42,12 +43,20 @@ class Tally:
 def check_unit(name: str, most: int = MOST_CASES, run: Callable[[RaiseCase], tuple[str, str]] | None = None) -> Tally:
     """Judge all cases of a unit."""
     torch.set_num_threads(1)  # a fork has no pool
+    if run is None:
+        _warm_up()
     found: dict[str, list[str]] = {"same": [], "undefined": [], "torch": [], "wrong": []}
     for case in cases(name, most):
         word, said = (run or isolated)(case)
         found[word].append(f"{case.label}: {said}")
     rest = (tuple(found[word]) for word in ("undefined", "torch", "wrong"))
     return Tally(len(found["same"]), *rest)
+
+
+@cache
+def _warm_up() -> None:
+    """Load here what compiling takes, which each fork would load again: two thirds of its time."""
+    outcome(RaiseCase("warm-up", torch.add, (torch.ones(2), torch.ones(2)), {}), "weft")
 
 
 def isolated(case: RaiseCase) -> tuple[str, str]:

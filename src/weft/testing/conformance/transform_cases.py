@@ -134,7 +134,14 @@ def _with_forgotten(call: Call, arguments: Any, process: Process, found: Any) ->
 
 def _second_by_differences(call: Call, arguments: Any, process: Process, step: float) -> list[Tensor]:
     """What `_gradgrad` gives for arguments, by differences of gradients: second derivatives are symmetric."""
-    moves = _random_like(_leaves(arguments), 21)
+    wanted = _leaves(arguments)
+    return _differences_of_gradients(call, arguments, process, _random_like(wanted, 21), step, seed=_SEED)
+
+
+def _differences_of_gradients(
+    call: Call, arguments: Any, process: Process, moves: Sequence[Tensor], step: float, seed: int
+) -> list[Tensor]:
+    """How gradients change as arguments move, by central differences; results are weighted at random by a seed."""
 
     def gradients(sign: float) -> list[Tensor]:
         torch.manual_seed(_SEED)
@@ -147,7 +154,7 @@ def _second_by_differences(call: Call, arguments: Any, process: Process, step: f
         given = pytree.tree_map_only(Tensor, moved, arguments)
         wanted = _leaves(given)
         results = [each for each in _results(call, given, process) if each.requires_grad]
-        found: Any = torch.autograd.grad(results, wanted, _random_like(results), allow_unused=True)
+        found: Any = torch.autograd.grad(results, wanted, _random_like(results, seed), allow_unused=True)
         return [torch.zeros_like(x).detach() if g is None else g.detach() for g, x in zip(found, wanted, strict=True)]
 
     return [(a - b) / (2 * step) for a, b in zip(gradients(1), gradients(-1), strict=True)]
@@ -227,24 +234,8 @@ def _symmetric_tangents(call: Call, arguments: Any, process: Process) -> Any:
 
 
 def _tangents_of_gradients_by_differences(call: Call, arguments: Any, process: Process) -> Any:
-    """Tangents of gradients by central differences, with steps so short that few kinks are between them."""
-    step = 1e-5
-
-    def gradients(sign: float) -> list[Tensor]:
-        torch.manual_seed(_SEED)
-        tangents = iter(_random_like(_leaves(arguments)))
-
-        def along(leaf: Tensor) -> Tensor:
-            moved = leaf.detach() + sign * step * next(tangents) if leaf.requires_grad else leaf
-            return moved.requires_grad_(leaf.requires_grad)
-
-        given = pytree.tree_map_only(Tensor, along, arguments)
-        wanted = _leaves(given)
-        results = [each for each in _results(call, given, process) if each.requires_grad]
-        found: Any = torch.autograd.grad(results, wanted, _random_like(results, 21), allow_unused=True)
-        return [torch.zeros_like(x).detach() if g is None else g for g, x in zip(found, wanted, strict=True)]
-
-    return [(a - b) / (2 * step) for a, b in zip(gradients(1), gradients(-1), strict=True)]
+    """Tangents of gradients by differences, with steps so short that few kinks are between them."""
+    return _differences_of_gradients(call, arguments, process, _random_like(_leaves(arguments)), 1e-5, seed=21)
 
 
 def _tangents_by_differences(call: Call, arguments: Any, process: Process) -> Any:

@@ -141,7 +141,9 @@ def _compared(runs: Runs, number: int, found: Result, expected: Result) -> Compa
         wide = compare(mine, pytree.tree_map(_finite_as_the_oracle, theirs, mine, wider), wider)
     except (ValueError, RuntimeError):
         return close
-    return Comparison(tuple(b if _acquits(b) else a for a, b in zip(close.leaves, wide.leaves, strict=True)))
+    floats = [leaf.dtype for leaf in _leaves(expected) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+    coarsest = max((torch.finfo(dtype).eps for dtype in floats), default=0.0)
+    return Comparison(tuple(b if _acquits(b, coarsest) else a for a, b in zip(close.leaves, wide.leaves, strict=True)))
 
 
 def _finite_as_the_oracle(theirs: Any, mine: Any, oracle: Any) -> Any:
@@ -157,12 +159,16 @@ def _finite_as_the_oracle(theirs: Any, mine: Any, oracle: Any) -> Any:
     return torch.where(lost, oracle.to(theirs.dtype), theirs)
 
 
-def _acquits(leaf: TensorComparison) -> bool:
-    """Whether the oracle may acquit: where eager is far from it, twice eager's error would let anything pass."""
+def _acquits(leaf: TensorComparison, coarsest: float) -> bool:
+    """Whether the oracle may acquit: where eager is far from it, twice eager's error would let anything pass.
+
+    What is far is told by the coarsest floats of the program: a float64 that is made of float16 is off as that is.
+    """
     dtype = getattr(torch, leaf.dtype, None)
     if not leaf.ok or dtype is None or not (dtype.is_floating_point or dtype.is_complex):
         return leaf.ok
-    return leaf.eager_error <= math.sqrt(torch.finfo(dtype).eps) or leaf.error <= 2 * torch.finfo(dtype).eps
+    far = math.sqrt(max(coarsest, torch.finfo(dtype).eps))
+    return leaf.eager_error <= far or leaf.error <= 2 * torch.finfo(dtype).eps
 
 
 def _is_noise(runs: Runs, number: int, found: Result, expected: Result) -> bool:
@@ -316,7 +322,7 @@ def _kept(value: Any) -> Any:
 
 
 def _shared(tensors: Sequence[Any]) -> frozenset[tuple[int, int]]:
-    """The pairs of places whose tensors share memory."""
+    """The pairs of places whose tensors share memory; one without elements has none, whatever it is a view of."""
     memory = [
         each.untyped_storage().data_ptr() if isinstance(each, Tensor) and each.layout == torch.strided else 0
         for each in tensors
@@ -325,7 +331,7 @@ def _shared(tensors: Sequence[Any]) -> frozenset[tuple[int, int]]:
         (a, b)
         for b in range(len(memory))
         for a in range(b)
-        if memory[a] == memory[b] and memory[a] and tensors[b].numel()
+        if memory[a] == memory[b] and memory[a] and tensors[a].numel() and tensors[b].numel()
     )
 
 

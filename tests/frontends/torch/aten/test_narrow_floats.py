@@ -94,3 +94,18 @@ def test_kernels_of_a_gpu_give_what_eager_gives() -> None:
     backend = GpuInterpreter(gpu_machine())
     assert_same(torch.compile(lambda x: x.to(NARROW[0]), backend=backend)(x), x.to(NARROW[0]))
     assert [type(step) for planned in backend.plans for step in planned.plan.steps] == [KernelStep]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_neighbours_are_those_among_the_same_floats(dtype: torch.dtype) -> None:
+    x = numbers(dtype)
+    compiled = torch.compile(torch.nextafter, backend="weft", options={"strict": True})
+    for target in (0.0, math.inf, -math.inf, 1.0, math.nan):
+        to = torch.full_like(x, target)
+        assert_same(compiled(x, to), torch.nextafter(x, to))
+    computed = torch.compile(lambda x, y: torch.nextafter(x * 3, y), backend="weft", options={"strict": True})
+    finite = torch.randn(1000).to(dtype)
+    assert_same(computed(finite, x[:1000]), torch.nextafter(finite * 3, x[:1000]))
+    some = x[::97].clone()
+    simulated = torch.compile(torch.nextafter, backend=GpuInterpreter(gpu_machine(), simulated=True))
+    assert_same(simulated(some, some.flip(0)), torch.nextafter(some, some.flip(0)))

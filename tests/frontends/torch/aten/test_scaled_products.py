@@ -16,16 +16,27 @@ _ROUNDED_ONCE = 1.1
 @pytest.mark.parametrize(
     ("alpha", "beta"), [(2.0315, -4.775), (0.3, 1), (1, 0.7), (1.7, 0)], ids=["both", "alpha", "beta", "no bias"]
 )
-@pytest.mark.parametrize("batch", [(), (3,)], ids=["addmm", "baddbmm"])
-def test_products_are_rounded_once(batch: tuple[int, ...], alpha: float, beta: float, dtype: torch.dtype):
-    call: Callable[..., Tensor] = torch.baddbmm if batch else torch.addmm
-
+@pytest.mark.parametrize(
+    ("call", "sizes"),
+    [
+        (torch.addmm, ((41, 37), (41, 53), (53, 37))),
+        (torch.baddbmm, ((3, 41, 37), (3, 41, 53), (3, 53, 37))),
+        (torch.addmv, ((71,), (71, 53), (53,))),
+        (torch.addbmm, ((41, 37), (5, 41, 53), (5, 53, 37))),
+        (torch.addbmm, ((41, 61), (5, 41, 53), (5, 53, 61))),
+        (torch.addr, ((41, 37), (41,), (37,))),
+    ],
+    ids=["addmm", "baddbmm", "addmv", "addbmm", "addbmm of one product", "addr"],
+)
+def test_products_are_rounded_once(
+    call: Callable[..., Tensor], sizes: tuple[tuple[int, ...], ...], alpha: float, beta: float, dtype: torch.dtype
+):
     def scaled(bias: Tensor, x: Tensor, y: Tensor) -> Tensor:
         return call(bias, x, y, beta=beta, alpha=alpha)
 
-    sizes = ((41, 37), (41, 53), (53, 37))
-    given = [torch.randn(*batch, *size).to(dtype) for size in sizes]
+    given = [torch.randn(size).to(dtype) for size in sizes]
     wide = scaled(*(each.double() for each in given))
+    torch.compiler.reset()  # past the limit of recompilations, eager would run
     found = torch.compile(scaled, backend="weft")(*given)
     assert found.dtype == dtype
 

@@ -40,3 +40,14 @@ def test_rrelu_in_training_draws_as_eager_and_has_its_gradient() -> None:
         result = call(x)
         found.append((result, *torch.autograd.grad(result.cos().sum(), x)))
     torch.testing.assert_close(*found)
+
+
+def test_parts_of_complex_numbers_that_are_no_numbers_are_replaced() -> None:
+    def replaced(x: torch.Tensor) -> torch.Tensor:
+        return torch.nan_to_num(x, 1.5, neginf=-3.0)
+
+    x = torch.randn(6, dtype=torch.complex128)
+    x.real[0], x.imag[1], x.real[2], x.imag[3] = float("nan"), float("nan"), float("-inf"), float("inf")
+    compiled = torch.compile(replaced, backend="weft", fullgraph=True)
+    torch.testing.assert_close(compiled(x), replaced(x))
+    torch.testing.assert_close(compiled(x.imag), replaced(x.imag))

@@ -35,6 +35,19 @@ def test_it_is_eagers_in_training_too(reduction: str, rows: Any) -> None:
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
 
 
+def test_margins_of_zero_have_no_gradient_and_those_that_are_no_numbers_count_not() -> None:
+    rows = [[1.0, 0, 0, 2, 3], [0, 1, 2, 3, 4], [float("nan"), 1, 2, 3, 4], [2, 2, 1, 1, 0]]
+    found, expected = [], []
+    for call, kept in (
+        (compiled(reduction="none"), found),
+        (partial(F.multilabel_margin_loss, reduction="none"), expected),
+    ):
+        x = torch.tensor(rows, dtype=torch.float64, requires_grad=True)
+        loss = call(x, TARGET)
+        kept += [loss, *torch.autograd.grad(loss.sum(), x)]
+    torch.testing.assert_close(found, expected)
+
+
 def test_it_is_eagers_under_transformations() -> None:
     def loss(x: torch.Tensor) -> torch.Tensor:
         return F.multilabel_margin_loss(x, TARGET)

@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._dynamo.exc import BackendCompilerFailed
 
 from weft.errors import DataError
 
@@ -94,6 +95,22 @@ def test_factors_are_unpacked_and_reflections_multiplied() -> None:
 
     given = *packed, reflections, tau
     torch.testing.assert_close(compiled(parts)(*given), parts(*given))
+
+
+def test_pivots_are_looked_at_where_there_is_something_to_solve() -> None:
+    lu, pivots = torch.linalg.lu_factor(torch.randn(3, 3))
+    solved: Any = lambda lu, pivots, b: torch.linalg.lu_solve(lu, pivots, b)  # noqa: E731
+    for call in (solved, compiled(solved)):
+        assert call(lu, pivots - 4, torch.ones(3, 0)).shape == (3, 0)
+        with pytest.raises(RuntimeError):
+            call(lu, pivots - 4, torch.ones(3, 2))
+
+
+def test_too_few_pivots_are_torchs_to_refuse() -> None:
+    lu, pivots = torch.linalg.lu_factor(torch.randn(4, 4))
+    unpacked: Any = lambda lu, pivots: torch.lu_unpack(lu, pivots)  # noqa: E731
+    with pytest.raises(BackendCompilerFailed, match="lu_unpack"):
+        compiled(unpacked)(lu, pivots[:3])
 
 
 def test_fractional_pools_and_their_gradients() -> None:

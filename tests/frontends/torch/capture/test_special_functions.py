@@ -62,3 +62,13 @@ def test_mantissas_and_powers_of_all_kinds_of_numbers() -> None:
         torch.testing.assert_close(found[0], expected[0], rtol=0, atol=0, equal_nan=True)
         finite = torch.isfinite(x)  # of others the power is not defined
         assert torch.equal(found[1][finite], expected[1][finite])
+
+
+@pytest.mark.parametrize("name", ["igamma", "igammac", "special.zeta"])
+def test_what_one_argument_settles_is_no_nan_for_the_other(name: str) -> None:
+    function: Callable[[Tensor, Tensor], Tensor] = getattr(torch, name.removeprefix("special."), torch.special.zeta)
+    ends = torch.tensor([math.nan, 0.0, 1.0, 3.0, -1.0, -2.5, math.inf, -math.inf], dtype=torch.float64)
+    a, x = torch.full_like(ends, math.nan), ends
+    for first, second in ((a, x), (x, a)):
+        compiled = torch.compile(lambda a, x: function(a, x), backend="weft", options={"fallback": "error"})
+        torch.testing.assert_close(compiled(first, second), function(first, second), equal_nan=True)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch._dynamo.utils import counters
 from torch.nn import functional
 
 from weft.errors import DataError, DataValueError
@@ -70,6 +71,39 @@ def test_data_that_eager_refuses_are_refused_with_the_line() -> None:
         _compiled(lambda x, n: torch.cov(x, fweights=n))(x, -COUNTS)
     with pytest.raises(DataError, match="sum to zero"):
         _compiled(lambda x, n: torch.cov(x, fweights=n))(x, 0 * COUNTS)
+
+
+@pytest.mark.parametrize("variance", [1, COUNTS.expand(3, 6)], ids=["a number", "a tensor"])
+def test_integers_are_no_variances(variance: Any) -> None:
+    x = torch.randn(3, 6, dtype=torch.float64)
+    loss: Callable[[Tensor], Tensor] = lambda x: functional.gaussian_nll_loss(x, x, variance)  # noqa: E731
+    for call in (loss, torch.compile(loss, backend="weft")):
+        with pytest.raises((TypeError, RuntimeError)):
+            call(x)
+
+
+@pytest.mark.parametrize("r", [0, 1, 2, 3])
+@pytest.mark.parametrize("again", [False, True])
+def test_combinations_of_a_symbolic_length(r: int, again: bool) -> None:
+    compiled = torch.compile(
+        lambda x: torch.combinations(x.repeat(2), r, with_replacement=again),
+        backend="weft",
+        fullgraph=True,
+        dynamic=True,
+        options={"strict": True},
+    )
+    for count in (2, 3, 5, 1, 0):
+        x = torch.randn(count, dtype=torch.float64)
+        torch.testing.assert_close(compiled(x), torch.combinations(x.repeat(2), r, with_replacement=again))
+
+
+def test_pairs_of_a_symbolic_length_are_compiled_once() -> None:
+    compiled = torch.compile(torch.combinations, backend="weft", fullgraph=True, dynamic=True)
+    counters["stats"].clear()
+    for count in (5, 7, 300):
+        x = torch.arange(float(count))
+        torch.testing.assert_close(compiled(x), torch.combinations(x))
+    assert counters["stats"]["unique_graphs"] == 1
 
 
 def test_other_backends_see_what_torch_calls() -> None:

@@ -24,26 +24,13 @@ _NAME = re.compile(r"%[\w.]+")
 _INTRINSIC = re.compile(
     r"@llvm\.(?:fma|fmuladd|fabs|copysign|min\w*|max\w*|smin|smax|umin|umax|abs|sqrt|floor|ceil|trunc|rint|ctpop|fshl|fshr)\."
 )
-_MOVES = frozenset(
-    (
-        *("fadd", "fsub", "fmul", "fdiv", "fneg", "fcmp", "add", "sub", "mul", "shl", "lshr", "ashr", "and", "or"),
-        *(
-            "xor",
-            "icmp",
-            "select",
-            "zext",
-            "sext",
-            "trunc",
-            "bitcast",
-            "fptrunc",
-            "fpext",
-            "sitofp",
-            "uitofp",
-            "fptosi",
-        ),
-        *("fptoui", "extractvalue", "extractelement", "insertelement", "ptrtoint", "inttoptr", "getelementptr"),
-    )
-)
+_FLOAT_ARITHMETIC = ("fadd", "fsub", "fmul", "fdiv", "fneg", "fcmp")
+_INTEGER_ARITHMETIC = ("add", "sub", "mul", "shl", "lshr", "ashr", "and", "or", "xor", "icmp", "select")
+_INTEGER_CONVERSIONS = ("zext", "sext", "trunc", "bitcast", "ptrtoint", "inttoptr")
+_FLOAT_CONVERSIONS = ("fptrunc", "fpext", "sitofp", "uitofp", "fptosi", "fptoui")
+_PARTS = ("extractvalue", "extractelement", "insertelement", "getelementptr")
+_MOVES = frozenset((*_FLOAT_ARITHMETIC, *_INTEGER_ARITHMETIC, *_INTEGER_CONVERSIONS, *_FLOAT_CONVERSIONS, *_PARTS))
+"""Instructions without an effect but their value."""
 
 
 def sink_to_uses(lines: list[str]) -> list[str]:

@@ -9,11 +9,11 @@ from xdsl.ir import SSAValue
 
 from weft.errors import UnsupportedError
 from weft.frontends.torch.aten.combining import added_by_token
-from weft.frontends.torch.aten.shape import flat, given, place_of, start_of, step_of
+from weft.frontends.torch.aten.shape import check_replaced, flat, given, place_of, start_of, step_of
 from weft.frontends.torch.aten.table import aten
 from weft.frontends.torch.importer.builder import ImportBuilder, normal_dim
 from weft.frontends.torch.importer.checks import check_count, check_places
-from weft.ir.expr import Size, product
+from weft.ir.expr import Expr, Size, product
 from weft.ir.types import Tensor, boolean, i32, i64
 
 Indices = Sequence[SSAValue | None]
@@ -51,8 +51,11 @@ def _position(dims: tuple[int, ...]) -> int:
 
 @aten("index_put", "_unsafe_index_put")
 def index_put(b: ImportBuilder, x: SSAValue, indices: Indices, values: SSAValue, accumulate: bool = False) -> SSAValue:
-    values = b.to(values, b.dtype(x))
     masks = [(d, place) for d, place in enumerate(indices) if place is not None and b.dtype(place) == boolean]
+    fills = masks and not accumulate and product(b.shape(values)) == 1
+    if b.dtype(values) != b.dtype(x) and not fills:
+        raise UnsupportedError("what is written is of another type, which torch refuses")
+    values = b.to(values, b.dtype(x))
     if masks:
         return _masked_put(b, x, indices, masks, values, accumulate)
     dims, places = _indexed(b, indices)
@@ -70,7 +73,7 @@ def index_put(b: ImportBuilder, x: SSAValue, indices: Indices, values: SSAValue,
 @aten("flex_lib.zeros_and_scatter")
 def zeros_and_scatter(b: ImportBuilder, _shape: Sequence[Size], indices: Indices, values: SSAValue) -> SSAValue:
     """The gradient of what a function of FlexAttention's scores reads at places."""
-    return index_put(b, b.zeros(b.result), indices, values, accumulate=True)
+    return index_put(b, b.zeros(b.result), indices, b.to(values, b.result.dtype), accumulate=True)
 
 
 def _broadcast(b: ImportBuilder, places: Sequence[SSAValue], rank: int) -> list[Size]:
@@ -264,6 +267,12 @@ def slice_scatter(
 ) -> SSAValue:
     dim = normal_dim(dim, b.rank(x))
     begin = start_of(b, dim, given(b, 3, "start"))
+    size = b.shape(x)[dim]
+    if isinstance(size, Expr) or isinstance(start, Expr) or isinstance(end, Expr):
+        count = next(iter(b.shape(source)[dim:]), 0)
+    else:
+        count = len(range(size)[slice(start, end, step_of(step))])
+    check_replaced(b, source, [count if d == dim else size for d, size in enumerate(b.shape(x))])
     return update(b, x, b.to(source, b.dtype(x)), dim, begin, step_of(step))
 
 
@@ -279,5 +288,6 @@ def update(b: ImportBuilder, x: SSAValue, source: SSAValue, dim: int, start: Siz
 @aten("select_scatter")
 def select_scatter(b: ImportBuilder, x: SSAValue, source: SSAValue, dim: int, place: Size) -> SSAValue:
     dim = normal_dim(dim, b.rank(x))
+    check_replaced(b, source, [size for d, size in enumerate(b.shape(x)) if d != dim])
     source = b.unsqueeze(b.to(source, b.dtype(x)), dim)
     return update(b, x, source, dim, place_of(b, dim, given(b, 3, "index")))

@@ -76,9 +76,9 @@ def dot(b: ImportBuilder, x: SSAValue, y: SSAValue) -> SSAValue:
     return b.view(b.emit("dot", b.view(x, (1, size)), b.view(y, (size, 1))), ())
 
 
-def _vector_product(b: ImportBuilder, x: SSAValue, y: SSAValue) -> SSAValue:
+def _vector_product(b: ImportBuilder, x: SSAValue, y: SSAValue, **scales: Any) -> SSAValue:
     rows, _ = b.shape(x)
-    return b.view(b.emit("dot", x, b.unsqueeze(y, 1)), (rows,))
+    return b.view(_scaled_product(b, x, b.unsqueeze(y, 1), **scales), (rows,))
 
 
 @aten("addmm", "baddbmm")
@@ -88,13 +88,18 @@ def addmm(b: ImportBuilder, bias: SSAValue, x: SSAValue, y: SSAValue, **scales: 
 
 def _scaled_product(b: ImportBuilder, x: SSAValue, y: SSAValue, beta: float = 1, alpha: float = 1) -> SSAValue:
     """A product that is rounded after it was scaled, or after what is scaled was added to it."""
+    return _wide_product(b, x, y) if alpha != 1 or beta not in (0, 1) else b.emit("dot", x, y)
+
+
+def _wide_product(b: ImportBuilder, x: SSAValue, y: SSAValue) -> SSAValue:
+    """A product before it is rounded to 16 bits."""
     narrow = b.dtype(x).is_float and b.dtype(x).bytes == 2 and b.dtype(x) == b.dtype(y)
-    return b.emit("dot", x, y, dtype=f32) if narrow and (alpha != 1 or beta not in (0, 1)) else b.emit("dot", x, y)
+    return b.emit("dot", x, y, dtype=f32) if narrow else b.emit("dot", x, y)
 
 
 @aten("addmv")
 def addmv(b: ImportBuilder, bias: SSAValue, x: SSAValue, y: SSAValue, **scales: Any) -> SSAValue:
-    return _added(b, bias, _vector_product(b, x, y), **scales)
+    return _added(b, bias, _vector_product(b, x, y, **scales), **scales)
 
 
 @aten("addbmm")
@@ -102,9 +107,10 @@ def addbmm(b: ImportBuilder, bias: SSAValue, x: SSAValue, y: SSAValue, **scales:
     """The sum of a batch of products is one product, unless to turn its left side takes more memory than all."""
     (batch, rows, depth), columns = b.shape(x), b.shape(y)[2]
     if not is_nonnegative(columns - depth):
-        return _added(b, bias, b.emit("sum", b.emit("dot", x, y), dims=(0,), keep=False), **scales)
+        return _added(b, bias, b.emit("sum", _wide_product(b, x, y), dims=(0,), keep=False), **scales)
     left = b.view(b.transpose(x, (1, 0, 2)), (rows, batch * depth))
-    return _added(b, bias, b.emit("dot", left, b.view(y, (batch * depth, columns))), **scales)
+    right = b.view(y, (batch * depth, columns))
+    return _added(b, bias, _scaled_product(b, left, right, **scales), **scales)
 
 
 @aten("_int_mm")

@@ -16,7 +16,7 @@ from weft.frontends.torch.importer.argument_starts import START_IS_CHECKED
 from weft.frontends.torch.importer.builder import ImportBuilder, normal_dim
 from weft.frontends.torch.importer.sizes import size_of
 from weft.frontends.torch.importer.strides import storage_order
-from weft.ir.expr import Expr, Size, product
+from weft.ir.expr import Expr, Size, maximum, minimum, product
 from weft.ir.types import boolean, contiguous_strides, i64
 
 Sizes = Sequence[Size]
@@ -112,6 +112,8 @@ def given(b: ImportBuilder, position: int, name: str) -> Any:
 def step_of(step: Size) -> int:
     if not isinstance(step, int):
         raise UnsupportedError(f"a slice in steps of {step}, which only a call tells")
+    if step <= 0:
+        raise UnsupportedError(f"a slice in steps of {step}, which torch refuses")
     return step
 
 
@@ -253,14 +255,26 @@ def diagonal(b: ImportBuilder, x: SSAValue, offset: int = 0, dim1: int = 0, dim2
     return b.emit("as_strided", x, shape=result, strides=(*rest, strides[dim1] + strides[dim2]), offset=start)
 
 
+def check_replaced(b: ImportBuilder, source: SSAValue, replaced: Sequence[Size]) -> None:
+    """What is written over a part must have its shape; tracing does not look. Symbolic sizes are taken for equal."""
+    shape = b.shape(source)
+    pairs = zip(shape, replaced, strict=False)
+    differ = any(isinstance(a, int) and isinstance(c, int) and a != c for a, c in pairs)
+    if len(shape) != len(replaced) or differ:
+        raise UnsupportedError(f"{shape} in place of {tuple(replaced)}, which torch refuses")
+
+
 @aten("diagonal_scatter")
 def diagonal_scatter(
     b: ImportBuilder, x: SSAValue, source: SSAValue, offset: int = 0, dim1: int = 0, dim2: int = 1
 ) -> SSAValue:
     rank = b.rank(x)
     dim1, dim2 = normal_dim(dim1, rank), normal_dim(dim2, rank)
-    count = b.shape(source)[-1]
-    row = b.iota_of(count)
+    rest = [size for d, size in enumerate(b.shape(x)) if d not in (dim1, dim2)]
+    sides = (b.shape(x)[dim1] + min(offset, 0), b.shape(x)[dim2] - max(offset, 0))
+    replaced = (*rest, maximum(minimum(*sides), 0))
+    check_replaced(b, source, replaced)
+    row = b.iota_of(b.shape(source)[-1])
     places = [b.emit("add", row, b.number(max(shift, 0), i64)) for shift in (-offset, offset)]
     source = b.to(source, b.dtype(x))
     return b.emit("index_put", x, *places, source, dims=(dim1, dim2), position=rank - 2, accumulate=False)

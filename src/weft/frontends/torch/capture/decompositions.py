@@ -11,7 +11,7 @@ Fewer, larger nodes import faster and say more: what Weft has an op or a convert
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from typing import Any
 
 import torch
@@ -27,6 +27,7 @@ from weft.frontends.torch.capture import (
     special_functions,
 )
 from weft.frontends.torch.capture import least_squares as least_squares  # so that Dynamo knows its shapes
+from weft.frontends.torch.capture.activation_gradients import GRADIENTS
 from weft.frontends.torch.capture.airy_function import airy_ai
 from weft.frontends.torch.capture.checked_parts import with_checks
 from weft.frontends.torch.capture.fused_layers import encoder_layer, multi_head_attention, trilinear
@@ -94,6 +95,8 @@ def _table(device: str) -> dict[Any, Callable[..., Any]]:
     table[_ops.rrelu_with_noise_functional.default] = rrelu
     table[_ops.convolution_backward.default] = convolution_backward
     table[_ops._new_zeros_with_same_feature_meta.default] = zero_tangent
+    table |= GRADIENTS
+    table[_ops.nan_to_num.default] = partial(nan_to_num, table[_ops.nan_to_num.default])
     table |= get_decompositions([_ops.tril_indices.default, _ops.triu_indices.default])
     table[_ops.multilabel_margin_loss_forward.default] = multilabel_margin_loss
     table[_ops.triangular_solve.default] = matrix_functions.triangular_solve
@@ -121,6 +124,13 @@ def native_dropout(x: torch.Tensor, p: float, train: bool | None) -> tuple[torch
         return torch.zeros_like(x), torch.zeros_like(x, dtype=torch.bool)
     mask = _ops.bernoulli.p(torch.empty_like(x, dtype=torch.bool), 1.0 - p)
     return x * mask * (1.0 / (1.0 - p)), mask
+
+
+def nan_to_num(of_reals: Callable[..., torch.Tensor], x: torch.Tensor, *numbers: Any, **named: Any) -> torch.Tensor:
+    """Also of complex numbers, part by part, which torch's decomposition of it does not take."""
+    if not x.is_complex():
+        return of_reals(x, *numbers, **named)
+    return torch.complex(of_reals(x.real, *numbers, **named), of_reals(x.imag, *numbers, **named))
 
 
 def rrelu(

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from weft.frontends.torch.capture.data_loops import repeat_while
-from weft.frontends.torch.capture.series import polynomial
+from weft.frontends.torch.capture.series import float_operands, polynomial
 
 _TEMME = (
     (
@@ -122,7 +122,7 @@ _EULER_MACLAURIN = (
 
 def zeta(x: Any, q: Any) -> Tensor:
     """Hurwitz' zeta function: the first terms, and by Euler and Maclaurin the rest."""
-    kind, x, q = _operands(x, q)
+    kind, x, q = float_operands(x, q, torch.float64)
     total, place = torch.zeros_like(q), q
 
     def below(total: Tensor, place: Tensor, x: Tensor) -> Tensor:
@@ -146,31 +146,21 @@ def zeta(x: Any, q: Any) -> Tensor:
         total = total + torch.where(power == 0, 0.0, factor * power / divisor)  # factors may have no end
         factor = factor * (x + 2 * n + 1) * (x + 2 * n + 2)
         power = power / (w * w)
+    total = torch.where(torch.isnan(x) | torch.isnan(q), math.nan, total)
     total = torch.where(q <= 0, torch.where(q == torch.floor(q), math.inf, torch.where(known, total, math.nan)), total)
-    total = torch.where(x < 1, math.nan, torch.where(x == 1, math.inf, total))
-    return torch.where(torch.isnan(x) | torch.isnan(q), math.nan, total).to(kind)
+    return torch.where(x < 1, math.nan, torch.where(x == 1, math.inf, total)).to(kind)
 
 
 def igamma(a: Tensor, x: Tensor) -> Tensor:
     """The lower regularized incomplete gamma function."""
-    kind, a, x = _operands(a, x)
+    kind, a, x = float_operands(a, x, torch.float64)
     return _at_edges(a, x, _incomplete(a, x)[0], 1.0).to(kind)
 
 
 def igammac(a: Tensor, x: Tensor) -> Tensor:
     """The upper regularized incomplete gamma function."""
-    kind, a, x = _operands(a, x)
+    kind, a, x = float_operands(a, x, torch.float64)
     return _at_edges(a, x, _incomplete(a, x)[1], 0.0).to(kind)
-
-
-def _operands(*values: Any) -> tuple[torch.dtype, Tensor, Tensor]:
-    """The type of the result, and both operands in float64, of one shape."""
-    kind = torch.result_type(*values)
-    kind = kind if kind.is_floating_point else torch.get_default_dtype()
-    device = next(each.device for each in values if isinstance(each, Tensor))
-    wide = (torch.as_tensor(each, device=device).to(torch.float64) for each in values)
-    first, second = torch.broadcast_tensors(*wide)
-    return kind, first.contiguous(), second.contiguous()
 
 
 def _at_edges(a: Tensor, x: Tensor, found: Tensor, far: float) -> Tensor:
@@ -178,7 +168,8 @@ def _at_edges(a: Tensor, x: Tensor, found: Tensor, far: float) -> Tensor:
     outside = (a < 0) | (x < 0) | ((a == 0) & (x == 0)) | (torch.isinf(a) & torch.isinf(x))
     found = torch.where((a == 0) | torch.isinf(x), far, found)
     found = torch.where((x == 0) | torch.isinf(a), torch.where(a == 0, far, 1 - far), found)
-    return torch.where(outside | torch.isnan(a) | torch.isnan(x), math.nan, found)
+    settled = (x == 0) | torch.isinf(a) | torch.isinf(x)  # whatever the other one is, as eager has it
+    return torch.where(outside | ((torch.isnan(a) | torch.isnan(x)) & ~settled), math.nan, found)
 
 
 def _incomplete(a: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:

@@ -50,8 +50,9 @@ def multilabel_margin_loss(input: Tensor, target: Tensor, reduction: int) -> tup
     counts = places < end
     given = rows.gather(-1, torch.where(counts, labels, 0))
     is_label = (places == torch.where(counts, labels, -1).unsqueeze(-1)).any(1)
-    margins = (1.0 - given.unsqueeze(-1) + rows.unsqueeze(1)).clamp_min(0) / classes
-    loss = torch.where(counts.unsqueeze(-1) & ~is_label.unsqueeze(1), margins, 0).sum((1, 2))
+    margins = 1.0 - given.unsqueeze(-1) + rows.unsqueeze(1)
+    kept = counts.unsqueeze(-1) & ~is_label.unsqueeze(1) & (margins > 0)  # a margin of 0 has no gradient
+    loss = torch.where(kept, margins / classes, 0).sum((1, 2))
     loss = loss.mean() if reduction == _MEAN else loss.sum() if reduction == _SUM else loss.reshape(shape[:-1])
     return loss, is_label.to(input.dtype).reshape(shape)
 

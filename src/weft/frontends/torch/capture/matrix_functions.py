@@ -132,6 +132,8 @@ def lu_unpack(
         eye = torch.eye(rows, least, dtype=lu.dtype, device=lu.device)
         lower, upper = lu[..., :, :least].tril(-1) + eye, lu[..., :least, :].triu()
     if unpack_pivots:
+        if pivots.shape != (*lu.shape[:-2], least):
+            raise NotImplementedError(f"pivots of {pivots.shape} for matrices of {lu.shape}")
         order = _order(pivots, rows)
         places = torch.arange(rows, device=lu.device)
         permutation = (places[:, None] == order[..., None, :]).to(lu.dtype)
@@ -144,8 +146,10 @@ def lu_solve(lu: Tensor, pivots: Tensor, b: Tensor, *, left: bool = True, adjoin
         return NotImplemented
     if not left:
         return lu_solve(lu, pivots, b.mT, adjoint=not adjoint).mT
-    order = _order(pivots, lu.shape[-1])
     batch = torch.broadcast_shapes(lu.shape[:-2], b.shape[:-2])
+    if 0 in (*batch, *b.shape[-2:]):  # without elements, eager does not look at the pivots either
+        return b.new_zeros((*batch, *b.shape[-2:]))
+    order = _order(pivots, lu.shape[-1])
     b, order = b.expand(*batch, *b.shape[-2:]), order.expand(*batch, order.shape[-1])
     if adjoint:
         first = torch.linalg.solve_triangular(lu.mT, b, upper=False)

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from weft.frontends.torch.capture.data_loops import repeat_while
+from weft.frontends.torch.capture.series import float_operands
 
 Step: TypeAlias = Callable[[Any, Any, Any, Any], Any]
 """The polynomial of degree k, of x, k and those of degrees k - 2 and k - 1."""
@@ -39,7 +40,7 @@ def _chebyshev(
     """A kind of Chebyshev's polynomials: that of degree 1, and those of high degrees inside of (-1, 1)."""
 
     def polynomial(x: Any, n: Any) -> Tensor:
-        x, n, degree = _operands(x, n)
+        x, n, degree = _place_and_degree(x, n)
         place = x + x - 1 if shifted else x
         by_wave = (n > waves_from) & (place.abs() < 1)
         found = _recurred(place, n, degree, slope * place + offset, _twice, ~by_wave)
@@ -69,7 +70,7 @@ def _hermite(factor: int) -> Callable[..., Tensor]:
     """Hermite's polynomials, as physicists (2) or as probabilists (1) scale them."""
 
     def polynomial(x: Any, n: Any) -> Tensor:
-        x, n, degree = _operands(x, n)
+        x, n, degree = _place_and_degree(x, n)
         if x.dtype not in _HIGHEST:
             raise NotImplementedError(f"Hermite's polynomials of {x.dtype}")
         known = n <= _HIGHEST[x.dtype]
@@ -82,7 +83,7 @@ def _hermite(factor: int) -> Callable[..., Tensor]:
 
 def laguerre(x: Any, n: Any) -> Tensor:
     """Laguerre's polynomial."""
-    x, n, degree = _operands(x, n)
+    x, n, degree = _place_and_degree(x, n)
     step: Step = lambda x, k, before, last: ((2 * k - 1 - x) * last - (k - 1) * before) / k  # noqa: E731
     found = _recurred(x, n, degree, 1 - x, step, x != 0)
     return torch.where((x == 0) & (n >= 0), 1.0, found)
@@ -90,20 +91,17 @@ def laguerre(x: Any, n: Any) -> Tensor:
 
 def legendre(x: Any, n: Any) -> Tensor:
     """Legendre's polynomial."""
-    x, n, degree = _operands(x, n)
+    x, n, degree = _place_and_degree(x, n)
     step: Step = lambda x, k, before, last: ((2 * k - 1) * x * last - (k - 1) * before) / k  # noqa: E731
     found = _recurred(x, n, degree, x, step, x.abs() != 1)
     ends = torch.where((x > 0) | (n % 2 == 0), 1.0, -1.0)
     return torch.where((x.abs() == 1) & (n >= 0), ends, found)
 
 
-def _operands(x: Any, n: Any) -> tuple[Tensor, Tensor, int | None]:
+def _place_and_degree(x: Any, n: Any) -> tuple[Tensor, Tensor, int | None]:
     """Floats, degrees of the same shape, and the degree where it is one number; what is no degree is below 0."""
-    kind = torch.result_type(x, n)
-    kind = kind if kind.is_floating_point else torch.get_default_dtype()
     degree = None if isinstance(n, Tensor) else int(n) if math.isfinite(n) else -1
-    device = (x if isinstance(x, Tensor) else n).device
-    x, n = torch.broadcast_tensors(*(torch.as_tensor(each, dtype=kind, device=device) for each in (x, n)))
+    _, x, n = float_operands(x, n)
     return x, torch.where(torch.isfinite(n), n, -1.0).to(torch.int64), degree
 
 

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -35,3 +36,13 @@ def widened(x: Tensor) -> Tensor:
 def float_result(x: Tensor) -> torch.dtype:
     """The type of what a special function gives."""
     return x.dtype if x.dtype.is_floating_point else torch.get_default_dtype()
+
+
+def float_operands(x: Any, y: Any, dtype: torch.dtype | None = None) -> tuple[torch.dtype, Tensor, Tensor]:
+    """The type of what a special function of two tensors or numbers gives; and both, in `dtype` or it, of one shape."""
+    kind = torch.result_type(x, y)
+    kind = kind if kind.is_floating_point else torch.get_default_dtype()
+    device = (x if isinstance(x, Tensor) else y).device
+    both = (torch.as_tensor(each, dtype=dtype or kind, device=device) for each in (x, y))
+    first, second = torch.broadcast_tensors(*both)
+    return kind, first.contiguous(), second.contiguous()

@@ -83,7 +83,28 @@ def combinations(input: Tensor, r: int = 2, with_replacement: bool = False) -> T
         raise RuntimeError(f"combinations takes a vector and no fewer than 0 of its elements: {list(input.shape)}, {r}")
     if r == 0:
         return input.new_empty(0)
-    return input[_choices(input.shape[0], r, with_replacement).to(input.device)]
+    if r == 1:
+        return input.unsqueeze(1).clone()
+    if r == 2:
+        return input[_pairs(input.shape[0], with_replacement, input.device)]
+    return input[_choices(_settled(input.shape[0]), _settled(r), with_replacement).to(input.device)]
+
+
+def _settled(number: int) -> int:
+    """A number that is no symbol to Dynamo, which goes through a loop with a guard on how often."""
+    count = 0
+    for _ in range(number):
+        count += 1
+    return count
+
+
+def _pairs(count: int, again: bool, device: torch.device) -> Tensor:
+    """The places of all pairs, a row each: counted from the last, those with one first element are one more each."""
+    total = (count * (count + 1) if again else count * (count - 1)) // 2
+    left = total - 1 - torch.arange(total, device=device)
+    k = ((torch.sqrt((8 * left + 1).double()) - 1) / 2).long()
+    first, second = count - (1 if again else 2) - k, count - 1 - (left - k * (k + 1) // 2)
+    return torch.stack([first, second], 1)
 
 
 @torch.compiler.assume_constant_result
@@ -98,6 +119,8 @@ def gaussian_nll_loss(
 ) -> Tensor:
     """The negative log-likelihood of a normal distribution; eager looks for variances below 0."""
     if not isinstance(var, Tensor):
+        if not isinstance(var, float):
+            raise TypeError(f"var must be a tensor or a float, not {type(var).__name__}")
         if var < 0:
             raise ValueError("var has negative entry/entries")
         var = var * torch.ones_like(input)
@@ -111,6 +134,8 @@ def gaussian_nll_loss(
             raise ValueError("var is of incorrect size")
     if reduction not in ("none", "mean", "sum"):
         raise ValueError(f"{reduction} is not valid")
+    if not var.is_floating_point():
+        raise RuntimeError(f"var is clamped in place, which {var.dtype} cannot be to {eps}")
     with torch.no_grad():  # the gradient is that of what is not clamped
         missing = torch.where(var < eps, eps - var, 0)
     var = var + missing
