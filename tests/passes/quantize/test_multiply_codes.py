@@ -104,6 +104,20 @@ def test_convolutions(
     assert of_codes(compared(passes, arguments, (1, 2, 3), body)) == [(rows, i8)]
 
 
+def test_what_a_zero_gives_at_borders_is_convolved_once_for_all_channels(passes: Any) -> None:
+    """The zero is one number: weights are summed over channels first, and the image has one."""
+    arguments = {"x": Tensor(u8, (2, 6, 7, 5)), "w": Tensor(i8, (4, 6, 3, 3)), "z": Tensor(i32, ())}
+
+    def body(b: GraphBuilder, x: SSAValue, w: SSAValue, z: SSAValue) -> SSAValue:
+        none, scale = b.full(value=0, shape=(), dtype=i32), b.full(value=0.25, shape=(), dtype=f32)
+        params = plain_params() | {"padding": ((1, 1), (1, 0))}
+        return b.convolution(numbers(b, x, z, scale), numbers(b, w, none, scale), **params)
+
+    function = compared(passes, arguments, (1, 2), body)
+    convolutions = [op for op in function.block.ops if isinstance(op, Convolution)]
+    assert {tensor_of(op.operands[0].type).shape[1] for op in convolutions} == {1, 6}
+
+
 def test_weights_that_a_call_brings_stay_floats(passes: Any) -> None:
     arguments = {"x": Tensor(i8, (5, 16)), "w": Tensor(i8, (16, 4))}
 

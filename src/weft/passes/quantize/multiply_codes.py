@@ -212,9 +212,9 @@ class _Multiplying:
             shifted = b.cast(w.codes, dtype=i32)
             if not w.is_zero_free and w.zero is not None:
                 shifted = b.sub(shifted, w.zero)
-            if fill is None and padded:  # what a zero of every place but the padding gives
-                ones = b.full(value=1, shape=(1, *tensors[0].shape[1:]), dtype=i32)
-                columns = b.convolution(ones, shifted, **params)
+            if fill is None and padded:  # what a zero of every place but the padding gives, the same for all channels
+                ones = b.full(value=1, shape=(1, 1, *tensors[0].shape[2:]), dtype=i32)
+                columns = b.convolution(ones, b.sum(shifted, dims=(1,), keep=True), **params)
             else:
                 columns = b.sum(shifted, dims=tuple(range(1, rank)), keep=False)
                 columns = b.reshape(columns, shape=(geometry.outputs, *(1 for _ in geometry.window)))
