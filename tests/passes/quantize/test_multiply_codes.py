@@ -13,10 +13,11 @@ from xdsl.ir import SSAValue
 from weft.backends.reference.graph import run
 from weft.ir.attributes import to_attribute
 from weft.ir.types import DType, Tensor, f32, i8, i32, tensor_of, u8
-from weft.ops.graph import FuncOp, GraphBuilder
+from weft.ops.graph import FuncOp, GraphBuilder, module_of
 from weft.ops.matmul.dot import Dot
 from weft.ops.windows.convolution import Convolution, plain_params
 from weft.passes.quantize.multiply_codes import MultiplyCodes
+from weft.passes.simplify.eliminate_dead import EliminateDead
 
 RANGE = {i8: (-128, 128), u8: (0, 256)}
 
@@ -68,6 +69,20 @@ def test_products(passes: Any, rows: DType, weights: DType, channels: tuple[int,
         return b.dot(numbers(b, x, zero, scale), wide)
 
     assert of_codes(compared(passes, arguments, (1, 2, 3), body)) == [(rows, i8)]
+
+
+def test_weights_are_widened_once(passes: Any) -> None:
+    """To be summed: their codes become signed in 8 bits, and zeros are taken off sums. Weights are large."""
+    arguments = {"x": Tensor(u8, (5, 33)), "w": Tensor(u8, (33, 7)), "q": Tensor(i32, (1, 7))}
+
+    def body(b: GraphBuilder, x: SSAValue, w: SSAValue, q: SSAValue) -> SSAValue:
+        zero, scale = b.full(value=9, shape=(), dtype=i32), b.full(value=0.5, shape=(), dtype=f32)
+        return b.dot(numbers(b, x, zero, scale), numbers(b, w, q, scale))
+
+    function = compared(passes, arguments, (1, 2), body)
+    EliminateDead().apply(Context(), module_of(function))
+    widened = [r for op in function.block.ops for r in op.results if tensor_of(r.type) == Tensor(i32, (33, 7))]
+    assert len(widened) == 1
 
 
 def test_views_are_looked_through(passes: Any) -> None:
