@@ -65,3 +65,8 @@ def test_the_configuration_needs_no_framework() -> None:
 def test_a_compilation_for_a_processor_imports_no_compiler_for_gpus() -> None:
     loaded = fresh("import weft.pipelines, weft.targets.cpu, sys; print(*sys.modules)").split()
     assert not {"weft.backends.nvidia.compile", "weft.backends.nvidia.emit.codegen"} & set(loaded)
+
+
+def test_a_compilation_for_a_processor_imports_no_passes_of_gpus_and_ranks() -> None:
+    loaded = fresh("import weft.pipelines, sys; print(*sys.modules)").split()
+    assert not {"weft.passes.dot.align_operands", "weft.passes.sharding.partition"} & set(loaded)

@@ -22,47 +22,26 @@ from weft.lower.machine import machine_of
 from weft.lower.plan import build_plan
 from weft.lower.steps import Plan
 from weft.ops.graph import FuncOp, module_of
-from weft.passes.attention.find_block_masks import FindBlockMasks
-from weft.passes.attention.pack_gqa import PackGqa
-from weft.passes.attention.read_pages import ReadPages
 from weft.passes.attention.recognize_attention import RecognizeAttention
 from weft.passes.choose_layouts import ChooseLayouts
 from weft.passes.claim_libraries import ClaimLibraries
 from weft.passes.convolution.convolve_by_matmul import ConvolveByMatmul
 from weft.passes.convolution.convolve_trained import ConvolveTrained
 from weft.passes.convolution.fold_batch_norm import FoldBatchNorm
-from weft.passes.convolution.lay_out_convolutions import LayOutConvolutions
-from weft.passes.dot.align_operands import AlignOperands
-from weft.passes.dot.hoist_reshapes import HoistReshapes
 from weft.passes.dot.pack_loop_weights import PackLoopWeights
-from weft.passes.dot.read_gathered_weights import ReadGatheredWeights
-from weft.passes.dot.scale_after_dots import ScaleAfterDots
 from weft.passes.dot.sink_reshapes import SinkReshapes
-from weft.passes.dot.split_dots import SplitDots
-from weft.passes.dot.sum_small_dots import SumSmallDots
-from weft.passes.dot.tile_grouped_gemm import TileGroupedGemm
 from weft.passes.find_repeated_blocks import repeated_blocks
 from weft.passes.grouping.group_into_kernels import GroupIntoKernels
-from weft.passes.grouping.inline_small import InlineSmall
 from weft.passes.hoist_constants import HoistConstants
 from weft.passes.outline_regions import OutlineRegions
 from weft.passes.place_launches import PlaceLaunches
-from weft.passes.quantize.fuse_dequantization import FuseDequantization
 from weft.passes.quantize.inline_dequantization import InlineDequantization
 from weft.passes.quantize.multiply_codes import MultiplyCodes
-from weft.passes.quantize.quantize_weight_only import QuantizeWeightOnly
 from weft.passes.quantize.quantize_weights import QuantizeWeights
-from weft.passes.quantize.recognize_dequantization import RecognizeDequantization
-from weft.passes.sharding.combine_collectives import CombineCollectives
-from weft.passes.sharding.dispatch_experts import DispatchExperts
-from weft.passes.sharding.partition import Partition
-from weft.passes.sharding.propagate_shardings import PropagateShardings
-from weft.passes.sharding.schedule_collectives import ScheduleCollectives
 from weft.passes.simplify.compare_indices import CompareIndices
 from weft.passes.simplify.eliminate_common import EliminateCommon
 from weft.passes.simplify.eliminate_dead import EliminateDead
 from weft.passes.simplify.fold_constants import FoldConstants
-from weft.passes.simplify.order_by_comparing import OrderByComparing
 from weft.passes.simplify.simplify import Simplify
 from weft.passes.simplify.sink_casts import SinkCasts
 from weft.passes.split_extrema import SplitExtrema
@@ -73,6 +52,9 @@ from weft.runtime.compiled import Compiled
 from weft.runtime.record import CompilationRecord, compilation, wants_blocks
 from weft.runtime.tune import Tuner
 from weft.tile.dialect import KernelOp
+
+# Passes of other targets, and of programs on many ranks, are imported where they are named: a first start waits for all
+# that is imported here.
 
 if TYPE_CHECKING:  # imported by what compiles for a GPU: some 140 modules that no processor needs
     from weft.backends.nvidia.code import DeviceCode, Launch
@@ -131,21 +113,32 @@ def cpu_passes_for(config: Config, target: CpuTarget, *, framework: bool = False
 
 def dispatch_passes() -> list[ModulePass]:
     """What is done to a program with a mesh and hints before it is differentiated: gradients go the same ways."""
+    from weft.passes.sharding.dispatch_experts import DispatchExperts
+
     return [Simplify(), EliminateCommon(), DispatchExperts(), EliminateDead()]
 
 
 def partition_passes() -> list[ModulePass]:
     """From a program with a mesh and hints to the one that each rank runs, collectives where they are needed."""
+    from weft.passes.sharding.partition import Partition
+    from weft.passes.sharding.propagate_shardings import PropagateShardings
+
     return [Simplify(), EliminateCommon(), PropagateShardings(), Partition(), EliminateCommon(), EliminateDead()]
 
 
 def sharding_passes() -> list[ModulePass]:
     """From a program with a mesh and hints to the one that each rank runs, collectives combined and scheduled."""
+    from weft.passes.sharding.combine_collectives import CombineCollectives
+    from weft.passes.sharding.schedule_collectives import ScheduleCollectives
+
     return [*partition_passes(), CombineCollectives(), ScheduleCollectives()]
 
 
 def arrange_collectives(function: FuncOp) -> None:
     """Combine and schedule the collectives of a rank's program."""
+    from weft.passes.sharding.combine_collectives import CombineCollectives
+    from weft.passes.sharding.schedule_collectives import ScheduleCollectives
+
     module = module_of(function)
     for each in (CombineCollectives(), ScheduleCollectives()):
         each.apply(Context(), module)
@@ -153,6 +146,23 @@ def arrange_collectives(function: FuncOp) -> None:
 
 def nvidia_passes(config: Config, capabilities: Capabilities = PROCESSOR) -> list[ModulePass]:
     """From an imported function to groups that are kernels of thread blocks."""
+    from weft.passes.attention.find_block_masks import FindBlockMasks
+    from weft.passes.attention.pack_gqa import PackGqa
+    from weft.passes.attention.read_pages import ReadPages
+    from weft.passes.convolution.lay_out_convolutions import LayOutConvolutions
+    from weft.passes.dot.align_operands import AlignOperands
+    from weft.passes.dot.hoist_reshapes import HoistReshapes
+    from weft.passes.dot.read_gathered_weights import ReadGatheredWeights
+    from weft.passes.dot.scale_after_dots import ScaleAfterDots
+    from weft.passes.dot.split_dots import SplitDots
+    from weft.passes.dot.sum_small_dots import SumSmallDots
+    from weft.passes.dot.tile_grouped_gemm import TileGroupedGemm
+    from weft.passes.grouping.inline_small import InlineSmall
+    from weft.passes.quantize.fuse_dequantization import FuseDequantization
+    from weft.passes.quantize.quantize_weight_only import QuantizeWeightOnly
+    from weft.passes.quantize.recognize_dequantization import RecognizeDequantization
+    from weft.passes.simplify.order_by_comparing import OrderByComparing
+
     fast = capabilities.fast_matmuls
     return [
         OutlineRegions(),

@@ -1,15 +1,20 @@
-"""Text that is no program: an error that says where, soon, whatever the text."""
+"""Programs as text, and text that is no program: an error that says where, soon, whatever the text."""
 
 from __future__ import annotations
 
 import random
 import time
+from io import StringIO
 
 import pytest
+from xdsl.dialects import test
+from xdsl.dialects.builtin import FunctionType, ModuleOp, StringAttr, UnitAttr, i32
+from xdsl.ir import Block, Region
+from xdsl.printer import Printer
 
 from weft.errors import ParseError, WeftError
 from weft.ops.dialect import parse_module
-from weft.tile.text import parse_program
+from weft.tile.text import parse_program, print_program
 
 PROGRAM = """
 "graph.func"() ({
@@ -64,3 +69,17 @@ def _changed(draw: random.Random) -> str:
             case _:
                 text = text[:place] + str(draw.choice([-1, 0, 10**20, 2**63, 1e9])) + text[place + 4 :]
     return text
+
+
+def test_programs_print_as_by_xdsl() -> None:
+    """Whatever is written out at once: strings with signs in them, several results, none, and functions as results."""
+    one = FunctionType.from_lists([i32], [])
+    strings = {"plain": StringAttr("d0*4 + 1"), "quoted": StringAttr('a "b" \\ c\n\té'), "empty": StringAttr("")}
+    first = test.TestOp(result_types=[i32, one], attributes=strings)
+    alone = test.TestOp(operands=first.results, result_types=[one], attributes={"unit": UnitAttr(), "one word": i32})
+    module = ModuleOp(
+        [first, alone, test.TestOp(operands=alone.results), test.TestOp(regions=[Region(Block([test.TestOp()]))])]
+    )
+    stream = StringIO()
+    Printer(stream).print_op(module)
+    assert print_program(module) == stream.getvalue() + "\n"

@@ -6,11 +6,11 @@ or of the lowering, can name the line.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from io import StringIO
 
-from xdsl.dialects.builtin import FileLineColLoc, IntAttr, ModuleOp, StringAttr, UnknownLoc
-from xdsl.ir import Attribute, Dialect, Operation, TypeAttribute
+from xdsl.dialects.builtin import FileLineColLoc, FunctionType, IntAttr, ModuleOp, StringAttr, UnknownLoc
+from xdsl.ir import Attribute, Dialect, Operation, SSAValue
 from xdsl.printer import Printer
 
 from weft.errors import ParseError
@@ -85,17 +85,48 @@ def print_program(operation: Operation, *, locations: bool = False) -> str:
 
 
 class _TextPrinter(Printer):
-    """xDSL's printer, which writes a type out once: a program has few types, and states them with every op."""
+    """xDSL's printer, which makes the text of an attribute once: a program has few types, and each op states some.
+
+    What a program has most of, operands, types and strings, goes out at once and not piece by piece.
+    """
+
+    def print_string(self, text: str, *, indent: int | None = None) -> None:
+        if "\n" in text or self.stream is None:
+            super().print_string(text, indent=indent)
+        else:
+            self._current_column += len(text)
+            self.stream.write(text)
 
     def print_attribute(self, attribute: Attribute) -> None:
-        if isinstance(attribute, TypeAttribute):
-            self.print_string(_type_text(attribute))
+        self.print_string(_text_of(attribute))
+
+    def print_operands(self, operands: Sequence[SSAValue]) -> None:
+        names = [self._ssa_values.get(operand) for operand in operands]
+        if None in names:
+            super().print_operands(operands)
         else:
-            super().print_attribute(attribute)
+            self.print_string(f"({', '.join(f'%{name}' for name in names)})")
+
+    def print_function_type(self, input_types: Iterable[Attribute], output_types: Iterable[Attribute]) -> None:
+        outputs = list(output_types)
+        if any(isinstance(each, FunctionType) for each in outputs):
+            super().print_function_type(input_types, outputs)
+            return
+        results = ", ".join(map(_text_of, outputs))
+        self.print_string(
+            f"({', '.join(map(_text_of, input_types))}) -> {results if len(outputs) == 1 else f'({results})'}"
+        )
+
+    def print_bytes_literal(self, bytestring: bytes) -> None:
+        text = bytestring.decode("latin-1")
+        if text.isascii() and text.isprintable() and '"' not in text and "\\" not in text:
+            self.print_string(f'"{text}"')
+        else:
+            super().print_bytes_literal(bytestring)
 
 
 @remembered
-def _type_text(attribute: Attribute) -> str:
+def _text_of(attribute: Attribute) -> str:
     stream = StringIO()
-    Printer(stream).print_attribute(attribute)
+    Printer.print_attribute(_TextPrinter(stream), attribute)
     return stream.getvalue()

@@ -13,10 +13,11 @@ from xdsl.ir import SSAValue
 from weft.backends.reference.graph import run
 from weft.ir.attributes import to_attribute
 from weft.ir.types import DType, Tensor, f32, i8, i32, tensor_of, u8
-from weft.ops.graph import FuncOp, GraphBuilder
+from weft.ops.graph import FuncOp, GraphBuilder, module_of
 from weft.ops.matmul.dot import Dot
 from weft.ops.windows.convolution import Convolution, plain_params
 from weft.passes.quantize.multiply_codes import MultiplyCodes
+from weft.passes.simplify.eliminate_dead import EliminateDead
 
 RANGE = {i8: (-128, 128), u8: (0, 256)}
 
@@ -70,6 +71,20 @@ def test_products(passes: Any, rows: DType, weights: DType, channels: tuple[int,
     assert of_codes(compared(passes, arguments, (1, 2, 3), body)) == [(rows, i8)]
 
 
+def test_weights_are_widened_once(passes: Any) -> None:
+    """To be summed: their codes become signed in 8 bits, and zeros are taken off sums. Weights are large."""
+    arguments = {"x": Tensor(u8, (5, 33)), "w": Tensor(u8, (33, 7)), "q": Tensor(i32, (1, 7))}
+
+    def body(b: GraphBuilder, x: SSAValue, w: SSAValue, q: SSAValue) -> SSAValue:
+        zero, scale = b.full(value=9, shape=(), dtype=i32), b.full(value=0.5, shape=(), dtype=f32)
+        return b.dot(numbers(b, x, zero, scale), numbers(b, w, q, scale))
+
+    function = compared(passes, arguments, (1, 2), body)
+    EliminateDead().apply(Context(), module_of(function))
+    widened = [r for op in function.block.ops for r in op.results if tensor_of(r.type) == Tensor(i32, (33, 7))]
+    assert len(widened) == 1
+
+
 def test_views_are_looked_through(passes: Any) -> None:
     """Weights are transposed, and rows reshaped, between what dequantizes them and the product."""
     arguments = {"x": Tensor(i8, (2, 3, 16)), "w": Tensor(i8, (4, 16)), "s": Tensor(f32, (4, 1))}
@@ -102,6 +117,20 @@ def test_convolutions(
         return b.convolution(numbers(b, x, zero, scale), numbers(b, w, middle if zeros is None else q, s), **params)
 
     assert of_codes(compared(passes, arguments, (1, 2, 3), body)) == [(rows, i8)]
+
+
+def test_what_a_zero_gives_at_borders_is_convolved_once_for_all_channels(passes: Any) -> None:
+    """The zero is one number: weights are summed over channels first, and the image has one."""
+    arguments = {"x": Tensor(u8, (2, 6, 7, 5)), "w": Tensor(i8, (4, 6, 3, 3)), "z": Tensor(i32, ())}
+
+    def body(b: GraphBuilder, x: SSAValue, w: SSAValue, z: SSAValue) -> SSAValue:
+        none, scale = b.full(value=0, shape=(), dtype=i32), b.full(value=0.25, shape=(), dtype=f32)
+        params = plain_params() | {"padding": ((1, 1), (1, 0))}
+        return b.convolution(numbers(b, x, z, scale), numbers(b, w, none, scale), **params)
+
+    function = compared(passes, arguments, (1, 2), body)
+    convolutions = [op for op in function.block.ops if isinstance(op, Convolution)]
+    assert {tensor_of(op.operands[0].type).shape[1] for op in convolutions} == {1, 6}
 
 
 def test_weights_that_a_call_brings_stay_floats(passes: Any) -> None:

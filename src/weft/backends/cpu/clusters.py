@@ -191,6 +191,8 @@ def _may_join(sink: Sink, cluster: FusedLoop, order: MemoryOrder) -> bool:
 
 def _choose_kept(steps: Sequence[Step]) -> None:
     """Mark expensive values that several steps need as kept by the first of them."""
+    if len(steps) < 2:
+        return
     kept: set[SSAValue] = set()
     roots = [_roots(step) for step in steps]
     needed = [{v: None for root in values for v in lazy_closure(root)} for values in roots]

@@ -233,7 +233,7 @@ def pointer_address(codegen: KernelCodegen, pointer: SSAValue, offset: V) -> V:
 
 def _keeps(codegen: KernelCodegen, value: SSAValue, here: Position, kept: set[SSAValue]) -> bool:
     """Whether something that moves along the lanes is kept on the way: that has to be computed whole."""
-    return any(v in kept and _moves(codegen, v, here.inner) for v in lazy_closure(value))
+    return bool(kept) and any(v in kept and _moves(codegen, v, here.inner) for v in lazy_closure(value))
 
 
 def at_lane(codegen: KernelCodegen, value: SSAValue, here: Position, kept: set[SSAValue], lane: int) -> V:
@@ -279,7 +279,9 @@ def rows_ahead(
         op, dtype = value.op, _pointer_dtype(value.op.pointer)
         if codegen.neighbours.step_along(op.offsets, inner) != 1 or not _is_read(codegen, op.offsets, axis):
             continue
-        if any(v in cluster.keeps for v in lazy_closure(op.offsets)):  # of later rows they are not there yet
+        if cluster.keeps and any(
+            v in cluster.keeps for v in lazy_closure(op.offsets)
+        ):  # of later rows they are not there yet
             continue
         turns = max(1, min(_MOST_AHEAD, _BYTES_AHEAD // (shape[inner] * dtype.bytes)))
         then = b.intrinsic("smin", b.add(index[axis], i64(turns)), b.sub(extents[axis], i64(1)))

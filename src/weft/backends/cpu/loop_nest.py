@@ -59,7 +59,7 @@ class LoopNest:
         keeps = self._keeps()
         self.kept = set(keeps)
         # What a write needs beside its value is computed as it writes: kept values have to be there by then.
-        self.keeping = [root for root in self.roots if any(v in self.kept for v in lazy_closure(root))]
+        self.keeping = [r for r in self.roots if self.kept and any(v in self.kept for v in lazy_closure(r))]
         for value in keeps:
             self._allocate(value)
         self.extents = self._extents()
@@ -92,6 +92,8 @@ class LoopNest:
 
     def _keeps(self) -> list[SSAValue]:
         """The values that the loop writes to buffers for others: those it computes at every position."""
+        if not self.cluster.keeps:
+            return []
         here = {v: None for root in self.roots for v in same_place_closure(root)}
         is_still = self.codegen.neighbours.is_still
         return [

@@ -30,7 +30,11 @@ LAZY = (
 
 def lazy_closure(value: SSAValue) -> dict[SSAValue, None]:
     """The value and all it is lazily computed from, down to and including what is already there; in a fixed order."""
-    return _closure(value, lambda op: op.operands if isinstance(op, LAZY) else ())
+    return _closure(value, _read_lazily)
+
+
+def _read_lazily(op: Operation) -> Sequence[SSAValue]:
+    return op.operands if isinstance(op, LAZY) else ()
 
 
 def same_place_closure(value: SSAValue) -> dict[SSAValue, None]:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from xdsl.ir import OpResult, SSAValue
 
 from weft.backends.cpu.clusters import Fill, FusedLoop, Sink, lazy_closure, sink_value
+from weft.backends.cpu.mask_ranges import stretches
 from weft.backends.cpu.position import Position, lanes_for, walk
 from weft.backends.llvm.cast import store_convert
 from weft.backends.llvm.values import V, i64, memory_type
@@ -36,10 +37,14 @@ def transposed_axes(codegen: KernelCodegen, cluster: FusedLoop) -> tuple[int, in
     across = written.pop()
     if written or across not in wide:
         return None
+    # Parts of the written axis that come from different places are loops of their own, with nothing to choose.
+    if len(stretches([sink_value(sink) for sink in cluster.sinks], across, cluster.shape[across])) > 1:
+        return None
     reads: dict[int, int] = {}
     for value in {v: None for sink in cluster.sinks for v in lazy_closure(sink_value(sink))}:
         axis = _read_along(codegen, value)
-        if axis is not None:
+        # What is the same all along the written axis is read once for it: a row's index among those of other rows.
+        if axis is not None and tile.tile_type(value).sizes[across] > 1:
             reads[axis] = reads.get(axis, 0) + 1
     inner = max((axis for axis in wide if axis != across), key=lambda axis: reads.get(axis, 0))
     return (inner, across) if reads.get(inner, 0) > reads.get(across, 0) else None
@@ -96,11 +101,14 @@ def emit_transposed(codegen: KernelCodegen, cluster: FusedLoop, extents: list[V]
         for axis, size in enumerate(cluster.shape):
             if axis not in (inner, across) and size > 1:
                 index[axis] = loops.enter_context(b.loop(i64(0), extents[axis], i64(1)))
-        whole = b.binary("and", extents[across], i64(-_SIDE))
+        extent = extents[across]
+        known = not extent.name.startswith("%")
+        whole = i64(int(extent.name) & -_SIDE) if known else b.binary("and", extent, i64(-_SIDE))
         with b.loop(i64(0), whole, i64(_SIDE)) as first:
             lines(first, _SIDE)
-        with b.loop(whole, extents[across], i64(1)) as first:
-            lines(first, 1)
+        if whole != extent:
+            with b.loop(whole, extent, i64(1)) as first:
+                lines(first, 1)
 
 
 def _write(codegen: KernelCodegen, sink: Sink, value: V, here: Position) -> None:

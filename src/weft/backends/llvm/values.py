@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
+from functools import cache
+from typing import NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -14,16 +15,15 @@ _FLOATS = {"f64": "double", "f32": "float", "f16": "half", "bf16": "bfloat"}
 _FLOATS_IN_MEMORY = {"f64": "double", "f32": "float"}
 
 
-@dataclass(frozen=True, slots=True)
-class V:
-    """An LLVM value: its type and its name or literal."""
+class V(NamedTuple):
+    """An LLVM value: its type and its name or literal. A tuple, as one is made for every instruction."""
 
     type: str
     name: str
 
     @property
     def lanes(self) -> int:
-        return int(self.type[1:].split(" ", 1)[0]) if self.type.startswith("<") else 1
+        return lanes_of(self.type)
 
     @property
     def element(self) -> str:
@@ -31,6 +31,12 @@ class V:
 
     def __str__(self) -> str:
         return f"{self.type} {self.name}"
+
+
+@cache
+def lanes_of(type_: str) -> int:
+    """How many elements a vector has; a scalar has one."""
+    return int(type_[1:].split(" ", 1)[0]) if type_.startswith("<") else 1
 
 
 def scalar_type(dtype: DType) -> str:

@@ -159,8 +159,8 @@ class _Multiplying:
         if tensor_of(w.codes.type).dtype == i8:
             return w
         b = self.b
-        wide = b.cast(w.codes, dtype=i32)
-        codes = b.cast(b.sub(wide, b.full_like(wide, 128)), dtype=i8)
+        wrapped = b.cast(w.codes, dtype=i8)
+        codes = b.add(wrapped, b.full_like(wrapped, -128))  # 128 less, as 8 bits wrap around
         zero = w.zero if w.zero is not None else b.full(value=0, shape=(), dtype=i32)
         number = number_of(zero)
         shape = tensor_of(zero.type).shape
@@ -182,10 +182,9 @@ class _Multiplying:
         total = b.dot(x.codes, w.codes, dtype=i32)
         columns: SSAValue | None = None
         if not x.is_zero_free:
-            shifted = b.cast(w.codes, dtype=i32)
+            columns = b.sum(b.cast(w.codes, dtype=i32), dims=(rank - 2,), keep=True)
             if not w.is_zero_free and w.zero is not None:
-                shifted = b.sub(shifted, w.zero)
-            columns = b.sum(shifted, dims=(rank - 2,), keep=True)
+                columns = b.sub(columns, b.mul(w.zero, b.full_like(w.zero, depth)))
         rows = None if w.is_zero_free else b.sum(b.cast(x.codes, dtype=i32), dims=(rank - 1,), keep=True)
         return self._finished(total, x, w, columns, rows)
 
@@ -212,9 +211,9 @@ class _Multiplying:
             shifted = b.cast(w.codes, dtype=i32)
             if not w.is_zero_free and w.zero is not None:
                 shifted = b.sub(shifted, w.zero)
-            if fill is None and padded:  # what a zero of every place but the padding gives
-                ones = b.full(value=1, shape=(1, *tensors[0].shape[1:]), dtype=i32)
-                columns = b.convolution(ones, shifted, **params)
+            if fill is None and padded:  # what a zero of every place but the padding gives, the same for all channels
+                ones = b.full(value=1, shape=(1, 1, *tensors[0].shape[2:]), dtype=i32)
+                columns = b.convolution(ones, b.sum(shifted, dims=(1,), keep=True), **params)
             else:
                 columns = b.sum(shifted, dims=tuple(range(1, rank)), keep=False)
                 columns = b.reshape(columns, shape=(geometry.outputs, *(1 for _ in geometry.window)))
