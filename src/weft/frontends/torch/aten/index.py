@@ -113,8 +113,10 @@ def _masked_put(
 
 def _ordinal(b: ImportBuilder, mask: SSAValue) -> SSAValue:
     """How many true elements stand before each one, in a row of booleans; for those that are false, any place."""
-    count = b.emit("cumsum", b.to(mask, i64), dim=0)
-    return b.emit("maximum", b.emit("sub", count, b.number(1, i64)), b.number(0, i64))
+    (length,) = b.shape(mask)
+    dtype = i32 if isinstance(length, int) and length < 1 << 31 else i64  # counts of all elements: half the memory
+    count = b.emit("cumsum", b.to(mask, dtype), dim=0)
+    return b.emit("maximum", b.emit("sub", count, b.number(1, dtype)), b.number(0, dtype))
 
 
 def _true_count(b: ImportBuilder, mask: SSAValue) -> SSAValue:
