@@ -19,12 +19,14 @@ import torch
 from torch import Tensor, fx
 from torch._dispatch.python import enable_python_dispatcher
 from torch._functorch._aot_autograd.functional_utils import has_data_mutation, to_fun
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch._subclasses.functional_tensor import FunctionalTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from weft.frontends.torch.locations import first_line
+from weft.frontends.torch.transforms.captured_levels import has_levels
 from weft.frontends.torch.transforms.dynamo_levels import without_forward_mode
 from weft.frontends.torch.transforms.evaluate_graph import evaluate
 from weft.frontends.torch.transforms.program import CompiledProgram, Program
@@ -83,12 +85,14 @@ class _Draws(TorchDispatchMode):
 def effects_of(module: fx.GraphModule, arguments: Sequence[Any]) -> Effects:
     """What a graph does to arguments like these, found by running it on their shapes."""
     fake = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())
-    with torch._C._DisableFuncTorch(), torch.no_grad(), fake, _Draws() as draws, without_forward_mode():
+    levels = has_levels(module)
+    outside = temporarily_clear_interpreter_stack() if levels else torch._C._DisableFuncTorch()
+    with outside, torch.no_grad(), fake, _Draws() as draws, without_forward_mode():
         plain = [_like(value) if isinstance(value, Tensor) else value for value in arguments]
         # Batch norm writes to its buffers without saying so, but for the dispatcher in Python.
         with enable_python_dispatcher(), FunctionalTensorMode(_allow_token_discovery=True):
             given = [to_fun(value) for value in plain]
-            results = module(*given)
+            results = evaluate(module, given) if levels else module(*given)
             mutated = tuple(n for n, x in enumerate(given) if isinstance(x, Tensor) and has_data_mutation(x))
     constants = tuple(None if isinstance(value, Tensor) else (value,) for value in results)
     return Effects(mutated, draws.found, constants)

@@ -101,9 +101,10 @@ def trace_under_transforms(backend: Callable[..., Any]) -> None:
 
 
 def _plain(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor like one that is wrapped, as the function sees that."""
-    made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
-    if not tensor.requires_grad:
-        return made
-    with torch.enable_grad():
-        return made.requires_grad_() if tensor.is_leaf else made.requires_grad_().clone()
+    """A tensor like one that is wrapped, as the function sees that, outside of the levels that Dynamo has entered."""
+    is_leaf = tensor.is_leaf
+    with temporarily_clear_interpreter_stack(), torch.enable_grad():
+        made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+        if not tensor.requires_grad:
+            return made
+        return made.requires_grad_() if is_leaf else made.requires_grad_().clone()

@@ -1,6 +1,7 @@
 """Runs graphs that Dynamo captured, so that torch can transform what it runs: what wraps code is taken apart.
 
 Checkpoints and regions that are compiled once are run as what they hold: `torch.func` takes no hooks for saved tensors.
+Functions of `torch.func` that the graph calls enter levels inside of those that are entered, by `captured_levels`.
 A custom `autograd.Function` is made anew, so that its gradient has the gradients that it has in eager. Control flow
 becomes that of `control_functions`.
 """
@@ -22,6 +23,7 @@ from torch.fx import traceback as fx_traceback
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from weft.frontends.torch.transforms import control_functions
+from weft.frontends.torch.transforms.captured_levels import CapturedLevels
 from weft.frontends.torch.transforms.differentiable_forms import form_of
 
 
@@ -56,6 +58,16 @@ def _names(module: fx.GraphModule) -> set[str]:
 
 
 class _Evaluator(fx.Interpreter):
+    def __init__(self, module: fx.GraphModule) -> None:
+        super().__init__(module)
+        self._levels = CapturedLevels.of(module)
+
+    def run(self, *args: Any, **options: Any) -> Any:
+        try:
+            return super().run(*args, **options)
+        finally:
+            self._levels.leave()
+
     def get_attr(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         value = super().get_attr(target, args, kwargs)
         # A tensor that Dynamo holds for constant: this is how a trace takes one, as that of `torch.tensor([1, 2])`.
@@ -65,6 +77,8 @@ class _Evaluator(fx.Interpreter):
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         rule = _WRAPPERS.get(getattr(target, "_name", ""))
         if rule is None or not isinstance(target, torch._ops.HigherOrderOperator):
+            if (found := self._levels.call(target, args, kwargs)) is not None:
+                return found[0]
             return super().call_function(form_of(target) or target, args, kwargs)
         return rule(target, args, kwargs)
 

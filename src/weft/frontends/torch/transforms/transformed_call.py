@@ -25,6 +25,7 @@ from weft.frontends.torch.locations import first_line
 from weft.frontends.torch.report import HOW_TO_DECIDE, Fallback, note_whole_graph
 from weft.frontends.torch.transforms.apply_program import apply
 from weft.frontends.torch.transforms.captured import Autocasting, Effects, effects_of, program_of
+from weft.frontends.torch.transforms.captured_levels import has_levels
 from weft.frontends.torch.transforms.evaluate_graph import evaluate, has_while, must_be_evaluated, sizes_for_loops
 from weft.frontends.torch.transforms.program import CompiledProgram, Function, Program
 from weft.frontends.torch.transforms.random_state import RandomState
@@ -80,7 +81,7 @@ class Captured:
             effects, program = self.program(arguments)
         except Exception as error:  # whatever cannot be looked at, torch may run
             self._leave_to_eager(first_line(self.module.graph.nodes), error)
-            return self.module(*arguments)
+            return evaluate(self.module, arguments) if has_levels(self.module) else self.module(*arguments)
         state = RandomState.drawn(arguments) if effects.is_random else None
         # What is written to is given as a clone: torch keeps what is given for gradients.
         given = [x.clone() if place in effects.mutated else x for place, x in enumerate(arguments)]
