@@ -1,4 +1,4 @@
-"""Gradients where an activation or a loss is no number are no numbers, and eager's elsewhere."""
+"""Gradients where an activation or a loss is no number are no numbers, and eager's elsewhere, also of no elements."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "hardswish": F.hardswish,
     "smooth_l1_loss": lambda x: F.smooth_l1_loss(x, torch.zeros_like(x), reduction="sum", beta=0.7),
     "smooth_l1_loss, mean": lambda x: F.smooth_l1_loss(x.flip(0), x * 0.5, beta=3.0),
+    "huber_loss": lambda x: F.huber_loss(x, torch.zeros_like(x), delta=0.7),
+    "mse_loss": lambda x: F.mse_loss(x, torch.zeros_like(x)),
 }
 
 
@@ -37,3 +39,14 @@ def test_gradients_are_eagers_and_nan_stays(name: str, dtype: torch.dtype) -> No
     at_nan = x.isnan() if "mean" not in name else x.isnan() | x.flip(0).isnan()
     assert found[at_nan].isnan().all()
     torch.testing.assert_close(found[~at_nan], expected[~at_nan], equal_nan=True)
+
+
+@pytest.mark.parametrize("loss", [F.smooth_l1_loss, F.huber_loss, F.mse_loss])
+def test_means_of_no_elements_have_gradients_of_none(loss: Callable[[Tensor, Tensor], Tensor]) -> None:
+    """A detector's step without a box to regress: the loss is NaN, and nothing is wrong with its gradient."""
+    x = torch.randn(0, 4, requires_grad=True)
+    torch.compiler.reset()
+    found = torch.compile(loss, backend="weft")(x, torch.randn(0, 4))
+    assert found.isnan()
+    (gradient,) = torch.autograd.grad(found, x)
+    assert gradient.shape == x.shape
