@@ -95,3 +95,10 @@ def test_operators_that_are_called_often_are_called_without_their_schemas() -> N
     assert backward.function is torch.ops.aten.convolution_backward.default and not backward.gives_one
     other = bound("aten::sum.dim_IntList", "#0", [0])
     assert other.function is torch.ops.aten.sum.dim_IntList and not other.is_plain
+
+
+def test_arguments_with_places_may_come_by_name() -> None:
+    """Torch's own functions call them otherwise than the schema does."""
+    x, y = torch.randn(3, 4), torch.randn(4, 2)
+    (found,) = bound("aten::mm", kwargs={"self": "#0", "mat2": "#1"})([x, y])
+    torch.testing.assert_close(found, x @ y)

@@ -10,7 +10,7 @@ A call sees its operands with the strides that eager execution would give them, 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
@@ -214,13 +214,15 @@ class OpaqueCall:
         return [r.clone() if r is not None and r.untyped_storage().data_ptr() in taken else r for r in results]
 
 
-def _quickest(operator: Any) -> Any:
+def _quickest(operator: Any, named: Iterable[str]) -> Any:
     """What calls an operator of torch's that gives one tensor: torch's own function of that name, where there is one.
 
     Its arguments are read by code that was generated for it, and not by the schema, which takes as long as a launch.
+    Where the schema says `self`, it may say `input`: only what has no place is given by name.
     """
     functions = cast("Any", torch._C)._VariableFunctions
-    if operator._overloadname != "default" or not gives_one_tensor(operator):
+    placed = {each.name for each in operator._schema.arguments if not each.kwarg_only}
+    if operator._overloadname != "default" or not gives_one_tensor(operator) or not placed.isdisjoint(named):
         return operator
     return getattr(functions, operator._opname, operator)
 
@@ -269,7 +271,7 @@ class OpaqueRuntime:
             function = _OWN[target] if target in _OWN else operator_named(target)
         given, named = text["args"], text["kwargs"]
         return OpaqueCall(
-            function=_quickest(function) if target in _MAKE_NEW else function,
+            function=_quickest(function, named) if target in _MAKE_NEW else function,
             args=[each if _holds_operand(each) else fixed(each) for each in given],
             named={name: each if _holds_operand(each) else fixed(each) for name, each in named.items()},
             plain=[(place, int(each[1:])) for place, each in enumerate(given) if type(each) is str],
