@@ -13,7 +13,7 @@ import weft
 from weft.backends.nvidia.target import target_of_capability
 from weft.errors import DeviceMemoryError
 from weft.frontends.torch.execution import cuda_executor
-from weft.frontends.torch.execution.returning import places_of
+from weft.frontends.torch.execution.returning import picked_from
 from weft.frontends.torch.execution.straight_call import straight_call
 from weft.frontends.torch.importer.imported_graph import Number, Passed, Returned
 from weft.ir.expr import symbol
@@ -22,12 +22,11 @@ from .processor_as_gpu import (
     ExecutorHere,
     ProgramHere,
     called,
-    carried_out,  # noqa: F401  for each test here
     chain,
     compiled,
-    phased,  # noqa: F401  a fixture
-    processor_as_gpu,  # noqa: F401  for each test here
 )
+
+pytestmark = pytest.mark.usefixtures("processor_as_gpu", "carried_out")
 
 GPU = target_of_capability(9, 0, 132).capabilities
 
@@ -230,6 +229,12 @@ def test_constants_of_the_program_are_there(either: None, longer: list[str]) -> 
 
 def test_outputs_are_found_where_they_stand() -> None:
     outputs = (Returned(1), Passed(0), Number(None), Number(3), Returned(0))
-    assert places_of(outputs) == ([(0, 1), (1, 0), (2, 0), (2, 1), (0, 0)], [None, 3])
-    assert places_of((Returned(0), Returned(1, True))) is None, "it has to be made of its parts"
-    assert places_of((Number(symbol("n")),)) is None, "it is another number in other calls"
+    pick = picked_from(outputs)
+    first, second, passed = torch.zeros(1), torch.ones(1), torch.ones(2)
+    assert pick is not None
+    assert all(
+        found is expected
+        for found, expected in zip(pick([first, second], [passed]), [second, passed, None, 3, first], strict=True)
+    )
+    assert picked_from((Returned(0), Returned(1, True))) is None, "it has to be made of its parts"
+    assert picked_from((Number(symbol("n")),)) is None, "it is another number in other calls"

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from weft.frontends.torch.execution.device_checks import Watch, raise_found
-from weft.frontends.torch.execution.returning import needs_arguments, output_of, places_of, write_back
+from weft.frontends.torch.execution.returning import needs_arguments, output_of, picked_from, write_back
 from weft.frontends.torch.execution.straight_call import straight_call
 from weft.frontends.torch.execution.torch_executor import BoxedCall
 from weft.frontends.torch.importer.imported_graph import Calling, Returned
@@ -48,7 +48,7 @@ def direct_call(
     graphs, device = executor.graphs, executor.index
     launch = _one_tape(executor) or _later_straight(executor)
     keeps = needs_arguments(calling)
-    picked = None if as_made else places_of(outputs)
+    pick = None if as_made else picked_from(outputs)
 
     def call(arguments: list[Any]) -> list[Any]:
         if torch.cuda.current_device() != device:
@@ -66,9 +66,8 @@ def direct_call(
             results = results[:count] if as_made else results
         if mutated:
             write_back([(arguments[place], results[result]) for place, result in mutated])
-        if picked is not None:
-            there = (results, arguments, picked[1])
-            results = [there[which][place] for which, place in picked[0]]
+        if pick is not None:
+            results = pick(results, arguments)
         elif not as_made:
             results = [output_of(output, arguments, results, {}) for output in outputs]
         arguments.clear()

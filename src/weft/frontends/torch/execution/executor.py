@@ -74,8 +74,8 @@ class CpuExecutor(TorchExecutor[Executable]):
         """
         places, outputs, checks = calling.arguments, calling.outputs, calling.checks
         unique = [number for number, _ in self.allocated] == list(self.returned)
-        picked = [pick for output in outputs if (pick := picked_from(output)) is not None]
-        if self.symbols or calling.mutated or constants or not unique or len(picked) < len(outputs):
+        pick = picked_from(outputs)
+        if self.symbols or calling.mutated or constants or not unique or pick is None:
             return None
         (tape, *others) = self.executable.bind({}).segments or (None,)
         if others or self.is_frugal or not isinstance(tape, Tape):
@@ -118,7 +118,7 @@ class CpuExecutor(TorchExecutor[Executable]):
             frames.append(frame)
             if code:
                 raise failure(checks, code)
-            outputs = results if as_made else [pick(results, arguments) for pick in picked]
+            outputs = results if as_made else pick(results, arguments)
             arguments.clear()
             return outputs
 

@@ -97,35 +97,29 @@ def _reinterpreted(memory: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return row.view(dtype)
 
 
-def places_of(outputs: Sequence[Output]) -> tuple[list[tuple[int, int]], list[Any]] | None:
-    """Where each output stands: in the results (0), the arguments (1), or a list of what is the same in every call (2).
+Pick = Callable[[Sequence[Any], Sequence[Any]], list[Any]]
+"""Outputs, of results and arguments."""
 
-    None where some have to be made of these.
-    """
-    found: list[tuple[int, int]] = []
+
+def picked_from(outputs: Sequence[Output]) -> Pick | None:
+    """What gives outputs that are results or arguments as they are, or always the same; None where others are among
+    them."""
+    places: list[tuple[int, int]] = []
     fixed: list[Any] = []
     for output in outputs:
         match output:
             case Returned(result, False):
-                found.append((0, result))
+                places.append((0, result))
             case Passed(argument):
-                found.append((1, argument))
+                places.append((1, argument))
             case Number(value) if not isinstance(value, Expr):
-                found.append((2, len(fixed)))
+                places.append((2, len(fixed)))
                 fixed.append(value)
             case _:
                 return None
-    return found, fixed
 
+    def pick(results: Sequence[Any], arguments: Sequence[Any]) -> list[Any]:
+        there = (results, arguments, fixed)
+        return [there[which][place] for which, place in places]
 
-def picked_from(output: Output) -> Callable[[Sequence[Any], Sequence[Any]], Any] | None:
-    """What gives an output, of results and arguments, if it is one of them as it is, or always the same."""
-    match output:
-        case Returned(result, False):
-            return lambda results, _: results[result]
-        case Passed(argument):
-            return lambda _, arguments: arguments[argument]
-        case Number(value) if not isinstance(value, Expr):
-            return lambda _, __: value
-        case _:
-            return None
+    return pick
