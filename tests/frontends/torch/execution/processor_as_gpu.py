@@ -1,6 +1,6 @@
 """The processor in a GPU's place: programs, executors and graphs that work on its memory, and what tests share of them.
 
-Who imports a fixture has it; `carried_out` and `processor_as_gpu` are then those of each of its tests.
+A module that tests it marks itself with `processor_as_gpu` and `carried_out`, fixtures by `conftest.py`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ called = torch.special.airy_ai
 """A function that torch carries out here."""
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def carried_out(monkeypatch: pytest.MonkeyPatch) -> Generator[None]:
     """Weft has a form of it, which nobody may take."""
     monkeypatch.delitem(known_parts._OWN, torch.ops.aten.special_airy_ai.default)
@@ -94,7 +94,7 @@ class GraphHere:
             work()
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def processor_as_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     @contextmanager
     def nothing(*arguments: Any):

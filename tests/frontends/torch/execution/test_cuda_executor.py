@@ -34,12 +34,11 @@ from .processor_as_gpu import (
     GraphHere,
     ProgramHere,
     called,
-    carried_out,  # noqa: F401  for each test here
     chain,
     compiled,
-    phased,  # noqa: F401  a fixture
-    processor_as_gpu,  # noqa: F401  for each test here
 )
+
+pytestmark = pytest.mark.usefixtures("processor_as_gpu", "carried_out")
 
 
 @pytest.fixture
