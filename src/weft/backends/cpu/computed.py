@@ -279,9 +279,8 @@ def rows_ahead(
         op, dtype = value.op, _pointer_dtype(value.op.pointer)
         if codegen.neighbours.step_along(op.offsets, inner) != 1 or not _is_read(codegen, op.offsets, axis):
             continue
-        if cluster.keeps and any(
-            v in cluster.keeps for v in lazy_closure(op.offsets)
-        ):  # of later rows they are not there yet
+        # What is kept is not there yet of later rows.
+        if cluster.keeps and any(v in cluster.keeps for v in lazy_closure(op.offsets)):
             continue
         turns = max(1, min(_MOST_AHEAD, _BYTES_AHEAD // (shape[inner] * dtype.bytes)))
         then = b.intrinsic("smin", b.add(index[axis], i64(turns)), b.sub(extents[axis], i64(1)))

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from weft.testing.bench.benchmark import Call, Contender, own_code
 from weft.testing.gpu.case import BF16_ERROR, F32_ERROR, GpuCase, Place, Work
-from weft.testing.gpu.memory import BF16, F32, Make, gelu_bias, layer_norm, logits_and_labels, row_inputs, swiglu
+from weft.testing.gpu.memory import BF16, F32, Make, gelu_bias, layer_norm, logits_and_labels, named, row_inputs, swiglu
 from weft.testing.gpu.peers import eager, inductors
 from weft.testing.gpu.repeated_backward import gradients_of, repeated_backward
 
@@ -86,7 +86,7 @@ def backward_cases() -> list[GpuCase]:
     cases = [
         GpuCase(
             "backward",
-            f"{name}_backward_{rows}x{columns}_{'bf16' if dtype == BF16 else 'f32'}",
+            named(f"{name}_backward", rows, columns, dtype),
             _pulling_back(
                 function,
                 row_inputs(rows, columns, 1, lines, dtype),

@@ -148,7 +148,8 @@ def _square(place: Place) -> list[Tensor]:
     return [place.normal(place.size(16384), place.size(16384))]
 
 
-def _named(name: str, rows: int, columns: int, dtype: torch.dtype) -> str:
+def named(name: str, rows: int, columns: int, dtype: torch.dtype) -> str:
+    """The name of a case."""
     return f"{name}_{rows}x{columns}_{'bf16' if dtype == BF16 else 'f32'}"
 
 
@@ -157,16 +158,16 @@ def _norms(dtype: torch.dtype, shapes: Sequence[tuple[int, int]]) -> list[GpuCas
     cases: list[GpuCase] = []
     for rows, columns in shapes:
         residual = mapping(add_rms_norm, row_inputs(rows, columns, 2, 1, dtype), allowed)
-        cases.append(GpuCase("memory", _named("add_rms_norm", rows, columns, dtype), residual))
+        cases.append(GpuCase("memory", named("add_rms_norm", rows, columns, dtype), residual))
         norm = mapping(layer_norm, row_inputs(rows, columns, 1, 2, dtype), allowed)
-        cases.append(GpuCase("memory", _named("layer_norm", rows, columns, dtype), norm))
+        cases.append(GpuCase("memory", named("layer_norm", rows, columns, dtype), norm))
     return cases
 
 
 def _softmax(columns: int, dtype: torch.dtype) -> GpuCase:
     rows = SOFTMAX_ELEMENTS // columns
     work = mapping(softmax, row_inputs(rows, columns, 1, dtype=dtype), BF16_ERROR if dtype == BF16 else F32_ERROR)
-    return GpuCase("memory", _named("softmax", rows, columns, dtype), work)
+    return GpuCase("memory", named("softmax", rows, columns, dtype), work)
 
 
 def memory_cases() -> list[GpuCase]:

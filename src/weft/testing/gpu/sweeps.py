@@ -78,7 +78,6 @@ def _attention(length: int, depth: int, heads: int, shared: int, masked: bool, t
         flops = 4 * batch * heads * rows * rows * depth // (2 if masked else 1)
         flops = flops * 5 // 2 if training else flops
         moved = (2 * query.nbytes + 2 * key.nbytes) * (2 if training else 1)
-
         cotangent = torch.randn_like(query)
 
         def start(contender: Contender) -> Call:
