@@ -20,11 +20,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-import numpy as np
 from xdsl.ir import SSAValue
 
 from weft.ir.expr import Size, minimum, simplify, symbol
 from weft.ir.types import Tensor, boolean, i64, tensor_of
+from weft.lower.attention.attention_tiles import LOG2_E, AttentionTiles
 from weft.lower.attention.paged_keys import keys_of_block
 from weft.lower.emit.blocked import BlockedKernel, epilogue_refusal, output_indices, store_outputs
 from weft.lower.emit.body import TileValue, register_dtype
@@ -39,11 +39,8 @@ from weft.ops.body import Value
 from weft.ops.graph import GroupOp
 from weft.ops.layouts import StridedLayout
 from weft.ops.matmul.attention import AnyAttention
+from weft.ops.matmul.attention_tangent import AttentionWithTangent
 from weft.passes.attention.read_pages import Pages, pages_of, pages_of_both
-from weft.tile import dialect as tile
-
-LOG2_E = 1.4426950408889634
-"""Scores are kept in units in which powers of two are powers of e: those take fewer steps."""
 
 
 def lower_attention(
@@ -51,7 +48,7 @@ def lower_attention(
 ) -> Lowered | Refusal:
     """Lower a group that holds one attention, with its operands and results in the given layouts."""
     layouts: dict[SSAValue, StridedLayout] = dict(zip(group.block.args, inputs, strict=True))
-    op = next(op for op in group.block.ops if isinstance(op, AnyAttention))
+    op = next(op for op in group.block.ops if isinstance(op, AnyAttention | AttentionWithTangent))
     lowering = _lowering_of(group, name, layouts, outputs, op, machine)
     refused = epilogue_refusal(group, op.results) or lowering.prepare()
     return lowering.lowered(inputs) if refused is None else refused
@@ -62,10 +59,14 @@ def _lowering_of(
     name: str,
     layouts: dict[SSAValue, StridedLayout],
     outputs: Sequence[StridedLayout],
-    op: AnyAttention,
+    op: AnyAttention | AttentionWithTangent,
     machine: Machine,
 ) -> AttentionLowering:
     """How an attention is computed: in tensor cores' tiles, over all keys or parts of them, or in vectors."""
+    if isinstance(op, AttentionWithTangent):
+        from weft.lower.attention.attention_tangent import tangent_lowering  # it adds to the class below
+
+        return tangent_lowering(group, name, layouts, outputs, op, machine)
     if machine.capabilities.matrix_units:
         from weft.lower.attention.flash_attention import FlashLowering, is_flash  # these add to the class below
         from weft.lower.attention.split_kv import SplitKvLowering, parts_of
@@ -79,7 +80,7 @@ def _lowering_of(
 
 
 @dataclass
-class AttentionLowering:
+class AttentionLowering(AttentionTiles):
     """The construction of one kernel.
 
     Rows of its domain are the result's dimensions [..., L, V]; its columns are the keys S and the width E.
@@ -92,7 +93,7 @@ class AttentionLowering:
     name: str
     layouts: dict[SSAValue, StridedLayout]
     outputs: Sequence[StridedLayout]
-    op: AnyAttention
+    op: AnyAttention | AttentionWithTangent
     machine: Machine
 
     def lowered(self, inputs: Sequence[StridedLayout]) -> Lowered:
@@ -108,7 +109,8 @@ class AttentionLowering:
         self.keys = k.shape[-2]
         width, out_width = q.shape[-1], result.shape[-1]
         self.domain = domain = Domain(result.shape, (self.keys, width))
-        self.is_paged = self.reads_pages and pages_of_both(self.op, self.layouts.get) is not None
+        pages = self.reads_pages and isinstance(self.op, AnyAttention) and pages_of_both(self.op, self.layouts.get)
+        self.is_paged = bool(pages)
         while True:
             recorder, beside = self._record()
             if recorder.refusals:
@@ -127,7 +129,8 @@ class AttentionLowering:
         domain.column_runs = [*by_role["j"], *by_role["e"]]
         self.runs = {letter: runs[0] for letter, runs in by_role.items() if runs}
         sides = result.shape[-2], self.keys, width, out_width
-        chosen = choose_attention_blocks(*sides, self.machine, masked=bool(self.op.masks))
+        moved = isinstance(self.op, AttentionWithTangent)
+        chosen = choose_attention_blocks(*sides, self.machine, masked=bool(self.op.masks), moved=moved)
         self.blocks = given_blocks(self.group, "attention") or chosen
         if self.pages:
             pages, *_ = self.pages.values()  # both are of one size
@@ -136,6 +139,10 @@ class AttentionLowering:
         return None
 
     # -- addresses -------------------------------------------------------------------------------------------------
+
+    def _factor_indices(self) -> list[list[Size]]:
+        """Where the elements of the first operands lie."""
+        return [self._q_index(), self._k_index(), self._v_index()]
 
     def _q_index(self) -> list[Size]:
         return [*self.domain.row_index[:-1], self.domain.column_index[1]]
@@ -158,10 +165,10 @@ class AttentionLowering:
         """What is read, and where pages and results lie."""
         domain = self.domain
         recorder = AddressRecorder(self.layouts, space=domain.bounds)
-        indices = [self._q_index(), self._k_index(), self._v_index()]
+        indices = self._factor_indices()
+        values = *self.op.operands[: len(indices)], *self.op.masks, *self.op.sinks
         indices += [self._mask_index(tensor_of(mask.type)) for mask in self.op.masks]
         indices += [self._sink_index(tensor_of(sink.type)) for sink in self.op.sinks]
-        values = *self.op.operands[:3], *self.op.masks, *self.op.sinks
         self.pages: dict[int, Pages] = {}
         paged: list[Size] = []
         for number, (value, index) in enumerate(zip(values, indices, strict=True)):
@@ -192,13 +199,13 @@ class AttentionLowering:
         # What has one element is no axis of tiles: a single key would count as often as they are long.
         sides = (side if letter in self.runs else 1 for letter, side in zip("ijen", self.blocks.sides, strict=True))
         self.blocks = replace(self.blocks, sides=tuple(sides))
-        bi, _, _, bn = self.blocks.sides
         self.sides = dict(zip("ijen", self.blocks.sides, strict=True))
+        bi, bn = self.sides["i"], self.sides["n"]
         across: Size = kernel.start_of(self.runs["n"], bn) if "n" in self.runs else 0
         first: Size = kernel.start_of(self.runs["i"], bi) if "i" in self.runs else 0
         self.bases: dict[str, Size] = {"i": first, "e": 0, "n": across}
-        self.query = self._query() if self._width_is_whole else None
-        carried = [self._full(float("-inf"), (bi, 1)), self._full(0.0, (bi, 1)), self._full(0.0, (bi, bn))]
+        self.query = self._query(0) if self._width_is_whole else None
+        carried = self._begun()
         self.last = minimum(self.keys, first + bi) if self.causal else self.keys
         if "j" in self.runs:
             name = f"{self.runs['j'].name}_start"
@@ -207,12 +214,17 @@ class AttentionLowering:
                 state[:] = self._turn(state)
         else:  # a single key
             carried = self._turn(carried)
-        most, total, product = carried
-        self._store(kernel, most, total, product)
+        self._store(kernel, carried)
         return kernel.frame.finish(self.blocks)
 
-    def _store(self, kernel: BlockedKernel, most: TileValue, total: TileValue, product: TileValue) -> None:
+    def _begun(self) -> list[TileValue]:
+        """What blocks of keys begin with: the greatest scores, the sums of powers, and of values weighted by them."""
+        bi, bn = self.sides["i"], self.sides["n"]
+        return [self._full(float("-inf"), (bi, 1)), self._full(0.0, (bi, 1)), self._full(0.0, (bi, bn))]
+
+    def _store(self, kernel: BlockedKernel, sums: Sequence[TileValue]) -> None:
         """Write the results."""
+        most, total, product = sums
         found = self._with_sinks(most, total, product)
         value, lse = self._quotients(*found, undefined=self.op.params.get("undefined", False))
         result, *kept = self.op.results
@@ -264,11 +276,18 @@ class AttentionLowering:
 
     def _turn(self, state: Sequence[TileValue]) -> list[TileValue]:
         """One block of keys: the new maximum, total and sum."""
-        emit = self.emit
-        bi, bj, _, bn = self.blocks.sides
-        v, masks = self.op.operands[2], self.op.masks
         greatest, total, product = state
-        scores = self._scores()
+        most, sums, powers, rescale = self._weighed(self._scores(), greatest, total)
+        values = self._values(2)
+        kept = self._typed(self.emit.math("mul", product, rescale))
+        made = self._dot(powers.ssa, values, (self.sides["i"], self.sides["n"]), kept.ssa)
+        return [most, sums, TileValue(made, self.dtype)]
+
+    def _weighed(
+        self, scores: Value, greatest: TileValue, total: TileValue
+    ) -> tuple[TileValue, TileValue, TileValue, Value]:
+        """The greatest scores, the sums of powers, the powers of a block, and what earlier sums are to be scaled by."""
+        emit, masks = self.emit, self.op.masks
         self._axes("i", "j")
         scores = self._masked(scores, masks)
         most = emit.math("max", greatest, emit.reduce_axis(scores, "max", 1, self.dtype))
@@ -279,46 +298,60 @@ class AttentionLowering:
         powers = self._typed(emit.math("exp2", emit.math("sub", scores, base)))
         rescale = emit.math("exp2", emit.math("sub", greatest, base))
         sums = emit.math("add", emit.math("mul", total, rescale), emit.reduce_axis(powers, "sum", 1, self.dtype))
+        return self._typed(most), self._typed(sums), powers, rescale
+
+    def _values(self, number: int) -> SSAValue:
+        """A block of values, or of their tangents; what comes after has rows and their columns."""
         self._axes("j", "n")
-        values = self._tile(self._float(v, self._v_index()), (bj, bn))
+        values = self._tile(self._float(self.op.operands[number], self._v_index()), (self.sides["j"], self.sides["n"]))
         self._axes("i", "n")
-        kept = self._typed(emit.math("mul", product, rescale))
-        made = self._dot(powers.ssa, values, (bi, bn), kept.ssa)
-        return [self._typed(most), self._typed(sums), TileValue(made, self.dtype)]
+        return values
 
     @property
     def _width_is_whole(self) -> bool:
         return "e" not in self.runs or self.runs["e"].size == self.sides["e"]
 
-    def _query(self) -> SSAValue:
-        """The queries, or a block of their width, scaled."""
+    def _query(self, number: int) -> SSAValue:
+        """The queries, or a block of their width, scaled; or their tangents."""
         self._axes("i", "e")
         scale = self.emit.constant(self.op.params["scale"] * LOG2_E, self.dtype)
-        value = self.emit.math("mul", self._float(self.op.operands[0], self._q_index()), scale)
+        value = self.emit.math("mul", self._float(self.op.operands[number], self._q_index()), scale)
         return self._tile(value, (self.sides["i"], self.sides["e"]))
 
     def _scores(self) -> Value:
-        """Queries times a block of keys; where the width is not one block, in a loop over blocks of it."""
+        """Queries times a block of keys."""
+        return self._products([(0, 1)])
+
+    def _products(self, pairs: Sequence[tuple[int, int]]) -> Value:
+        """Sums of queries times a block of keys, both by numbers of operands; where the width is not one block, in a
+        loop over blocks of it."""
         shape = (self.sides["i"], self.sides["j"])
 
-        def part(query: SSAValue, total: SSAValue | None = None) -> TileValue:
-            self._axes("e", "j")
-            keys = self._tile(self._float(self.op.operands[1], self._k_index()), (self.sides["e"], self.sides["j"]))
-            return TileValue(self._dot(query, keys, shape, total), self.dtype)
+        def part(queries: Sequence[SSAValue], total: SSAValue | None = None) -> TileValue:
+            for query, (_, number) in zip(queries, pairs, strict=True):
+                self._axes("e", "j")
+                key = self._float(self.op.operands[number], self._k_index())
+                total = self._dot(query, self._tile(key, (self.sides["e"], self.sides["j"])), shape, total)
+            assert total is not None
+            return TileValue(total, self.dtype)
 
-        if self.query is not None:
-            return part(self.query)
+        if self._width_is_whole:
+            return part([self._whole_query(number) for number, _ in pairs])
         run = self.runs["e"]
         carried = [self._full(0.0, shape)]
         name = f"{run.name}_start"
         with self.emit.loop(name, run.size, self.sides["e"], carried) as state:
             self.bases["e"] = symbol(name)
-            state[0] = part(self._query(), state[0].ssa)
+            state[0] = part([self._query(number) for number, _ in pairs], state[0].ssa)
         # What loops carry has no edge; the keys' positions have.
         self._axes("i", "j")
         column = self.emit.position(self.domain.column_index[0], i64)
         inside = self.emit.math("ge", column, self.emit.constant(0, i64))
         return self.emit.where(inside, carried[0], carried[0])
+
+    def _whole_query(self, number: int) -> SSAValue:
+        assert self.query is not None, "it was read before the loop over keys"
+        return self.query
 
     def _masked(self, scores: Value, masks: Sequence[SSAValue]) -> Value:
         emit = self.emit
@@ -346,16 +379,6 @@ class AttentionLowering:
         limit = emit.constant(cap, self.dtype)
         return emit.math("mul", emit.math("tanh", emit.math("div", scores, limit)), limit)
 
-    def _added(self, scores: Value, mask: Value) -> Value:
-        """Scores, in units of powers of two, and a mask of numbers that are added to them in units of powers of e."""
-        emit = self.emit
-        value = emit.cast(mask, self.dtype)
-        nothing = emit.constant(float("-inf"), self.dtype)
-        # The lowest number, which often stands for minus infinity, must not become that: a row of it has a sum.
-        lowest = emit.constant(float(np.finfo(self.dtype.numpy).min), self.dtype)
-        added = emit.math("max", emit.math("mul", value, emit.constant(LOG2_E, self.dtype)), lowest)
-        return emit.where(emit.math("eq", value, nothing), nothing, emit.math("add", scores, added))
-
     # -- tiles -----------------------------------------------------------------------------------------------------
 
     def _axes(self, first: str, second: str) -> None:
@@ -366,21 +389,3 @@ class AttentionLowering:
                 run = self.runs[letter]
                 size = self.last if letter == "j" else run.size
                 self.emit.tile_axis(run.name, size, position, self.bases[letter], self.sides[letter])
-
-    def _float(self, value: SSAValue, index: Sequence[Size]) -> Value:
-        return self.emit.cast(self.emit.at(Source(value, tensor_of(value.type)), index), self.dtype)
-
-    def _tile(self, value: Value, shape: tuple[int, int]) -> SSAValue:
-        return self.emit.repeated(value, shape).ssa
-
-    def _full(self, number: float, shape: tuple[int, int]) -> TileValue:
-        type_ = tile.TileType.of(shape, self.dtype)
-        return TileValue(self.emit.add(tile.ConstantOp.make(number, type_)), self.dtype)
-
-    def _dot(self, a: SSAValue, b: SSAValue, shape: tuple[int, int], total: SSAValue | None = None) -> SSAValue:
-        operands = [a, b] if total is None else [a, b, total]
-        return self.emit.add(tile.DotOp.create(operands=operands, result_types=[tile.TileType.of(shape, self.dtype)]))
-
-    def _typed(self, value: Value) -> TileValue:
-        assert isinstance(value, TileValue)
-        return value

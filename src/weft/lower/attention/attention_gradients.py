@@ -26,7 +26,7 @@ from xdsl.ir import SSAValue
 
 from weft.ir.expr import Size, ceildiv, floordiv, maximum, minimum, mod, product, simplify, symbol
 from weft.ir.types import Tensor, i32, tensor_of
-from weft.lower.attention.attention import LOG2_E
+from weft.lower.attention.attention_tiles import LOG2_E
 from weft.lower.emit.blocked import BlockedKernel
 from weft.lower.emit.body import Axis, TileValue, register_dtype
 from weft.lower.emit.kernel import Kernel

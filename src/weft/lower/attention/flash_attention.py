@@ -24,7 +24,8 @@ from xdsl.ir import SSAValue
 
 from weft.ir.expr import Size, ceildiv, divides, floordiv, maximum, minimum, product, symbol, symbols_of
 from weft.ir.types import Tensor, bf16, f16, i32, tensor_of
-from weft.lower.attention.attention import LOG2_E, AttentionLowering
+from weft.lower.attention.attention import AttentionLowering
+from weft.lower.attention.attention_tiles import LOG2_E
 from weft.lower.attention.key_ranges import AtMost, Condition, Rows, bound_of
 from weft.lower.attention.mask_reading import Kept, read_masks
 from weft.lower.attention.paged_keys import find_pages, load_pages
@@ -40,6 +41,7 @@ from weft.ops.body import Value
 from weft.ops.graph import GraphBuilder
 from weft.ops.layouts import StridedLayout, contiguous
 from weft.ops.matmul.attention import AnyAttention, widest_head
+from weft.ops.matmul.attention_tangent import AttentionWithTangent
 from weft.tile import dialect as tile
 
 _COUNTED = Tensor(i32, (1,))
@@ -52,7 +54,7 @@ def _zeroed(b: GraphBuilder) -> list[SSAValue]:
     return [b.full(value=0, shape=_COUNTED.shape, dtype=_COUNTED.dtype)]
 
 
-def is_flash(op: AnyAttention) -> bool:
+def is_flash(op: AnyAttention | AttentionWithTangent) -> bool:
     """Whether tensor cores take the matmuls: of 16-bit operands, in heads that tiles hold, whole or in halves."""
     q, k, v = (tensor_of(value.type) for value in op.operands[:3])
     widths, most = (q.shape[-1], v.shape[-1]), widest_head(q.shape[-2])
@@ -87,7 +89,7 @@ class FlashLowering(AttentionLowering):
     def _emit(self, lead: Sequence[Run]) -> Kernel:
         kernel = BlockedKernel(self.group, self.name, self.layouts, self.outputs, self.domain, parts=True)
         self._place(kernel, lead)
-        self._store(kernel, *self._attended())
+        self._store(kernel, self._attended())
         programs = product(kernel.frame.grid)
         many = not isinstance(programs, int) or programs >= 2 * self.machine.multiprocessors
         grows = self.causal and self.range.lower == 0  # the later rows are, the more keys they see
@@ -121,11 +123,18 @@ class FlashLowering(AttentionLowering):
         self.limit: Size = self.keys
         self.known_pages: dict[tuple[SSAValue, Size], Size] = {}
 
-    def _attended(self) -> tuple[TileValue, TileValue, TileValue]:
+    def _attended(self) -> Sequence[TileValue]:
         """The greatest scores in units of powers of two, the sums of powers, and of values weighted by them."""
-        bi, bj = self.sides["i"], self.sides["j"]
         self.query = self._operand(0, self._q_index(), "ie")
         state = self._first()
+        last = self._visit(state)
+        most, total, weights, kept = state
+        product = self._summed(weights, kept, self._start_of(last))
+        return [self._typed(self.emit.math("mul", most, self._constant(self.unit))), total, product]
+
+    def _visit(self, state: list[TileValue]) -> Size:
+        """Walk the blocks of keys behind the first: those that have edges by masks. It gives the last one's number."""
+        bi, bj = self.sides["i"], self.sides["j"]
         count = self.visited - self.lowest
         start, stop = (floordiv(key, bj) for key in (self.range.every[0] + bj - 1, self.range.every[1]))
         whole = minimum(count, maximum(1, self.visited - stop))
@@ -142,9 +151,7 @@ class FlashLowering(AttentionLowering):
                 self._walk("lower", edge, all_blocks, state, self.masks.lower, ends=not self.masks.apart)
         else:
             self._walk("masked", 1, all_blocks, state, self.masks.kept)
-        most, total, weights, kept = state
-        product = self._summed(weights, kept, self._start_of(all_blocks - 1))
-        return self._typed(self.emit.math("mul", most, self._constant(self.unit))), total, product
+        return all_blocks - 1
 
     @property
     def _scale(self) -> float:
@@ -169,14 +176,17 @@ class FlashLowering(AttentionLowering):
     def _first(self) -> list[TileValue]:
         """The block that is visited first: nothing is summed up yet."""
         bi, bn = self.sides["i"], self.sides["n"]
-        masked = self.causal or self._is_cut or bool(self.masks.kept) or self.masks.local
-        kept = self.masks.upper if masked else None
-        start = (self.visited - 1) * self.sides["j"]
+        start, kept = self._first_block()
         scores = self._marked(self._scores_at(start), start, kept)
         most = self.emit.reduce_axis(scores, "max", 1, self.dtype)
         powers = self._powers(scores, self._base(most, kept))
         total = self.emit.reduce_axis(powers, "sum", 1, self.dtype)
         return [most, total, self._weights(powers), self._full(0.0, (bi, bn))]
+
+    def _first_block(self) -> tuple[Size, Kept | None]:
+        """Where the keys of the block that is visited first begin, and which masks it has."""
+        masked = self.causal or self._is_cut or bool(self.masks.kept) or self.masks.local
+        return (self.visited - 1) * self.sides["j"], self.masks.upper if masked else None
 
     def _walk(
         self, name: str, lower: Size, upper: Size, state: list[TileValue], masks: Kept | None, *, ends: bool = True

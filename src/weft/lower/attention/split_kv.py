@@ -72,6 +72,7 @@ class SplitKvLowering(FlashLowering):
     parts: int = 1
 
     def lowered(self, inputs: Sequence[StridedLayout]) -> Lowered:
+        assert isinstance(self.op, AnyAttention), "tangents have kernels of their own"
         kernel = self._emit(self.lead)
         scratch = self._found()
         given = [Argument("input", number) for number in range(len(inputs))]

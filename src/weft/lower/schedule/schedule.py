@@ -157,18 +157,32 @@ _FLASH_KEYS = {64: 128, 128: 128, 192: 96}
 """Keys of a block by the width of heads: what registers and two stages of shared memory hold."""
 _WIDE_KEYS = 32
 """Keys of a block where heads are wider than a tile; programs have as many columns of values as one holds."""
+_MOVED_BLOCKS = {64: (128, 128, 64), 128: (128, 64, 128), 192: (128, 32, 128), 256: (64, 32, 128)}
+"""Rows, keys and columns of values of a block by the width of heads, where tangents are summed up beside values."""
 _FLASH_ROWS = {64: 192}
 """Rows of a block by the width of heads, where three warp groups share keys: they have no registers left for masks."""
 
 
 def choose_attention_blocks(
-    queries: Size, keys: Size, width: Size, out_width: Size, machine: Machine = CPU, *, masked: bool = False
+    queries: Size,
+    keys: Size,
+    width: Size,
+    out_width: Size,
+    machine: Machine = CPU,
+    *,
+    masked: bool = False,
+    moved: bool = False,
 ) -> Blocks:
-    """The tiles of attention: queries, keys, width of the queries and of the values."""
+    """The tiles of attention: queries, keys, width of the queries and of the values; `moved` where there are tangents,
+    too."""
     if (fixed := machine.capabilities.matmul_tile) is not None:
         return _fixed_attention_blocks((queries, keys, width, out_width), fixed)
     if machine.capabilities.matrix_units and isinstance(width, int) and isinstance(out_width, int):
         depth, across = (_rounded(size, _LINE_ELEMENTS) for size in (width, out_width))
+        if moved:
+            rows, columns, most = _MOVED_BLOCKS[max(depth, across)]
+            rows = 64 if isinstance(queries, int) and queries <= 64 else rows
+            return Blocks("attention", (rows, min(columns, 64) if masked else columns, depth, min(across, most)))
         rows = 128 if masked else _FLASH_ROWS.get(max(depth, across), 128)
         if isinstance(queries, int):
             rows = next((side for side in (64, 128) if queries <= side), rows)

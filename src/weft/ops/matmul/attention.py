@@ -14,7 +14,7 @@ from weft.ir.types import Tensor, bf16, boolean, f16, f32, f64, i32, i64
 from weft.ops.base import Precision, Structured, broadcast_shapes, op, same_dtype
 from weft.ops.composites import narrowed, widened
 from weft.ops.graph import GraphBuilder
-from weft.ops.matmul.attention_rows import ScoreRule, gradients_by_blocks, row_gradients, rows_at_once
+from weft.ops.matmul.attention_rows import BY_BLOCKS_FROM, ScoreRule, gradients_by_blocks, row_gradients, rows_at_once
 from weft.ops.numerics import rounded_once
 from weft.ops.rules import Gradients, Values, align_batched, batch_size, with_batch
 from weft.ops.samples import Input, Sample
@@ -156,6 +156,24 @@ class AnyAttention(Structured):
         if sink is not None and made.sink is not None:
             gradients.append(narrowed(b, made.sink, b.tensor(sink).dtype))
         return tuple(gradients)
+
+    @classmethod
+    def jvp_with_values(
+        cls, b: GraphBuilder, tangents: Sequence[SSAValue | None], operands: Values, **params: Any
+    ) -> tuple[Values, Values] | None:
+        """The results and their tangents by one kernel, where that is worth it: scores are many, or narrow."""
+        moved = "".join(letter for letter, tangent in zip("qkv", tangents, strict=False) if tangent is not None)
+        masks, (rows, width) = operands[3:], b.tensor(operands[0]).shape[-2:]
+        keys, wide = b.tensor(operands[1]).shape[-2], b.tensor(operands[0]).dtype in (f32, f64)
+        few = isinstance(rows, int) and isinstance(keys, int) and rows * keys < BY_BLOCKS_FROM
+        special = params.get("sinks") or params.get("softcap") or len(masks) > 1 or width == 0
+        if special or any(tangent is not None for tangent in tangents[3:]) or (wide and few):
+            return None
+        kept = {name: params[name] for name in ("causal", "scale", "undefined") if name in params}
+        along = [tangent for tangent in tangents[:3] if tangent is not None]
+        found = b.attention_with_tangent(*operands[:3], *along, *masks, moved=moved, **kept)
+        count = 1 if cls.name == "graph.attention" else 2
+        return found[:count], found[2 : 2 + count]
 
     @classmethod
     def batch(cls, b: GraphBuilder, operands: Values, batched: Sequence[bool], **params: Any) -> Any:

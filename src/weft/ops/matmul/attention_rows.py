@@ -7,7 +7,7 @@ again, and what turns only add up is not kept.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from xdsl.ir import SSAValue
@@ -59,7 +59,7 @@ def row_gradients(
 
     `first` is the number of the first row, by default 0.
     """
-    capped, shares, sunk = _shares(b, q, k, masks, rule, sink, first)
+    capped, shares, sunk = shares_of(b, q, k, masks, rule, sink, first)
     on_shares = b.dot(g, transposed(b, v))
     last = (b.tensor(shares).rank - 1,)
     mean = b.sum(b.mul(on_shares, shares), dims=last, keep=True)
@@ -102,24 +102,48 @@ def gradients_by_blocks(
     rows: int,
 ) -> tuple[SSAValue, SSAValue, SSAValue]:
     """The gradients of q, k and v, `rows` rows at a time: those of keys and values add up from block to block."""
-    count = b.tensor(q).shape[-2]
+
+    def part(b: GraphBuilder, first: SSAValue, own: Values, masks: Values) -> tuple[list[SSAValue], list[SSAValue]]:
+        g, q, *on_lse = own
+        found = row_gradients(b, g, on_lse, q, k, v, masks, rule, None, first)
+        return [found.k, found.v], [found.q]
+
+    (on_k, on_v), (on_q,) = by_row_blocks(b, part, [g, q, *on_lse], masks, [k, v], rows)
+    return on_q, on_k, on_v
+
+
+RowPart = Callable[[GraphBuilder, SSAValue, Values, Values], tuple[Sequence[SSAValue], Sequence[SSAValue]]]
+"""Of the first row's number, a block's rows and its masks: what all blocks add up to, and what rows have of their
+own."""
+
+
+def by_row_blocks(
+    b: GraphBuilder, part: RowPart, own: Values, masks: Values, summed: Values, rows: int
+) -> tuple[Sequence[SSAValue], list[SSAValue]]:
+    """What blocks of `rows` rows add up to, tensors like those of `summed`, and what they make of rows, side by side.
+
+    Of their `own`, rows have [..., L, E] or, numbers, [..., L]; the first are such as have a width.
+    """
+    rank, count = b.tensor(own[0]).rank, b.tensor(own[0]).shape[-2]
     sliced = [mask for mask in masks if b.tensor(mask).rank > 1 and b.tensor(mask).shape[-2] == count]
+    are_wide = [b.tensor(each).rank == rank for each in own]
 
     def turn(
         b: GraphBuilder, index: SSAValue, sums: Sequence[SSAValue], blocks: Sequence[SSAValue]
     ) -> tuple[list[SSAValue], list[SSAValue]]:
-        own_g, own_q, *rest = blocks
-        own_lse, own_masks = rest[: len(on_lse)], rest[len(on_lse) :]
         first = b.mul(index, size_value(b, rows, i64))
-        found = row_gradients(b, own_g, own_lse, own_q, k, v, own_masks or masks, rule, None, first)
-        return [b.add(sums[0], found.k), b.add(sums[1], found.v)], [found.q]
+        added, made = part(b, first, blocks[: len(own)], blocks[len(own) :] or masks)
+        return [b.add(total, each) for total, each in zip(sums, added, strict=True)], [*made]
 
-    wide = [b.reshape(each, shape=(*b.tensor(each).shape, 1)) for each in on_lse]
-    scanned = [_blocks(b, each, rows) for each in (g, q)]
-    scanned += [_without_last(b, _blocks(b, each, rows)) for each in wide]
+    def cut(x: SSAValue, *, is_wide: bool) -> SSAValue:
+        if is_wide:
+            return _blocks(b, x, rows)
+        return _without_last(b, _blocks(b, b.reshape(x, shape=(*b.tensor(x).shape, 1)), rows))
+
+    scanned = [cut(each, is_wide=is_wide) for each, is_wide in zip(own, are_wide, strict=True)]
     scanned += [_blocks(b, mask, rows) for mask in sliced]
-    (on_k, on_v), (on_q,) = loop(b, turn, [zeros(b, k), zeros(b, v)], scanned, trip_count=count // rows)
-    return _rows(b, on_q), on_k, on_v
+    sums, made = loop(b, turn, [zeros(b, each) for each in summed], scanned, trip_count=count // rows)
+    return sums, [_rows(b, each) for each in made]
 
 
 def _blocks(b: GraphBuilder, x: SSAValue, rows: int) -> SSAValue:
@@ -142,7 +166,7 @@ def _without_last(b: GraphBuilder, x: SSAValue) -> SSAValue:
     return b.reshape(x, shape=b.tensor(x).shape[:-1])
 
 
-def _shares(
+def shares_of(
     b: GraphBuilder,
     q: SSAValue,
     k: SSAValue,

@@ -91,6 +91,11 @@ def flops_of(op: Operation) -> int:
             _, q, k, v = (_shape(_tensor(value)) for value in op.operands[:4])
             scores = prod(q[:-1]) * k[-2]
             return 2 * scores * (3 * q[-1] + 2 * v[-1])
+        case "graph.attention_with_tangent":
+            q, k, v = (_shape(_tensor(value)) for value in op.operands[:3])
+            moved: str = op.params["moved"]
+            scores, values = 1 + ("q" in moved) + ("k" in moved), 1 + (moved != "v") + ("v" in moved)
+            return 2 * prod(q[:-1]) * k[-2] * (scores * q[-1] + values * v[-1])
         case _:
             if not isinstance(op, AnyAttention):
                 return 0

@@ -4,7 +4,8 @@ Ops need no rule of their own for it, and may have one where that is cheaper. A 
 the results, so differentiating the gradient rule with respect to these once more is the derivative along a direction:
 jvp = vjp of vjp. What the detour made beside that is dead. An op whose class has a rule `jvp(b, tangents, operands,
 results, **params)` is derived by that: the tangents of the results from those of the operands, None where one does not
-change.
+change. One whose class has `jvp_with_values(b, tangents, operands, **params)` gives its place to ops that compute both,
+unless that gives None.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ def jvp_function(function: FuncOp, wanted: Sequence[int] | None = None, *, apart
         marks, before = marks_of(op), op.prev_op
         with sourced(op.location):
             b = GraphBuilder(block, before=after)
-            if apart and isinstance(op, ControlOp):
+            if apart and (isinstance(op, ControlOp) or hasattr(type(op), "jvp_with_values")):
                 _push_apart(b, op, tangents)
             else:
                 push(b, op, tangents)
@@ -96,8 +97,8 @@ def jvp_function(function: FuncOp, wanted: Sequence[int] | None = None, *, apart
     return made
 
 
-def _push_apart(b: GraphBuilder, op: ControlOp, tangents: Tangents) -> None:
-    """Tangents of control flow by an op beside it, which computes the values again."""
+def _push_apart(b: GraphBuilder, op: Operation, tangents: Tangents) -> None:
+    """Tangents by an op that computes the values again, beside the one that they are taken from."""
     copy = GraphBuilder(b.block, before=op).insert(op.clone())
     for value, kept in zip(push(b, op, tangents), copy.results, strict=True):
         if value in tangents:
@@ -123,13 +124,29 @@ def push(b: GraphBuilder, op: Operation, tangents: Tangents) -> Sequence[SSAValu
         return _keep(b, op, _transposed(b, op, tangents), tangents)
     if not isinstance(op, GraphOp):
         raise no_rule(op, "derivative", _HINT)
+    given = tuple(tangents.get(operand) for operand in op.operands)
+    joint: Callable[..., tuple[Sequence[SSAValue], Sequence[SSAValue]] | None] | None
+    joint = getattr(type(op), "jvp_with_values", None)
+    if joint is not None and (pair := joint(b, given, tuple(op.operands), **op.params)) is not None:
+        return _replace(op, *pair, tangents)
     own: Callable[..., Sequence[SSAValue | None]] | None = getattr(type(op), "jvp", None)
     if own is not None:
-        given = tuple(tangents.get(operand) for operand in op.operands)
         found = list(own(b, given, tuple(op.operands), tuple(op.results), **op.params))
     else:
         found = _transposed(b, op, tangents)
     return _keep(b, op, found, tangents)
+
+
+def _replace(
+    op: Operation, values: Sequence[SSAValue], found: Sequence[SSAValue], tangents: Tangents
+) -> Sequence[SSAValue]:
+    """Let other values take the place of an op's."""
+    for old, new, tangent in zip(op.results, values, found, strict=True):
+        old.replace_all_uses_with(new)
+        tangents[new] = tangent
+    op.detach()
+    op.erase()
+    return values
 
 
 def _keep(b: GraphBuilder, op: Operation, found: Sequence[SSAValue | None], tangents: Tangents) -> Sequence[SSAValue]:

@@ -49,7 +49,7 @@ MOVING = frozenset(("max", "min", "maximum", "minimum", "relu", "neg", "abs"))
 LEFT_OUT = frozenset(
     (
         *("uniform", "tiled_dot", "scaled_dot", "dequantize", "as_strided"),
-        *("attention", "attention_with_lse", "attention_gradients"),
+        *("attention", "attention_with_lse", "attention_with_tangent", "attention_gradients"),
     )
 )
 

@@ -11,6 +11,7 @@ from torch.nn.functional import scaled_dot_product_attention as attend
 
 import weft
 from weft.ops.matmul import attention_rows
+from weft.runtime.record import recording
 
 
 @pytest.fixture
@@ -58,3 +59,55 @@ def test_tangents_of_gradients_inside_of_a_batch() -> None:
     with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
         expected = [torch.func.jvp(torch.func.grad(loss), (x[n],), (t[n],))[1] for n in range(3)]
     torch.testing.assert_close(found, torch.stack(expected))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("moved", [(0, 1, 2), (0,), (2,), (1, 2)])
+@pytest.mark.parametrize("function", [causal, masked, grouped])
+def test_values_and_tangents_come_of_one_kernel(
+    function: Callable[..., Any], moved: tuple[int, ...], dtype: torch.dtype
+) -> None:
+    torch.manual_seed(1)
+    factors, tangents = torch.randn(2, 3, 1, 2, 37, 16, dtype=dtype)
+
+    def of(given: Any, *along: Any) -> Any:
+        values = list(given)
+        for place, value in zip(moved, along, strict=True):
+            values[place] = value
+        return function(*values)
+
+    with recording() as records:
+        found = weft.jvp(
+            lambda *x: of(factors, *x), tuple(factors[place] for place in moved), tuple(tangents[p] for p in moved)
+        )
+    assert [kernel.label for record in records for kernel in record.kernels] == ["attention_with_tangent"]
+    wide, along = factors.double(), tangents.double()
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+        expected = torch.func.jvp(
+            lambda *x: of(wide, *x), tuple(wide[place] for place in moved), tuple(along[place] for place in moved)
+        )
+    for one, other in zip(found, expected, strict=True):
+        assert float((one - other).norm()) <= (5e-3 if dtype == torch.bfloat16 else 1e-3) * float(other.norm())
+
+
+@pytest.mark.parametrize("function", [causal, masked, grouped])
+def test_tangents_of_long_sequences_are_differentiated(function: Callable[..., Any]) -> None:
+    """The gradient of a tangent, by blocks of rows; float64 decides."""
+    torch.manual_seed(2)
+    q, k, v, tq, tk, tv = torch.randn(6, 1, 2, 512, 4, dtype=torch.float64) / 2
+
+    def slope(q: Any, k: Any, v: Any, of: Any) -> Any:
+        return of.jvp(function, (q, k, v), (tq, tk, tv))[1].pow(2).sum()
+
+    found = weft.grad(lambda *x: slope(*x, weft), (0, 1, 2))(q, k, v)
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+        expected = torch.func.grad(lambda *x: slope(*x, torch.func), (0, 1, 2))(q, k, v)
+    torch.testing.assert_close(found, expected)
+
+
+def test_tangents_alone_leave_values_as_they_are() -> None:
+    """`linearize` computes values before tangents are there."""
+    torch.manual_seed(3)
+    x, t = torch.randn(2, 1, 2, 40, 16, dtype=torch.bfloat16)
+    value, along = weft.func.linearize(lambda x: attend(x, x, x), x)
+    torch.testing.assert_close((value, along(t)), weft.jvp(lambda x: attend(x, x, x), (x,), (t,)))
