@@ -14,7 +14,7 @@ stays in the cache.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from xdsl.ir import OpResult, SSAValue
@@ -24,7 +24,6 @@ from weft.ir.types import DType, tensor_of
 from weft.lower.dot.block_scales import scaled
 from weft.lower.dot.dot_runs import DotRuns, Product
 from weft.lower.dot.packed_tile import packed_tile
-from weft.lower.dot.split_k import lower_split_k
 from weft.lower.emit.blocked import BlockedKernel, epilogue_refusal, store_outputs
 from weft.lower.emit.body import TileValue, register_dtype
 from weft.lower.emit.kernel import Kernel
@@ -34,12 +33,10 @@ from weft.lower.lowered import Lowered, whole
 from weft.lower.machine import Machine
 from weft.lower.packing import weight_of
 from weft.lower.refusal import Refusal
-from weft.lower.schedule.dot_model import parts_of
-from weft.lower.schedule.schedule import given_blocks
 from weft.ops.body import Value
 from weft.ops.graph import GroupOp
 from weft.ops.layouts import StridedLayout
-from weft.ops.matmul.dot import SCALED_BLOCK, Dot
+from weft.ops.matmul.dot import SCALED_BLOCK
 from weft.passes.update_in_place import in_place_of
 from weft.tile import dialect as tile
 
@@ -54,17 +51,19 @@ def lower_dot(
     layouts: dict[SSAValue, StridedLayout] = dict(zip(group.block.args, inputs, strict=True))
     dots = [op for op in group.block.ops if isinstance(op, Product)]
     in_place = in_place_of(group)
-    if machine.capabilities.matrix_units and given_blocks(group, "dot") is None:
-        parts = parts_of([dot for dot in dots if isinstance(dot, Dot)], machine)
-        if parts > 1:
-            return lower_split_k(group, name, inputs, outputs, parts, machine)
-    lowering = _DotLowering(group, name, layouts, outputs, dots, machine)
+    lowering = DotLowering(group, name, layouts, outputs, dots, machine)
     refused = epilogue_refusal(group, [dot.results[0] for dot in dots]) or lowering.prepare()
-    return whole(lowering.kernel(), len(inputs), len(outputs), in_place) if refused is None else refused
+    if refused is not None:
+        return refused
+    if (split := lowering.split()) is not None:
+        from weft.lower.dot.split_k import lower_split_k  # it uses the class below
+
+        return lower_split_k(group, name, inputs, outputs, split, machine)
+    return whole(lowering.kernel(), len(inputs), len(outputs), in_place)
 
 
 @dataclass
-class _DotLowering(DotRuns):
+class DotLowering(DotRuns):
     """The construction of one kernel, for which `prepare` has found the runs."""
 
     def kernel(self) -> Kernel:
@@ -75,6 +74,7 @@ class _DotLowering(DotRuns):
             self.group, self.name, self.layouts, self.outputs, self.domain, parts=parts, in_place=in_place
         )
         self.emit = kernel.emit
+        self._take_part(kernel)
         bm, bn, _ = self.blocks.sides
         # Rows with the same weights come one after the other.
         shared = self.chosen is not None or (self.panels is not None and self.panels.batch == 1)
@@ -95,11 +95,18 @@ class _DotLowering(DotRuns):
             self._axes("m", "n", piece)
             values = [TileValue(total, self.result.dtype) for total in totals[piece * count :][:count]]
             self.emit.scopes.append({})
-            store_outputs(kernel, dict(zip((dot.results[0] for dot in self.dots), values, strict=True)))
+            self._store(kernel, dict(zip((dot.results[0] for dot in self.dots), values, strict=True)))
             self.emit.scopes.pop()
         self.emit.place_ahead(kernel.frame.block)
         limit = self.tiles.limit if self.tiles else None
         return kernel.frame.finish(self.blocks, limit=limit, cluster=self.blocks.cluster)
+
+    def _take_part(self, kernel: BlockedKernel) -> None:
+        """Say which part of K a program has: all of it."""
+        self.bounds: tuple[Size, Size] = (0, self.k_run.size if self.k_run is not None else 1)
+
+    def _store(self, kernel: BlockedKernel, products: Mapping[SSAValue, TileValue]) -> None:
+        store_outputs(kernel, products)
 
     def _axes(self, first: str, second: str, piece: int = 0) -> None:
         """Make two of the runs m, n and k the axes of the tiles that follow; of n it may be a piece."""
@@ -163,7 +170,8 @@ class _DotLowering(DotRuns):
                 totals = self._step([each.ssa for each in state], type_, turn=symbol(name))
                 state[:] = [TileValue(total, carried[0].dtype) for total in totals]
             return
-        with self.emit.loop(name, run.size, self.blocks.sides[2] if blocked else 1, carried) as state:
+        lower, upper = self.bounds if blocked else (0, run.size)
+        with self.emit.loop(name, upper, self.blocks.sides[2] if blocked else 1, carried, lower) as state:
             if inner:
                 self._loops(inner, state, type_)
             else:
