@@ -13,7 +13,6 @@ from weft.ir.types import DType, Tensor, bf16, f16
 from weft.lower.machine import gpu_machine
 from weft.lower.schedule.dot_model import Matmuls, estimates, split_of
 from weft.testing.kernels import Trial, group_of, run_interpreted
-from weft.testing.simulated import run_simulated
 
 GPU = gpu_machine()
 
@@ -68,15 +67,6 @@ def test_parts_of_any_length_add_up(layout: str, m: int, n: int, k: int, dtype: 
     assert error(result, x @ w) < 4e-3
 
 
-@pytest.mark.parametrize(("layout", "m", "n", "k"), [("nn", 29, 33, 515), ("tn", 67, 21, 451), ("tt", 30, 65, 389)])
-def test_threads_load_parts_whose_rows_begin_anywhere(layout: str, m: int, n: int, k: int) -> None:
-    found, arrays = trial(layout, m, n, k), random(shapes_of(layout, m, n, k))
-    assert len(found.lowered.calls) == 2
-    x, w = (a.astype(float).T if turned == "t" else a.astype(float) for a, turned in zip(arrays, layout, strict=True))
-    (first,), (second,) = (run_simulated(found, arrays) for _ in range(2))
-    assert error(first, x @ w) < 4e-3 and np.array_equal(first, second)
-
-
 def test_what_follows_and_a_second_product_are_of_whole_sums() -> None:
     m, n, k = 96, 72, 3000
 
@@ -126,8 +116,8 @@ def test_few_tiles_of_a_long_k_are_cut(products: Matmuls) -> None:
     assert split.depth % 64 == 0 and (split.count - 1) * split.depth < products.k <= split.count * split.depth
 
 
-def test_threads_that_load_have_registers_for_small_tiles_alone() -> None:
-    assert {each.sides[:2] for each in estimates(Matmuls(4000, 4000, 100, loaded=True), GPU)} == {(64, 64)}
+def test_threads_that_load_have_registers_for_square_tiles_alone() -> None:
+    assert {each.sides[:2] for each in estimates(Matmuls(4000, 4000, 100, loaded=True), GPU)} == {(64, 64), (128, 128)}
 
 
 @pytest.mark.parametrize(

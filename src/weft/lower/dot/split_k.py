@@ -82,7 +82,8 @@ class _PartLowering(DotLowering):
         self.emit.scalars[_PART] = kernel.frame.program(self.cut.count)
         assert self.k_run is not None
         lower: Size = symbol(_PART) * self.cut.depth
-        self.bounds = lower, minimum(lower + self.cut.depth, self.k_run.size)
+        one = self.cut.depth <= self.blocks.sides[2]  # block, which ends where K does by itself
+        self.bounds = lower, lower + self.cut.depth if one else minimum(lower + self.cut.depth, self.k_run.size)
 
     def _store(self, kernel: BlockedKernel, products: Mapping[SSAValue, TileValue]) -> None:
         index = (symbol(_PART), *self.domain.row_index)

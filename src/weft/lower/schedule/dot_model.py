@@ -44,9 +44,10 @@ _JOINING, _NEAR, _NEAR_BYTES = 2.0e-6, 1.0e13, 24 << 20
 are no more than it has room for beside the operands."""
 _WORTH = 0.93
 """What is left of the time where K is cut: less of a gain is less than the model knows."""
-_LOADED, _LOAD_TURN, _LOAD_SHARE, _LOADED_BESIDE = (64, 64), 2.5e-6, 1.25e-6, 4
-"""Tiles where threads load each element, as others leave no registers for that; the seconds that 64 of K take in one of
-them and, where several lie on a multiprocessor, what of it is no waiting; and how many do."""
+_LOADED = {(64, 64): 2, (128, 128): 1}
+"""Tiles where threads load each element and stage it for the tensor cores, and how many lie on a multiprocessor."""
+_LOAD_WAIT, _LOAD_WORK = 0.6e-6, 3.1e-9
+"""The seconds that they wait for 64 of K, while others may work, and those that a row or column takes of them."""
 _MOST_SUMS = 64 * 256
 """Elements that a warp group has registers to sum up."""
 _TILES_IN_PARTS = ((128, 256), (128, 192), (128, 128), (64, 128), (64, 64))
@@ -121,7 +122,7 @@ def estimates(products: Matmuls, machine: Machine, height: int | None = None) ->
     """All tiles that there is room for, of a `height` if it is given, the fastest first."""
     tiles = [tile for tile in _TILES if not products.in_parts or tile in _TILES_IN_PARTS]
     if products.loaded:
-        tiles = [_LOADED]
+        tiles = list(_LOADED)
     elif height is not None:
         tiles = [tile for tile in tiles if tile[0] == height and (height > _ROWS or tile[1] <= _COLUMNS[0])]
     elif products.m <= ROWS_OF_TILE and products.width == 2:
@@ -195,9 +196,10 @@ def estimate(products: Matmuls, tile: Sequence[int], machine: Machine, sharers: 
 
 def _loaded(products: Matmuls, tile: tuple[int, int], tiles: int, machine: Machine) -> Estimate:
     """The same where threads load what they multiply: they wait for memory, and others work meanwhile."""
-    side = _LINE // products.width
-    waves = ceil(tiles / (machine.multiprocessors * _LOADED_BESIDE))
-    turn = products.count * max(waves * _LOAD_TURN, tiles / machine.multiprocessors * _LOAD_SHARE)
+    side, beside = _LINE // products.width, _LOADED[tile]
+    work = (tile[0] + products.count * tile[1]) * _LOAD_WORK
+    waves = ceil(tiles / (machine.multiprocessors * beside))
+    turn = max(waves * (_LOAD_WAIT + work), tiles / machine.multiprocessors * work)
     seconds = {"loads": ceil(products.k / side) * turn, "memory": _moved(products, *tile, machine) / _MEMORY}
     bound = max(seconds, key=seconds.__getitem__)
     return Estimate((*tile, side), seconds[bound] + _START, bound)
