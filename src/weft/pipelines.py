@@ -191,7 +191,7 @@ def nvidia_passes(config: Config, capabilities: Capabilities = PROCESSOR) -> lis
                 ReadPages(),
                 FuseDequantization(),
                 ScaleAfterDots(),
-                AlignOperands(),
+                AlignOperands(everywhere=config.strict),
             ]
             if fast
             else []
