@@ -18,7 +18,7 @@ from xdsl.ir import SSAValue
 from weft.ir.expr import Size, minimum, symbol
 from weft.ir.types import Tensor, f32, tensor_of, tensor_type
 from weft.lower.dispatch import try_lower
-from weft.lower.dot.dot import DotLowering
+from weft.lower.dot.dot_kernel import DotLowering
 from weft.lower.emit.blocked import BlockedKernel
 from weft.lower.emit.body import TileValue
 from weft.lower.lowered import Argument, KernelCall, Lowered
