@@ -42,7 +42,7 @@ _MOST_PARTS, _SUM_BYTES = 32, 4
 _JOINING, _NEAR, _NEAR_BYTES = 2.0e-6, 1.0e13, 24 << 20
 """Seconds that a kernel takes that adds parts, and bytes a second that the L2 cache writes and reads of them, if they
 are no more than it has room for beside the operands."""
-_WORTH = 0.93
+_WORTH = 0.88
 """What is left of the time where K is cut: less of a gain is less than the model knows."""
 _LOADED = {(64, 64): 2, (128, 128): 1}
 """Tiles where threads load each element and stage it for the tensor cores, and how many lie on a multiprocessor."""
