@@ -191,7 +191,7 @@ def nvidia_passes(config: Config, capabilities: Capabilities = PROCESSOR) -> lis
                 ReadPages(),
                 FuseDequantization(),
                 ScaleAfterDots(),
-                AlignOperands(),
+                AlignOperands(everywhere=config.strict),
             ]
             if fast
             else []
@@ -241,6 +241,7 @@ def nvidia_kernel_passes() -> tuple[KernelPass, ...]:
         PipelineWeights,
         takes_weights_apart,
     )
+    from weft.backends.nvidia.pipeline.prefetch_loads import PrefetchLoads
     from weft.backends.nvidia.pipeline.software_pipeline_dots import SoftwarePipelineDots
     from weft.backends.nvidia.pipeline.stage_operands import StageOperands
     from weft.backends.nvidia.pipeline.stage_stores import StageStores
@@ -334,7 +335,14 @@ def nvidia_kernel_passes() -> tuple[KernelPass, ...]:
                 ),
                 Alternative(
                     "threads stage operands of wgmma in shared memory",
-                    (FoldViews(), StageOperands(), AssignLayouts(), InsertBarriers(), AllocateShared()),
+                    (
+                        FoldViews(),
+                        StageOperands(),
+                        AssignLayouts(),
+                        PrefetchLoads(),
+                        InsertBarriers(),
+                        AllocateShared(),
+                    ),
                     when=(multiplies_from_shared, has_dots, reads_whole_tiles),
                 ),
                 Alternative(

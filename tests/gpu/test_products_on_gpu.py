@@ -21,10 +21,10 @@ def normal(*shape: int, dtype: torch.dtype = HALF) -> Tensor:
     return torch.randn(*shape, device="cuda").to(dtype)
 
 
-def agree(function: Callable[..., Tensor], *inputs: Tensor, exact: Tensor) -> None:
-    """At most half as wrong again as eager, and the same each time."""
+def agree(function: Callable[..., Tensor], *inputs: Tensor, exact: Tensor, strict: bool = False) -> None:
+    """At most half as wrong again as eager, and the same each time; with `strict`, by no library."""
     torch.compiler.reset()
-    compiled: Any = compile_with("weft", cache=False)(function)
+    compiled: Any = compile_with("weft", cache=False, strict=strict)(function)
     found = compiled(*inputs)
     errors = [((each.double() - exact).norm() / exact.norm()).item() for each in (found, function(*inputs))]
     assert errors[0] <= 1.5 * errors[1] + 1e-6, errors
@@ -38,6 +38,26 @@ def test_products_of_odd_sides(sides: tuple[int, int, int], turned: str) -> None
     a = normal(k, m).t() if turned[0] == "t" else normal(m, k)
     b = normal(n, k).t() if turned[1] == "t" else normal(k, n)
     agree(torch.mm, a, b, exact=a.double() @ b.double())
+
+
+@pytest.mark.parametrize(
+    "sides",
+    [
+        (29, 93, 3201),
+        (550, 55, 4812),
+        (161, 1377, 2093),
+        (768, 768, 16384),
+        (300, 200, 8000),
+        (67, 1200, 43),
+        (2368, 4966, 67),
+    ],
+)
+@pytest.mark.parametrize("turned", ["nn", "nt", "tn", "tt"])
+def test_k_in_parts_and_rows_that_begin_anywhere(sides: tuple[int, int, int], turned: str) -> None:
+    m, n, k = sides
+    a = normal(k, m).t() if turned[0] == "t" else normal(m, k)
+    b = normal(n, k).t() if turned[1] == "t" else normal(k, n)
+    agree(torch.mm, a, b, exact=a.double() @ b.double(), strict=True)
 
 
 @pytest.mark.parametrize("columns", [4097, 4098, 4100, 1283])

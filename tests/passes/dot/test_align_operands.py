@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from xdsl.context import Context
 from xdsl.ir import SSAValue
 
 from weft.ir.types import Tensor, bf16, f32
@@ -41,6 +42,20 @@ def test_operands_that_the_copy_engine_cannot_read_are_copied(
     module = passes.built({"x": Tensor(bf16, x), "w": Tensor(bf16, w)}, body)
     text = str(passes.apply(AlignOperands(), module, rtol=0.01))
     assert text.count('"graph.pad"') == copies
+
+
+@pytest.mark.parametrize(
+    ("sides", "copies"),
+    [((2368, 4966, 67), 2), ((2048, 8192, 110), 1), ((550, 55, 4812), 0), ((9570, 107, 5142), 0), ((64, 100, 70), 0)],
+)
+def test_where_no_library_may_multiply_short_copies_are_made(
+    passes: Any, sides: tuple[int, int, int], copies: int
+) -> None:
+    m, n, k = sides
+    for everywhere, wanted in ((True, copies), (False, 0)):
+        module = passes.built({"x": Tensor(bf16, (m, k)), "w": Tensor(bf16, (k, n))}, plain)
+        AlignOperands(everywhere=everywhere).apply(Context(), module)
+        assert str(module).count('"graph.pad"') == wanted
 
 
 def test_cuts_that_begin_within_a_chunk_are_copied(passes: Any) -> None:

@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 from xdsl.ir import BlockArgument, SSAValue
 
-from weft.ir.expr import Size, coefficient_of, mod, product, simplify, symbols_of
+from weft.ir.expr import Size, coefficient_of, mod, product, simplify, split_multiple, symbols_of
 from weft.ir.types import Tensor, bf16, i8, tensor_of, u8
 from weft.lower.dot.block_scales import BlockFactors
 from weft.lower.dot.fused_dequantization import QuantizedWeights, codes_of
@@ -25,9 +25,9 @@ from weft.lower.index_space.evaluate import AddressRecorder, Dummy, Source
 from weft.lower.machine import Machine
 from weft.lower.packing import PackedLayout, PackedPanels, weight_of
 from weft.lower.refusal import Refusal
-from weft.lower.schedule.dot_model import Matmuls, estimates, is_in_parts
+from weft.lower.schedule.dot_model import Matmuls, Split, estimates, is_in_parts, products_of, split_of
 from weft.lower.schedule.schedule import Blocks, choose_blocks, given_blocks
-from weft.ops.base import Reduction
+from weft.ops.base import Reduction, viewed
 from weft.ops.graph import GroupOp
 from weft.ops.layouts import StridedLayout
 from weft.ops.matmul.dot import SCALED_BLOCK, Dot, ScaledDot, TiledDot
@@ -37,6 +37,8 @@ _UNKNOWN = 4096
 """What a size is taken for that is not known."""
 _SIDE, _ALIGNED = 64, 16
 """Of operands of 8 bits, the least sides that are worth a tile, and what K must be a multiple of to be copied."""
+_COPIED = 8
+"""Elements of 16 bits at multiples of which rows begin that TMA brings."""
 
 
 Product: TypeAlias = Dot | ScaledDot | TiledDot
@@ -143,9 +145,7 @@ class DotRuns:
             if isinstance(m, int) and 0 < m <= FEW_ROWS and width == 2:
                 bits = self.codes[0].form.bits if self.codes else 16
                 return Blocks("dot", choose_streaming_tiles(m, n, k, batch, self.machine, bits, len(self.dots)))
-            m, n, k = (max(1, size) if isinstance(size, int) else _UNKNOWN for size in (m, n, k))
-            times = max(1, batch) if isinstance(batch, int) else 1
-            best, *_ = estimates(Matmuls(m, n, k, times, width, len(self.dots), self._in_parts), self.machine)
+            best, *_ = estimates(self._matmuls(), self.machine)
             return Blocks("dot", best.sides, str(best))
         as_bytes = self.panels is not None and self.panels.together > 1
         # A block is a quarter as wide in memory where rows are digits of 8 bits.
@@ -159,6 +159,52 @@ class DotRuns:
         return choose_blocks(
             m, n, k, sizes, dtype, packed, in_place, split, self.machine, joined=as_bytes, windows=windows
         )
+
+    def _matmuls(self) -> Matmuls:
+        """What the kernel multiplies, as the model of its time sees it."""
+        sizes = [run.size if run is not None else 1 for run in (self.m_run, self.n_run, self.k_run)]
+        m, n, k = (max(1, size) if isinstance(size, int) else _UNKNOWN for size in sizes)
+        batch = product(run.size for run in self.outer)
+        times = max(1, batch) if isinstance(batch, int) else 1
+        width, loaded = self.a_tensor.dtype.bytes, self._is_loaded()
+        return Matmuls(m, n, k, times, width, len(self.dots), self._in_parts, loaded)
+
+    def _is_loaded(self) -> bool:
+        """Whether an operand is memory whose rows begin anywhere, so that threads load it: TMA does not."""
+        if self.k_run is None or len(self.domain.column_runs) != 1 or self.a_tensor.dtype.bytes != 2:
+            return False
+        pairs = [(self.dot.operands[0], self.reads.a, self.m_run), (self._weights(self.dot), self.reads.b, self.n_run)]
+        return any(self._begins_anywhere(*pair) for pair in pairs)
+
+    def _begins_anywhere(self, operand: SSAValue, reads: Sequence[Size], across: Run | None) -> bool:
+        root = viewed(operand)
+        if not isinstance(root, BlockArgument) or tensor_of(root.type).dtype != self.a_tensor.dtype:
+            return False
+        for address in reads:
+            rest, steps = self.domain.in_runs(address), list[Size]()
+            for run in [each for each in (self.k_run, across) if each is not None]:
+                split = coefficient_of(rest, run.name)
+                if split is None:
+                    return False
+                steps, rest = [*steps, split[0]], split[1]
+            apart = [step for step in steps if step != 1]
+            if any(split_multiple(step, _COPIED)[1] != 0 for step in (*apart, rest)):
+                return True
+        return False
+
+    def split(self) -> Split | None:
+        """Into which parts K is best cut, each for programs of its own, if it is."""
+        plain = self.chosen is None and self.tiles is None and self.panels is None and not self.codes
+        reduces = any(isinstance(op, Reduction) for op in self.group.block.ops)
+        if not plain or reduces or given_blocks(self.group, "dot") is not None or len(self.domain.column_runs) != 1:
+            return None
+        if not self.machine.capabilities.matrix_units or self.m_run is None or self.n_run is None or self.k_run is None:
+            return None
+        known = products_of([dot for dot in self.dots if isinstance(dot, Dot)]) is not None
+        sizes = self.m_run.size, self.n_run.size, self.k_run.size
+        if not known or not self._is_for_tensor_cores(*sizes, self.reads):
+            return None
+        return split_of(self._matmuls(), self.machine)
 
     def _whole_steps(self, depth: int, panels: PackedPanels) -> int:
         """A side along K that is made of the steps that panels are, or all of K: a block ends where a step does."""

@@ -37,10 +37,17 @@ _BUSY, _IDLE, _AGAIN = 0.8, 0.2, 2.0e13
 would still gain, and bytes a second of the other operand, which all programs read."""
 _COLUMNS = (128, 112, 96, 80, 64)
 """Columns of tiles of such rows: more would leave no room for the next kernel's blocks beside them."""
-_MOST_PARTS, _SUM_BYTES = 8, 4
+_MOST_PARTS, _SUM_BYTES = 32, 4
 """Parts that K is cut into, and the bytes of their sums."""
-_JOINING, _NEAR = 0.5e-6, 1.0e13
-"""Seconds until parts are being added, and bytes a second that the L2 cache writes and reads of them."""
+_JOINING, _NEAR, _NEAR_BYTES = 2.0e-6, 1.0e13, 24 << 20
+"""Seconds that a kernel takes that adds parts, and bytes a second that the L2 cache writes and reads of them, if they
+are no more than it has room for beside the operands."""
+_WORTH = 0.88
+"""What is left of the time where K is cut: less of a gain is less than the model knows."""
+_LOADED = {(64, 64): 2, (128, 128): 1}
+"""Tiles where threads load each element and stage it for the tensor cores, and how many lie on a multiprocessor."""
+_LOAD_WAIT, _LOAD_WORK = 0.6e-6, 3.1e-9
+"""The seconds that they wait for 64 of K, while others may work, and those that a row or column takes of them."""
 _MOST_SUMS = 64 * 256
 """Elements that a warp group has registers to sum up."""
 _TILES_IN_PARTS = ((128, 256), (128, 192), (128, 128), (64, 128), (64, 64))
@@ -54,7 +61,8 @@ half, of which that is a guess: measured they may win."""
 class Matmuls:
     """Matmuls of the same [m, k] with `count` of [k, n], `batch` times, of operands `width` bytes wide.
 
-    Where they are summed up `in_parts`, each takes registers twice.
+    Where they are summed up `in_parts`, each takes registers twice. Rows that begin anywhere are `loaded` by threads:
+    TMA does not bring them.
     """
 
     m: int
@@ -64,6 +72,17 @@ class Matmuls:
     width: int = 2
     count: int = 1
     in_parts: bool = False
+    loaded: bool = False
+
+
+@dataclass(frozen=True)
+class Split:
+    """K cut into `count` parts of `depth` each, but for the last, which has what is left."""
+
+    count: int
+    depth: int
+    seconds: float
+    """That they and what adds them should take."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +121,9 @@ def is_in_parts(dot: Dot | ScaledDot | TiledDot) -> bool:
 def estimates(products: Matmuls, machine: Machine, height: int | None = None) -> list[Estimate]:
     """All tiles that there is room for, of a `height` if it is given, the fastest first."""
     tiles = [tile for tile in _TILES if not products.in_parts or tile in _TILES_IN_PARTS]
-    if height is not None:
+    if products.loaded:
+        tiles = list(_LOADED)
+    elif height is not None:
         tiles = [tile for tile in tiles if tile[0] == height and (height > _ROWS or tile[1] <= _COLUMNS[0])]
     elif products.m <= ROWS_OF_TILE and products.width == 2:
         tiles = [(ROWS_OF_TILE, columns) for columns in _COLUMNS if products.count * columns <= _COLUMNS[0]]
@@ -129,26 +150,30 @@ def _summed(tile: Sequence[int]) -> int:
     return rows * columns // (1 if rows <= _ROWS else 2)
 
 
-def parts_of(dots: Sequence[Dot], machine: Machine) -> int:
-    """Into how many parts K is best cut, each for programs of its own: where matmuls have too few tiles."""
-    products = products_of(dots)
-    if products is None or products.m > ROWS_OF_TILE or products.width != 2 or products.batch != 1:
-        return 1
-    depth = products.k * products.width
-
-    def seconds(parts: int) -> float:
-        each = replace(products, k=products.k // parts, batch=parts)
-        joined = parts * products.count * products.m * products.n * _SUM_BYTES
-        return estimates(each, machine)[0].seconds + (_JOINING + 2 * joined / _NEAR if parts > 1 else 0.0)
-
-    choices = [parts for parts in range(1, _MOST_PARTS + 1) if depth % (parts * _LINE) == 0]
-    return min(choices, key=seconds, default=1)
+def split_of(products: Matmuls, machine: Machine) -> Split | None:
+    """How K is best cut, each part for programs of its own: where there are too few tiles; None where it is not."""
+    if products.width != 2 or products.m <= FEW_ROWS:
+        return None
+    side = _LINE // products.width
+    turns = ceil(products.k / side)
+    best, least = None, estimates(products, machine)[0].seconds * _WORTH
+    for depth in sorted({ceil(turns / parts) * side for parts in range(2, _MOST_PARTS + 1)}, reverse=True):
+        parts = ceil(products.k / depth)
+        each = replace(products, k=depth, batch=parts * products.batch)
+        sums = parts * products.batch * products.count * products.m * products.n * _SUM_BYTES
+        adding = _JOINING + 2 * sums / (_NEAR if sums <= _NEAR_BYTES else _MEMORY)
+        seconds = estimates(each, machine)[0].seconds + adding
+        if parts > 1 and seconds < least:
+            best, least = Split(parts, depth, seconds), seconds
+    return best
 
 
 def estimate(products: Matmuls, tile: Sequence[int], machine: Machine, sharers: int = 1) -> Estimate:
     """What the model says of tiles of these rows and columns, where `sharers` below each other share the columns."""
     bm, bn = tile[:2]
     rows, columns = ceil(products.m / bm), ceil(products.n / bn)
+    if products.loaded:
+        return _loaded(products, (bm, bn), rows * columns * products.batch, machine)
     waves = ceil(rows * columns * products.batch / machine.multiprocessors)
     depth = products.k * products.width
     lost = _LOST if bn == _ODD else _LOST_BY_HALVES if products.in_parts and bn > _ODD else 1.0
@@ -167,6 +192,17 @@ def estimate(products: Matmuls, tile: Sequence[int], machine: Machine, sharers: 
     bound = max(seconds, key=seconds.__getitem__)
     sides = (bm, bn, _LINE // products.width, *([sharers] if sharers > 1 else []))
     return Estimate(sides, seconds[bound] + _START, bound)
+
+
+def _loaded(products: Matmuls, tile: tuple[int, int], tiles: int, machine: Machine) -> Estimate:
+    """The same where threads load what they multiply: they wait for memory, and others work meanwhile."""
+    side, beside = _LINE // products.width, _LOADED[tile]
+    work = (tile[0] + products.count * tile[1]) * _LOAD_WORK
+    waves = ceil(tiles / (machine.multiprocessors * beside))
+    turn = max(waves * (_LOAD_WAIT + work), tiles / machine.multiprocessors * work)
+    seconds = {"loads": ceil(products.k / side) * turn, "memory": _moved(products, *tile, machine) / _MEMORY}
+    bound = max(seconds, key=seconds.__getitem__)
+    return Estimate((*tile, side), seconds[bound] + _START, bound)
 
 
 def _moved(products: Matmuls, bm: int, bn: int, machine: Machine) -> float:

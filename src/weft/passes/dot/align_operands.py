@@ -35,6 +35,13 @@ _MULTIPLIED, _COPIED, _START = 6e14, 1.5e12, 3e-6
 them takes at least."""
 _BY_LIBRARY = {2: 1.4e14, 4: 2.5e14, 8: 2.5e14}
 """Operations a second of a library's matmuls, by the bytes that rows begin at multiples of."""
+_READ, _COPIED_BESIDE, _FIRST = 4e12, 2.2e12, 4e-6
+"""Bytes a second of memory, what copies of matrices in one kernel reach of that, and the seconds they take at least."""
+_SIDE, _DEPTH, _TURN, _PROGRAMS = 128, 64, 1.4e-6, 132
+"""Where threads load rows as they are: the sides of tiles, what of K is multiplied at a time, the seconds that takes,
+and how many tiles are multiplied beside each other."""
+_WORTH = 0.75
+"""What is left of the time where operands are copied: less of a gain is less than these figures know."""
 
 
 @dataclass(frozen=True)
@@ -48,15 +55,18 @@ class AlignOperands(ModulePass):
 
     name: ClassVar[str] = "align_operands"
 
+    everywhere: bool = False
+    """Whether matmuls are multiplied by kernels, too, that a library would be left to."""
+
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         for function in op.body.block.ops:
             if isinstance(function, FuncOp) and "prepares" not in function.attributes:
-                _Aligning(function).run()
+                _Aligning(function, self.everywhere).run()
 
 
 class _Aligning:
-    def __init__(self, function: FuncOp) -> None:
-        self.function = function
+    def __init__(self, function: FuncOp, everywhere: bool) -> None:
+        self.function, self.everywhere = function, everywhere
         self.copies: dict[tuple[SSAValue, tuple[Size, ...], StridedLayout], SSAValue] = {}
         """Of rows by what memory they are of, and where: a matmul and that of its gradient read them turned."""
         given = strides_of(function, "arg_strides", len(function.block.args))
@@ -68,11 +78,19 @@ class _Aligning:
             if not isinstance(dot, Dot) or tensor_of(dot.operands[0].type).dtype not in (bf16, f16):
                 continue
             rows = tensor_of(dot.results[0].type).shape[-2]
-            if is_for_tensor_cores(dot) and isinstance(rows, int) and rows > FEW_ROWS:
-                for place, operand in enumerate(dot.operands):
-                    layout = self._layout(operand)
-                    if layout is not None and not _is_aligned(operand, layout):
-                        dot.operands[place] = self._copied(dot, operand, layout)
+            if not isinstance(rows, int) or rows <= FEW_ROWS:
+                continue
+            layouts = [self._layout(operand) for operand in dot.operands]
+            apart = [
+                (place, layout)
+                for place, (operand, layout) in enumerate(zip(dot.operands, layouts, strict=True))
+                if layout is not None and not _is_aligned(operand, layout)
+            ]
+            if apart and (
+                is_for_tensor_cores(dot) or (self.everywhere and _copies_pay_for(dot, [p for p, _ in apart]))
+            ):
+                for place, layout in apart:
+                    dot.operands[place] = self._copied(dot, dot.operands[place], layout)
 
     def _layout(self, value: SSAValue) -> StridedLayout | None:
         """How a value lies, if it is what memory holds; what is computed for a matmul has no rows to be read."""
@@ -178,6 +196,27 @@ def _is_aligned(value: SSAValue, layout: StridedLayout) -> bool:
 def _are_steps(strides: Sequence[Size], width: int) -> bool:
     """Whether all strides, of elements so many bytes wide, are such as TMA takes."""
     return all(isinstance(stride, int) and stride * width % _ENGINE == 0 for stride in strides)
+
+
+def _copies_pay_for(dot: Dot, places: Sequence[int]) -> bool:
+    """Whether a matmul of known sizes is done earlier after copies of some of its operands."""
+    tensors = [tensor_of(value.type) for value in (*dot.operands, dot.results[0])]
+    if not all(tensor.is_static for tensor in tensors):
+        return False
+    copied = [product(tensors[place].shape) * tensors[place].dtype.bytes for place in places]
+    shape, depth = [size for size in tensors[2].shape if isinstance(size, int)], tensors[0].shape[-1]
+    assert isinstance(depth, int)
+    return copies_pay(shape, depth, sum(size for size in copied if isinstance(size, int)))
+
+
+def copies_pay(shape: Sequence[int], depth: int, copied: int) -> bool:
+    """Whether a matmul is done earlier after copies of so many bytes than if threads load rows as they are."""
+    *batch, m, n = shape
+    tiles = prod(batch) * -(-m // _SIDE) * -(-n // _SIDE)
+    loaded = _START + tiles * -(-depth // _DEPTH) * _TURN / _PROGRAMS
+    multiplied = 2 * tiles * _SIDE * _SIDE * depth / _MULTIPLIED
+    moved = 2 * prod(batch) * (m * n + (m + n) * depth) / _READ
+    return _START + _FIRST + 2 * copied / _COPIED_BESIDE + max(multiplied, moved) < _WORTH * loaded
 
 
 def worth_aligning(shape: Sequence[int], depth: int, copied: int, steps: Sequence[int]) -> bool:

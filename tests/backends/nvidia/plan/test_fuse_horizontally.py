@@ -100,6 +100,19 @@ def test_large_kernels_stay() -> None:
     assert steps(found) == before
 
 
+def test_large_copies_are_one() -> None:
+    """As of both operands of a product, whose rows get longer: those that fill a tile ask where they end otherwise."""
+    shapes = (345, 582), (8139, 582)
+
+    def padded(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return torch.nn.functional.pad(x, (0, 2)), torch.nn.functional.pad(y, (0, 2))
+
+    found = planned(padded, *shapes)
+    kinds = {tuple(op.name for op in kernel.block.ops) for kernel in found.kernels.values()}
+    fuse_horizontally(found)
+    assert len(kinds) == 2 and len(steps(found)) == 1
+
+
 def stepped(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """What an optimizer does to each tensor."""
     return tuple(each * 0.5 + each.abs() for each in tensors)

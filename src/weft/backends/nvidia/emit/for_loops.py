@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from xdsl.ir import SSAValue
@@ -16,6 +17,8 @@ from weft.backends.nvidia.emit.warps.ring_ops import RING_OPS
 from weft.backends.nvidia.ir.dialect import layout_of
 from weft.backends.nvidia.ir.dynamic_tile_scheduler import DYNAMIC
 from weft.backends.nvidia.ir.mma import AHEAD
+from weft.backends.nvidia.ir.wgmma import WgmmaWaitOp
+from weft.ir.expr import floordiv
 from weft.tile import dialect as tile
 
 if TYPE_CHECKING:
@@ -68,11 +71,13 @@ def _loop_ahead(codegen: KernelCodegen, op: tile.ForOp) -> None:
     behind it.
     """
     b, variable = codegen.b, op.block.args[0]
-    lower, upper, step = (size for size in op.bounds.data if isinstance(size, int))
-    last = lower + (upper - 1 - lower) // step * step
+    start, end, step = op.bounds.data
+    assert isinstance(step, int)
+    lower, last = (codegen.size(size, op.indices) for size in (start, start + floordiv(end - 1 - start, step) * step))
     early = [inner for inner in op.block.ops if AHEAD in inner.attributes]
     count, rings = len(op.initial), _rings_of(codegen, op)
     behind = count + len(rings)
+    waits = next((inner for inner in op.block.ops if isinstance(inner, WgmmaWaitOp)), None)
 
     def load(number: V) -> list[list[V]]:
         codegen.scalars[variable] = number
@@ -80,13 +85,16 @@ def _loop_ahead(codegen: KernelCodegen, op: tile.ForOp) -> None:
             codegen.visit(inner)
         return [codegen.tiles[inner.results[0]] for inner in early]
 
-    def turn(number: V, carried: list[list[V]]) -> list[list[V]]:
+    def turn(number: V, carried: list[list[V]], beside: Callable[[], None] | None = None) -> list[list[V]]:
         codegen.scalars[variable] = number
         codegen.tiles.update(zip(op.block.args[1:], carried[:count], strict=True))
         for ring, state in zip(rings, carried[count:behind], strict=True):
             ring.state = state
         codegen.tiles.update(zip((inner.results[0] for inner in early), carried[behind:], strict=True))
         for inner in op.block.ops:
+            if inner is waits and beside is not None:
+                beside()
+                codegen.scalars[variable] = number
             if inner not in early:
                 codegen.visit(inner)
         end = op.block.last_op
@@ -99,18 +107,22 @@ def _loop_ahead(codegen: KernelCodegen, op: tile.ForOp) -> None:
         if rings:  # a slot is given back when all that was asked for is there: the loads come behind that
             yielded = turn(number, carried)
             return [*yielded, *load(b.add(number, i64(step)))]
+        if waits is not None:  # fences of what is staged would wait for loads that are under way
+            brought: list[list[V]] = []
+            yielded = turn(number, carried, lambda: brought.extend(load(b.add(number, i64(step)))))
+            return [*yielded, *brought]
         following = load(b.add(number, i64(step)))
         return [*turn(number, carried), *following]
 
-    initial = [*(codegen.tiles[value] for value in op.initial), *(ring.state for ring in rings), *load(i64(lower))]
+    initial = [*(codegen.tiles[value] for value in op.initial), *(ring.state for ring in rings), *load(lower)]
     if op is codegen.early:
         grid_dependency_wait(b)
         for each in codegen.late:
             codegen.visit(each)
     if (held := held_in(op)) is not None and not codegen.rings:
         load_lhs_row(codegen, held)
-    results = loop_with(b, i64(lower), i64(last), i64(step), initial, body, unrolled=False)
-    codegen.tiles.update(zip(op.results, turn(i64(last), results)[:count], strict=True))
+    results = loop_with(b, lower, last, i64(step), initial, body, unrolled=False)
+    codegen.tiles.update(zip(op.results, turn(last, results)[:count], strict=True))
 
 
 def _kept(codegen: KernelCodegen, value: SSAValue, before: list[V]) -> list[V]:

@@ -8,7 +8,7 @@ from math import prod
 
 from xdsl.ir import Operation, SSAValue
 
-from weft.backends.nvidia.ir.alignment import WIDEST, ComputedAccess, access_of, computed_access, pointer_dtype
+from weft.backends.nvidia.ir.alignment import WIDEST, Access, ComputedAccess, access_of, computed_access, pointer_dtype
 from weft.backends.nvidia.ir.dialect import BLOCKS, WARPS, integer, layout_of
 from weft.backends.nvidia.ir.fused_reductions import MomentsOp, OnlineSoftmaxOp, Reduction
 from weft.backends.nvidia.ir.layouts import WARP, Layout, blocked, next_power_of_two
@@ -77,7 +77,17 @@ class Anchors:
         along = layout.lanes[0].axis if layout.lanes else None
         if not self.converts or access.axis in (None, along) or along is None or shape[access.axis] < _WORTH:
             return layout
-        order = [access.axis, *(axis for axis in _row_major(shape) if axis != access.axis)]
+        return self._along(access, shape)
+
+    def staged(self, op: tile.LoadOp) -> Layout:
+        """The layout of a load that goes to shared memory as it is: nothing but memory says where it is best."""
+        shape = covered_shape(op)
+        access = access_of(op, shape)
+        return self.of(shape) if access.axis is None else self._along(access, shape)
+
+    def _along(self, access: Access, shape: tuple[int, ...]) -> Layout:
+        order = [axis for axis in _row_major(shape) if axis != access.axis]
+        order = order if access.axis is None else [access.axis, *order]
         return blocked(shape, self.warps, order, min(access.vector, _fair(shape, self.warps)))
 
     def computed(self, op: ComputedAccess, shape: tuple[int, ...]) -> Layout:

@@ -173,8 +173,14 @@ def _are_weights(kernel: tile.KernelOp, load: tile.LoadOp, dots: Sequence[tile.D
         return False
     if len({dot.a for dot in dots}) > 1 or not is_fixed(kernel, load.pointer):
         return False
-    axes = {index.owner.axis.value.data for index in load.indices if isinstance(index.owner, tile.ProgramOp)}
+    axes = {index.owner.axis.value.data for index in _places(load) if isinstance(index.owner, tile.ProgramOp)}
     return all(size == 1 or axis in axes for axis, size in enumerate(kernel.grid.data))
+
+
+def _places(load: tile.LoadOp) -> list[SSAValue]:
+    """What says where a load is: its own indices, and those that its loops begin and end by."""
+    loops = {index.owner.parent_op() for index in load.indices if isinstance(index.owner, Block)}
+    return [*load.indices, *(index for loop in loops if isinstance(loop, tile.ForOp) for index in loop.indices)]
 
 
 def _batches(copies: Sequence[Copy], early_ones: set[tile.LoadOp]) -> list[Batch]:

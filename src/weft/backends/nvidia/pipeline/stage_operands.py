@@ -15,7 +15,7 @@ from xdsl.ir import Block, Operation, OpResult, SSAValue
 
 from weft.backends.nvidia.code import Launch
 from weft.backends.nvidia.ir.cp_async import CpAsyncOp
-from weft.backends.nvidia.ir.dialect import VECTOR, BarrierOp, set_integer, set_launch
+from weft.backends.nvidia.ir.dialect import VECTOR, WARPS, BarrierOp, set_integer, set_launch
 from weft.backends.nvidia.ir.kernel_passes import KernelPass, Refused
 from weft.backends.nvidia.ir.layouts import WARP
 from weft.backends.nvidia.ir.local_memory import FenceAsyncSharedOp, LocalOperandOp, LocalStoreOp
@@ -30,6 +30,8 @@ from weft.tile import collective_ops
 from weft.tile import dialect as tile
 from weft.tile.view_axes import turns_matrix
 
+_GROUP_WARPS, _GROUP_ROWS = 4, 64
+"""Of a warp group: its warps, and the rows that it multiplies."""
 _PURE = (tile.ConstantOp, tile.PositionOp, tile.MapOp, collective_ops.ViewOp)
 
 
@@ -50,6 +52,8 @@ class StageOperands(KernelPass):
     decides: ClassVar[bool] = True
 
     def apply(self, kernel: tile.KernelOp, target: NvidiaTarget) -> Refused | None:
+        if (warps := _warps_of_loads(kernel)) is not None:
+            set_integer(kernel, WARPS, warps)
         found = dots_of_warp_groups(kernel, target)
         if isinstance(found, Refused):
             return found
@@ -65,6 +69,16 @@ class StageOperands(KernelPass):
         set_launch(kernel, Launch(WARP * found.warps, size))
         _drop_dead(kernel)
         return None
+
+
+def _warps_of_loads(kernel: tile.KernelOp) -> int | None:
+    """How many warps multiply what a kernel of a graph loads in 16 bits, a warp group for each 64 rows."""
+    dots = [op for op in kernel.walk() if isinstance(op, tile.DotOp)]
+    operands = [value.owner for dot in dots for value in (dot.a, dot.b)]
+    if WARPS in kernel.attributes or not all(isinstance(op, tile.LoadOp) for op in operands):
+        return None
+    rows = max((tile.tile_type(dot.out).sizes[0] for dot in dots), default=0)
+    return _GROUP_WARPS * -(-rows // _GROUP_ROWS)
 
 
 def _turn_last(dots: Sequence[tile.DotOp]) -> None:

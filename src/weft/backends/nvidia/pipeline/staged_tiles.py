@@ -107,8 +107,10 @@ def _changed(kernel: tile.KernelOp) -> Callable[[SSAValue], bool]:
 
 def _place(base: SSAValue, dtype: DType, facts: AxisFacts, changed: Callable[[SSAValue], bool]) -> StagedTile | None:
     """A place for a tile: it lies along the axis that its elements come along, if that is whole lines."""
-    if not isinstance(base, OpResult) or isinstance(base.op, tile.LoadOp):
+    if not isinstance(base, OpResult):
         return None
+    if isinstance(base.op, tile.LoadOp):
+        return _loaded(base.op, dtype)
     source: SSAValue = base
     wide = base.op.args[0] if isinstance(base.op, tile.MapOp) and narrowed_to(base.op) == dtype else None
     if isinstance(wide, OpResult) and not isinstance(wide.op, tile.DotOp):  # of a dot there is nothing before it ends
@@ -127,6 +129,18 @@ def _place(base: SSAValue, dtype: DType, facts: AxisFacts, changed: Callable[[SS
         return None
     width = width if width * dtype.bytes >= _LEAST_COPY else 0
     return StagedTile(source, SlotType.of(shape, axis, dtype), min(width, _MOST_COPY // dtype.bytes))
+
+
+def _loaded(load: tile.LoadOp, dtype: DType) -> StagedTile | None:
+    """A place for what is part of a tensor, whose rows begin anywhere: it lies there as it does in memory."""
+    shape = tile.tile_type(load.out).sizes
+    if pointer_dtype(load) != dtype or len(shape) != 2:
+        return None
+    along = next((axis for axis in (1, 0) if load.strides.data[axis] == 1), 1)
+    for axis in (along, 1 - along):
+        if _is_slot(shape, axis, dtype):
+            return StagedTile(load.out, SlotType.of(shape, axis, dtype))
+    return None
 
 
 def _is_slot(shape: Sequence[int], axis: int, dtype: DType) -> bool:

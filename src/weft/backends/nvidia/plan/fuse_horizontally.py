@@ -42,6 +42,8 @@ MOST_POINTERS = 480
 """Parameters of a kernel take 4 KB at most."""
 _PLAIN = (tile.ProgramOp, tile.ConstantOp, tile.PositionOp, tile.LoadOp, tile.MapOp, tile.StoreOp, tile.ReturnOp)
 """What becomes one kernel for many tensors."""
+_COPYING, _CHOOSING = (*_PLAIN, tile.GatherOp), frozenset(("lt", "ge", "and", "select", "cast"))
+"""What copies a tensor into another, with something else around it, and the functions that say where it is which."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,14 @@ class _Known:
         ops = [op for op in kernel.block.ops if not isinstance(op, tile.ProgramOp)]  # there may be but one program
         outline = tuple((op.name, op.function if isinstance(op, tile.MapOp) else None) for op in ops)
         return cls(kernel, outline, tuple(not is_only_read(argument) for argument in kernel.block.args))
+
+    @property
+    def copies(self) -> bool:
+        """Whether it moves one tensor to another place: such kernels take few registers, however many they are of."""
+        ops = list(self.kernel.block.ops)
+        plain = all(isinstance(op, _COPYING) for op in ops)
+        chosen = {op.function.data for op in ops if isinstance(op, tile.MapOp)}
+        return plain and chosen <= _CHOOSING and sum(isinstance(op, tile.LoadOp | tile.GatherOp) for op in ops) == 1
 
     def is_same(self, other: _Known) -> bool:
         """Whether a program does the same, for other tensors."""
@@ -95,14 +105,14 @@ class _Group:
 
     def takes(self, known: _Known, step: KernelStep) -> bool:
         """Whether a step may be one of them: none writes what another reads or writes, and it does the same for other
-        tensors, or all of them are small."""
+        tensors, or all of them are copies, or small."""
         writes = _written(known, step)
         if writes & self.touched or self.written & set(step.buffers):
             return False
         if self.pointers + len(step.buffers) > MOST_POINTERS:
             return False
         count = len(self.turns) + (self._turn(known, step) is None)
-        if all(turn.known.outline == known.outline for turn in self.turns):
+        if all(turn.known.outline == known.outline or (turn.known.copies and known.copies) for turn in self.turns):
             return count <= _MOST_TILES
         return count <= _MOST_KERNELS and all(map(_is_small, [step, *self.steps]))
 

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from xdsl.ir import SSAValue
+
+from weft.backends.llvm.builder import Function
 from weft.backends.llvm.values import V
 from weft.backends.nvidia.emit.block import SHARED_SYMBOL, do, i32
 from weft.backends.nvidia.emit.emitters import EMITTERS
-from weft.backends.nvidia.emit.memory.global_memory import pair
+from weft.backends.nvidia.emit.memory.global_memory import joined, pair, pieces
 from weft.backends.nvidia.emit.memory.swizzle import swizzled
-from weft.backends.nvidia.ir.dialect import layouts_of
+from weft.backends.nvidia.ir.dialect import layout_of, layouts_of
 from weft.backends.nvidia.ir.layouts import Layout
 from weft.backends.nvidia.ir.local_memory import FenceAsyncSharedOp, LocalOperandOp, LocalStoreOp
+from weft.backends.nvidia.ir.mma import PACKED, RAW
 from weft.backends.nvidia.ir.rings import SlotType
+from weft.tile import dialect as tile
 
 if TYPE_CHECKING:
     from weft.backends.nvidia.emit.codegen import KernelCodegen
@@ -30,7 +35,8 @@ def _address(codegen: KernelCodegen, start: int) -> V:
 @EMITTERS.register(LocalStoreOp)
 def emit_local_store(codegen: KernelCodegen, op: LocalStoreOp) -> None:
     b, (layout,), slot = codegen.b, layouts_of(op), op.slot
-    values, inner = codegen.registers_of(op.value, layout), slot.axis
+    words, inner = _words_of(codegen, op.value, layout), slot.axis
+    values = codegen.registers_of(op.value, layout) if words is None else []
     run = _run(layout, inner)
     base, exists, owner = _address(codegen, op.start.value.data), codegen.held(layout), codegen.threads.owner(layout)
     for first in range(0, layout.count, run):
@@ -39,11 +45,12 @@ def emit_local_store(codegen: KernelCodegen, op: LocalStoreOp) -> None:
         )
         place = b.add(base, swizzled(b, slot, line, along))
         predicate = codegen.both(exists[first], owner)
+        written = _narrow(codegen, values[first : first + run], slot) if words is None else words(first, run)
         if predicate is None:
-            _write(codegen, values[first : first + run], slot, place)
+            _write(codegen, written, place)
         else:
             with b.when(predicate):
-                _write(codegen, values[first : first + run], slot, place)
+                _write(codegen, written, place)
 
 
 def _run(layout: Layout, inner: int) -> int:
@@ -55,16 +62,45 @@ def _run(layout: Layout, inner: int) -> int:
     return run
 
 
-def _write(codegen: KernelCodegen, values: Sequence[V], slot: SlotType, place: V) -> None:
+def _words_of(codegen: KernelCodegen, value: SSAValue, layout: Layout) -> Callable[[int, int], list[V]] | None:
+    """What neighbours are in memory, by the first of them and their number, where registers hold that already."""
+    load, b = value.owner, codegen.b
+    if not isinstance(load, tile.LoadOp) or layout != layout_of(value):
+        return None
+    held = codegen.tiles[value]
+    if RAW in load.attributes:
+        return lambda first, run: _in_pairs(b, held[first : first + run])
+    if PACKED in load.attributes:
+        return lambda first, run: (
+            held[first // 2 : (first + run) // 2] if run > 1 else [pieces(b, held[first // 2], 16, 32)[first % 2]]
+        )
+    return None
+
+
+def _in_pairs(b: Function, halves: list[V]) -> list[V]:
+    return (
+        halves
+        if len(halves) == 1
+        else [joined(b, low, high) for low, high in zip(halves[::2], halves[1::2], strict=True)]
+    )
+
+
+def _narrow(codegen: KernelCodegen, values: Sequence[V], slot: SlotType) -> list[V]:
+    """Neighbours rounded to 16 bits, two in a word."""
     b, name = codegen.b, slot.dtype.name
     if len(values) == 1:
-        word = b.convert("trunc", pair(b, values[0], values[0], name), "i16")
-        do(b, "st.shared.b16 [$0], $1;", "r,h", place, word)
+        return [b.convert("trunc", pair(b, values[0], values[0], name), "i16")]
+    return [pair(b, low, high, name) for low, high in zip(values[::2], values[1::2], strict=True)]
+
+
+def _write(codegen: KernelCodegen, words: Sequence[V], place: V) -> None:
+    """Write what is one half of a word, or whole words."""
+    if words[0].type == "i16":
+        do(codegen.b, "st.shared.b16 [$0], $1;", "r,h", place, words[0])
         return
-    words = [pair(b, low, high, name) for low, high in zip(values[::2], values[1::2], strict=True)]
     names = ", ".join(f"${number + 1}" for number in range(len(words)))
     kind, given = ("", names) if len(words) == 1 else (f".v{len(words)}", f"{{{names}}}")
-    do(b, f"st.shared{kind}.b32 [$0], {given};", "r" + ",r" * len(words), place, *words)
+    do(codegen.b, f"st.shared{kind}.b32 [$0], {given};", "r" + ",r" * len(words), place, *words)
 
 
 @EMITTERS.register(FenceAsyncSharedOp)

@@ -27,6 +27,8 @@ from weft.tile import dialect as tile
 def lay_out_load(a: Assignment, op: tile.LoadOp) -> None:
     if PACKED in op.attributes or RAW in op.attributes:  # a dot has said where
         a.home[op.out] = layout_of(op.out)
+    elif op.out.uses and all(isinstance(use.operation, LocalStoreOp) for use in op.out.uses):
+        a.settle(op, [a.anchors.staged(op)])
     else:
         a.settle(op, [a.anchors.coalesced(op)])
 
