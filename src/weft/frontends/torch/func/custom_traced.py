@@ -27,12 +27,10 @@ from torch._higher_order_ops import BaseHOP
 
 from weft.frontends.torch.func.custom_checks import checked_gradients, checked_tangents, is_inexact, zeros_for_none
 from weft.frontends.torch.func.custom_eager import Rules
-from weft.frontends.torch.transforms.differentiable_forms import takes_tangents
 from weft.frontends.torch.transforms.dynamo_levels import traced_under_transforms
 
 _PLACE = "place "
 """Names of operands inside of the graph of rules begin with it: Dynamo hands over only what is used, in that order."""
-LinearCheck = Callable[[Callable[..., Any], Sequence[torch.Tensor], Sequence[torch.Tensor]], None]
 
 
 @torch._dynamo.assume_constant_result
@@ -99,7 +97,8 @@ def _by_rules(
 class CustomRules(BaseHOP):
     """The results of a function as they are, with the rules for its derivatives."""
 
-    check_linear: LinearCheck
+    custom: Callable[..., Callable[..., Any]]
+    """Makes a function with rules of its own."""
 
     def __init__(self) -> None:
         super().__init__("weft_custom_rules")
@@ -115,110 +114,54 @@ class CustomRules(BaseHOP):
     ) -> tuple[Any, ...]:
         if isinstance(subgraph, functools.partial):  # what Dynamo could not trace: errors are those of eager
             rules, args, kwargs, *_ = subgraph.args
-            return tuple(
-                leaf for leaf in pytree.tree_leaves(rules.untraced(args, kwargs)) if isinstance(leaf, torch.Tensor)
-            )
-        call = _TracedRules(subgraph, operands, len(tensors), results, has_vjp, has_jvp, self.check_linear)
-        made: Any = type("CustomFunction", (torch.autograd.Function,), call.members())
-        found = made.apply(*tensors, *results, *call.captured)
-        return (*found, *(None for _ in range(call.outputs - len(found))))
+            leaves = pytree.tree_leaves(rules.untraced(args, kwargs))
+            return tuple(leaf for leaf in leaves if isinstance(leaf, torch.Tensor))
+        rules = _TracedRules(subgraph, len(operands))
+        captured = [operands[n] for n in rules.captures]
+        call = self.custom(
+            rules.results, vjp=rules.vjp if has_vjp else rules.of_results, jvp=rules.jvp if has_jvp else None
+        )
+        found = call(list(tensors), list(results), captured)
+        return (*found, *(None for _ in range(rules.outputs - len(found))))
 
 
 custom_rules = CustomRules()
 
 
 class _TracedRules:
-    """The methods of an `autograd.Function` of a function's arguments, its results, and what its rules close over."""
+    """A function of another's arguments, its results and what its rules close over: it gives the results."""
 
-    def __init__(
-        self,
-        graph: fx.GraphModule,
-        operands: Sequence[Any],
-        count: int,
-        results: Sequence[torch.Tensor],
-        has_vjp: bool,
-        has_jvp: bool,
-        check_linear: LinearCheck,
-    ) -> None:
-        self.graph, self.count, self.has_vjp, self.has_jvp = graph, count, has_vjp, has_jvp
-        self.check_linear = check_linear
-        self.for_tangents = takes_tangents()  # gradients may be taken by another thread
+    def __init__(self, graph: fx.GraphModule, count: int) -> None:
+        self.graph = graph
+        self.__name__ = "a custom function"
         placeholders = graph.graph.find_nodes(op="placeholder")
         named = {int(str(node.args[1])[len(_PLACE) :]): node.args[0] for node in _places(graph)}
         self.places = [placeholders.index(named[n]) for n in range(len(named))]
-        self.captures = [n for n in range(len(operands)) if n not in self.places]
-        self.captured = [operands[n] for n in self.captures]
-        self.results = len(results)
-        self.floats = [n for n, each in enumerate(results) if is_inexact(each)]
+        self.captures = [n for n in range(count) if n not in self.places]
         (ends,) = graph.graph.output_node().args
         self.outputs = len(ends)  # pyright: ignore[reportArgumentType]
 
-    def members(self) -> dict[str, Any]:
-        first, last = self.count, self.count + self.results
-        return {
-            "forward": staticmethod(lambda *values: _clones(values[first:last])),
-            "setup_context": staticmethod(self._setup_context),
-            "backward": staticmethod(self._backward),
-            "jvp": staticmethod(self._jvp),
-            "generate_vmap_rule": True,
-            "captured_by_weft": True,
-        }
+    def results(self, tensors: Sequence[Any], results: Sequence[Any], captured: Sequence[Any]) -> tuple[Any, ...]:
+        return tuple(each.clone() for each in results)
 
-    def _setup_context(self, ctx: Any, inputs: Any, output: Any) -> None:
-        # The results that it gives, not those that it got: derivatives of rules are by the rules again.
-        kept = *inputs[: self.count], *output, *inputs[self.count + self.results :]
-        ctx.others = [None if isinstance(each, torch.Tensor) else (each,) for each in kept]
-        tensors = [each for each in kept if isinstance(each, torch.Tensor)]
-        ctx.save_for_backward(*tensors)
-        ctx.save_for_forward(*tensors)
-        ctx.tensors = tensors
-        ctx.mark_non_differentiable(*(each for each in output if not is_inexact(each)))
+    def of_results(self, grads: Any, args: Any, values: Any) -> tuple[Any, ...]:
+        """Gradients by the body, whose results came in."""
+        return None, list(grads), None
 
-    def _kept(self, others: Sequence[Any], saved: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
-        """Arguments, results, and what the rules close over."""
-        rest = iter(saved)
-        kept = [next(rest) if other is None else other[0] for other in others]
-        return kept[: self.count], kept[self.count : self.count + self.results], kept[self.count + self.results :]
-
-    def _backward(self, ctx: Any, *grads: Any) -> tuple[Any, ...]:
-        tensors, results, captured = self._kept(ctx.others, ctx.saved_tensors)
-        nothing = [None] * len(captured)
-        if not self.has_vjp:  # by the body, whose results came in
-            return (*(None for _ in tensors), *grads, *nothing)
-        if self.for_tangents and not self.has_jvp:
-            self._check_linear(tensors, results, captured)
-        seeds = [grads[n].contiguous() for n in self.floats]
-        found = iter(self._gradients(tensors, results, seeds, captured))
-        return (*(next(found) if is_inexact(each) else None for each in tensors), *(None for _ in results), *nothing)
-
-    def _gradients(
-        self, tensors: Sequence[Any], results: Sequence[Any], seeds: Sequence[Any], captured: Sequence[Any]
-    ) -> tuple[Any, ...]:
+    def vjp(self, grads: Any, args: Any, values: Any) -> tuple[Any, ...]:
+        tensors, _, captured = args
         moving = [each for each in tensors if is_inexact(each)]
-        return self._run(self.results, len(moving), [*tensors, *results, *seeds, *moving], captured)
+        seeds = [grad.contiguous() for grad, value in zip(grads, values, strict=True) if is_inexact(value)]
+        found = iter(self._run(len(values), len(moving), [*tensors, *values, *seeds, *moving], captured))
+        return [next(found) if is_inexact(each) else None for each in tensors], None, None
 
-    def _check_linear(self, tensors: Sequence[Any], results: Sequence[Any], captured: Sequence[Any]) -> None:
-        self.check_linear(lambda own, values, grads: self._gradients(own, values, grads, captured), tensors, results)
-
-    def _jvp(self, ctx: Any, *tangents: Any) -> tuple[Any, ...]:
-        saved = ctx.saved_for_forward if hasattr(ctx, "saved_for_forward") else ctx.tensors
-        tensors, results, captured = self._kept(ctx.others, saved)
-        pairs = zip(tensors, tangents, strict=False)
-        along = [torch.zeros_like(x) if t is None else t for x, t in pairs if is_inexact(x)]
-        seeds = [torch.ones_like(results[n]) for n in self.floats]
-        if self.has_jvp:
-            given = [*tensors, *results, *seeds, *along]
-            found = self._run(self.outputs - len(seeds), len(seeds), given, captured)
-        else:
-
-            def pull(*grads: torch.Tensor) -> tuple[Any, ...]:
-                return tuple(self._gradients(tensors, results, grads, captured))
-
-            self._check_linear(tensors, results, captured)
-            pulled: Any = torch.func.vjp(pull, *seeds)
-            found = pulled[1](tuple(along))
-        rest = iter(found)
-        return tuple(next(rest) if n in self.floats else None for n in range(self.results))
+    def jvp(self, args: Any, tangents: Any) -> tuple[Any, ...]:
+        tensors, results, captured = args
+        seeds = [each for each in results if is_inexact(each)]
+        along = [tangent for tangent, each in zip(tangents[0], tensors, strict=True) if is_inexact(each)]
+        given = [*tensors, *results, *seeds, *along]
+        found = iter(self._run(self.outputs - len(seeds), len(seeds), given, captured))
+        return tuple(next(found) if is_inexact(each) else None for each in results)
 
     def _run(self, first: int, count: int, operands: Sequence[Any], captured: Sequence[Any]) -> tuple[Any, ...]:
         """Some outputs of the graph of rules."""
@@ -226,10 +169,6 @@ class _TracedRules:
         for place, value in zip((*self.places, *self.captures), (*operands, *captured), strict=True):
             given[place] = value
         return _part(self.graph, first, count)(*given)
-
-
-def _clones(tensors: Sequence[Any]) -> tuple[torch.Tensor, ...]:
-    return tuple(each.clone() for each in tensors)
 
 
 def _places(graph: fx.GraphModule) -> list[fx.Node]:

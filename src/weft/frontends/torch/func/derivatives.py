@@ -243,6 +243,8 @@ def check_tangents(primals: Any, tangents: Any) -> None:
 
 def kept(make: Callable[..., Transformed], function: Callable[..., Any], *options: Any) -> Transformed:
     """A transformed function, made once for a function: what is compiled for it is found again in the next call."""
+    if torch.compiler.is_dynamo_compiling():  # which traces it, and compiles nothing
+        return make(function, *options)
     memory: dict[Any, Transformed] | None = getattr(function, "_weft_func", None)
     if memory is None:
         memory = {}

@@ -36,9 +36,13 @@ class Transformed(ABC):
         if not callable(function):
             raise WeftError(f"a transformation takes a function, got {type(function).__name__}")
         self.inner = function if isinstance(function, Transformed) else TorchFunction(function)
-        self.config = Config.from_options()
         self._compiled: dict[Any, tuple[Program, Call]] = {}
-        functools.update_wrapper(self, function, updated=())
+        if not torch.compiler.is_dynamo_compiling():
+            functools.update_wrapper(self, function, updated=())
+
+    @functools.cached_property
+    def config(self) -> Config:
+        return Config.from_options()
 
     @abstractmethod
     def program(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Program:
@@ -53,6 +57,8 @@ class Transformed(ABC):
         return args
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_dynamo_compiling():
+            return self.eager(*self.prepared(args), **kwargs)
         given = signature_of((args, kwargs))
         # Sizes that are symbols while torch traces have no hash.
         found = None if given is None or is_traced(given.tensors) else self._compiled.get(given.key)
@@ -85,7 +91,6 @@ class TorchFunction(Transformed):
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function = function
-        self.config = Config.from_options()
         self._compiled = {}
 
     def program(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Program:
@@ -97,7 +102,7 @@ class TorchFunction(Transformed):
 
 def is_traced(leaves: Sequence[Any]) -> bool:
     """Whether torch traces, or transforms what these are part of."""
-    if get_proxy_mode() is not None or torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or get_proxy_mode() is not None:  # Dynamo traces the first alone
         return True
     wrapped: Any = is_functorch_wrapped_tensor
     return any(isinstance(leaf, torch.Tensor) and wrapped(leaf) for leaf in leaves)
