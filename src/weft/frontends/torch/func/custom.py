@@ -67,7 +67,7 @@ class Custom:
 
     def __init__(self, function: Callable[..., Any], vjp: Rule | None, jvp: Rule | None, batch: Rule | None) -> None:
         if not callable(function):
-            raise WeftError(f"custom takes a function, got {type(function).__name__}")
+            raise WeftError(f"custom takes a function, got {type(function).__name__}", location=calling_line())
         self.function, self.vjp, self.jvp, self.batch = function, vjp, jvp, batch
         self.name = getattr(function, "__name__", type(function).__name__)
         self._linear: set[Any] = set()
