@@ -12,12 +12,17 @@ class WeftError(Exception):
         self.message = message
         self.location = location
         self.hint = hint
-        parts = [message]
-        if location:
-            parts.append(f"  at {location}")
-        if hint:
-            parts.append(f"  hint: {hint}")
-        super().__init__("\n".join(parts))
+        super().__init__(self._text())
+
+    def _text(self) -> str:
+        place = [f"  at {self.location}"] if self.location else []
+        return "\n".join([self.message, *place, *([f"  hint: {self.hint}"] if self.hint else [])])
+
+    def locate(self, location: str | None) -> None:
+        """Name a place in the user's program, where the error names none."""
+        if self.location is None:
+            self.location = location
+            self.args = (self._text(),)
 
 
 class ShapeError(WeftError):

@@ -12,13 +12,15 @@ import torch
 from xdsl.dialects.builtin import FileLineColLoc, IntAttr, LocationAttr, StringAttr, UnknownLoc
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
-_FORMS = os.path.join(os.path.dirname(__file__), "transforms", "dynamo_forms.py")
+_HERE = os.path.dirname(__file__)
+_TRACED = os.path.join(_HERE, "transforms", "dynamo_forms.py"), os.path.join(_HERE, "func", "")
+"""What Dynamo traces though it is no user's: forms of torch's functions, and functions of `weft.func`."""
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
 
 
 def is_of_torch(file: str) -> bool:
     """Whether a file is torch's, or has what Dynamo traces in place of torch's."""
-    return file.startswith(_TORCH) or file == _FORMS
+    return file.startswith((_TORCH, *_TRACED))
 
 
 def is_of_module(file: str) -> bool:

@@ -210,7 +210,11 @@ def vmap(
             hint="give a whole number, at least 1, or None for the whole batch",
         )
     if randomness not in get_args(Randomness):
-        raise WeftError(f"no randomness is called {randomness!r}", hint=f"there are {', '.join(get_args(Randomness))}")
+        raise WeftError(
+            f"no randomness is called {randomness!r}",
+            location=calling_line(),
+            hint=f"there are {', '.join(get_args(Randomness))}",
+        )
     return Vmap(
         function,
         in_dims if in_axes == 0 and in_dims != 0 else in_axes,

@@ -111,7 +111,7 @@ def capture(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[s
         whole = [next(rest) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
         taken, named = pytree.tree_unflatten(whole, spec)
         state = {name: next(rest) for name in own}
-        with _UsersCalls() as calls:
+        with _UsersCalls(tensors) as calls:
             if isinstance(function, nn.Module):
                 returned = torch.func.functional_call(function, state, taken, named)
             else:
@@ -201,8 +201,9 @@ class _UsersCalls(TorchFunctionMode):
     What comes from outside of the function is traced as what it computes itself: copies of it can be written to.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, arguments: Sequence[torch.Tensor]) -> None:
         super().__init__()
+        self._arguments = {id(each): each for each in arguments if isinstance(each, FunctionalTensor)}
         self._outside: dict[int, tuple[torch.Tensor, FunctionalTensor]] = {}
         self._originals: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._given: set[int] = set()
@@ -244,6 +245,9 @@ class _UsersCalls(TorchFunctionMode):
             self._no_grad.after_write(args, before)
             self._no_grad.refresh(args)
         self._note_writes(self._outside if writes else self._given, place)
+        self._refuse_written_arguments(
+            self._arguments if writes else map(id, pytree.tree_leaves((args, kwargs))), place
+        )
         if func not in _ASKING:
             found = pytree.tree_map_only(_is_outside, partial(self._own, args=args), found)
         if func not in _DETACHING:
@@ -286,9 +290,20 @@ class _UsersCalls(TorchFunctionMode):
             if number not in self._lines and torch._functionalize_has_data_mutation(self._outside[number][1].elem):
                 self._lines[number] = place
 
+    def _refuse_written_arguments(self, numbers: Iterable[int], place: str | None) -> None:
+        """Raise where an argument among these was written to: a compiled function changes none."""
+        found = (self._arguments[number] for number in numbers if number in self._arguments)
+        if any(torch._functionalize_has_data_mutation(each.elem) for each in found):
+            raise UnsupportedError(
+                "the function writes to its arguments",
+                location=place,
+                hint="write to a clone, and return that; modules that keep statistics, as batch norm, take `.eval()`",
+            )
+
     def refuse_writes(self) -> None:
         """Raise where a tensor from outside was written to: a compiled function changes none."""
         self._note_writes(self._outside, None)
+        self._refuse_written_arguments(self._arguments, None)
         if self._lines:
             line = next(iter(self._lines.values()))
             raise UnsupportedError(

@@ -46,8 +46,13 @@ AUTOGRAD_RULES: list[Callable[[Any], Callable[..., Any] | None]] = []
 
 
 def current_capture() -> Capture | None:
-    """The capture that this thread is at."""
-    return _CURRENT.capture
+    """The capture that this thread is at; Dynamo traces what it may have to be outside of it."""
+    return None if torch.compiler.is_dynamo_compiling() else _CURRENT.capture
+
+
+def is_capturing() -> bool:
+    """Whether this thread is at a capture, be it that Dynamo traces a region of it."""
+    return _CURRENT.capture is not None
 
 
 @contextmanager

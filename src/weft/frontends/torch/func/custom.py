@@ -14,28 +14,49 @@ import hashlib
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.utils._pytree as pytree
 from torch import fx
 from torch._C._functorch import is_functorch_wrapped_tensor
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 from weft.diagnostics import calling_line
-from weft.errors import ShapeError, WeftError
+from weft.errors import UnsupportedError, WeftError
 from weft.frontends.torch.capture.custom_calls import CALLS
-from weft.frontends.torch.func.capture_function import decompositions_of_functions, fake_tensors, functionalized, traced
+from weft.frontends.torch.func.capture_function import (
+    capture,
+    decompositions_of_functions,
+    fake_tensor,
+    fake_tensors,
+    functionalized,
+    traced,
+)
 from weft.frontends.torch.func.capturing import capturing, current_capture
-from weft.frontends.torch.func.custom_eager import eager_call, is_inexact
+from weft.frontends.torch.func.custom_checks import checked_gradients, checked_tangents, is_inexact, zeros_for_none
+from weft.frontends.torch.func.custom_eager import eager_call
+from weft.frontends.torch.func.custom_traced import custom_rules, in_batches, traced_call
+from weft.frontends.torch.transforms.dynamo_levels import without_forward_mode
+from weft.ops.custom import CustomOp
+from weft.passes.custom_derivatives import check_linear
 
 Rule = Callable[..., Any]
 _is_wrapped: Callable[[torch.Tensor], bool] = is_functorch_wrapped_tensor
+_F = TypeVar("_F", bound=Callable[..., Any])
 _keys = itertools.count()
 _TENSOR = torch.empty(0)
 """Stands for a tensor among leaves."""
 BATCHING: dict[str, Call] = {}
 """Calls of functions with batching rules, by the names under which graphs know them."""
+
+
+def _disable(function: _F) -> _F:
+    """A function that Dynamo does not trace."""
+    found: Any = torch._dynamo.disable(function)
+    return found
 
 
 _PLACES: dict[str, list[Custom]] = {}
@@ -46,10 +67,31 @@ class Custom:
 
     def __init__(self, function: Callable[..., Any], vjp: Rule | None, jvp: Rule | None, batch: Rule | None) -> None:
         if not callable(function):
-            raise WeftError(f"custom takes a function, got {type(function).__name__}")
+            raise WeftError(f"custom takes a function, got {type(function).__name__}", location=calling_line())
         self.function, self.vjp, self.jvp, self.batch = function, vjp, jvp, batch
         self.name = getattr(function, "__name__", type(function).__name__)
+        self._linear: set[Any] = set()
         functools.update_wrapper(self, function, updated=())
+
+    def check_linear(self, args: Sequence[Any], line: str | None) -> None:
+        """Raise where the gradient rule gives no tangents for such arguments: they are its transpose, if it is linear.
+
+        Its graph is looked at, once for types of arguments: no numbers tell.
+        """
+        leaves, spec = pytree.tree_flatten(tuple(args))
+        key = spec, *(tuple(map(_known, x.shape)) if isinstance(x, torch.Tensor) else repr(x) for x in leaves)
+        if key in self._linear:
+            return
+        with _disable_current_modes(), temporarily_clear_interpreter_stack(), without_forward_mode():
+            types = [_plain(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+            program = capture(self, pytree.tree_unflatten(types, spec), {})
+        try:
+            for op in program.function.walk():
+                if isinstance(op, CustomOp) and op.rule("vjp") is not None and op.rule("jvp") is None:
+                    check_linear(op)
+        except UnsupportedError as error:
+            raise UnsupportedError(error.message, location=line, hint=error.hint) from None
+        self._linear.add(key)
 
     @property
     def place(self) -> str:
@@ -61,6 +103,13 @@ class Custom:
         return f"{named}#{known.index(self)}"
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_dynamo_compiling() and (self.batch is None or not in_batches()):
+            return traced_call(self, args, kwargs)
+        return self.untraced(args, kwargs)
+
+    @_disable
+    def untraced(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call it where Dynamo does not trace."""
         if kwargs:
             function = functools.partial(self.function, **kwargs)
             vjp, jvp, batch = (
@@ -83,6 +132,16 @@ class Custom:
         capture.keys.append(key)
         found = torch.ops.weft.custom(tensors, key)
         return call.tree_of(found)
+
+
+def _known(size: Any) -> int:
+    """A size that may be a symbol, as a number."""
+    return size if isinstance(size, int) else int(size.node.hint)
+
+
+def _plain(tensor: torch.Tensor) -> torch.Tensor:
+    """One of the type of another, which torch may have wrapped."""
+    return fake_tensor([_known(size) for size in tensor.shape], tensor.dtype, tensor.device)
 
 
 @dataclass
@@ -163,7 +222,8 @@ class Call:
                 seeds = iter(given[count + len(results) :])
                 grads = [next(seeds) if is_inexact(each) else None for each in results]
                 made = vjp(self.tree_of(grads), arguments, self.tree_of(values))
-                return self._gradients(made, arguments, given[:count])
+                made = checked_gradients(self.custom.name, self.line, made, arguments)
+                return [zeros_for_none(each, like) for each, like in zip(made, moving, strict=True)]
 
             found["vjp"] = trace(gradients, [*tensors, *results, *floats])
         if (jvp := self.custom.jvp) is not None:
@@ -172,51 +232,11 @@ class Call:
                 seeds = iter(given[count:])
                 directions = [next(seeds) if is_inexact(each) else None for each in tensors]
                 made = jvp(self.arguments(given[:count]), self.arguments(directions))
-                return self._tangents(made, results)
+                made = checked_tangents(self.custom.name, self.line, made, results)
+                return [zeros_for_none(each, like) for each, like in zip(made, floats, strict=True)]
 
             found["jvp"] = trace(tangents, [*tensors, *moving])
         return found
-
-    def _gradients(self, made: Any, arguments: Sequence[Any], tensors: Sequence[Any]) -> list[torch.Tensor]:
-        """What a rule gives for each argument of floats; zeros for None."""
-        made = (made,) if len(arguments) == 1 and not isinstance(made, tuple) else made
-        if not isinstance(made, tuple | list) or len(made) != len(arguments):
-            count = len(made) if isinstance(made, tuple | list) else type(made).__name__
-            raise self._error(f"the vjp rule of {self.custom.name} gives {count} for {len(arguments)} arguments")
-        found: list[torch.Tensor] = []
-        for argument, gradient in zip(arguments, made, strict=True):
-            leaves, spec = pytree.tree_flatten(argument)
-            given = [None] * len(leaves) if gradient is None else _children(gradient, spec)
-            if given is None:
-                raise self._error(f"the vjp rule of {self.custom.name} gives another tree than that of its argument")
-            for leaf, each in zip(leaves, given, strict=True):
-                if isinstance(leaf, torch.Tensor) and is_inexact(leaf):
-                    found.append(self._checked("vjp", each, leaf))
-        return found
-
-    def _tangents(self, made: Any, results: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        given = [leaf for leaf in pytree.tree_leaves(made, is_leaf=lambda leaf: leaf is None)]
-        if len(given) != len(results):
-            raise self._error(f"the jvp rule of {self.custom.name} gives {len(given)} for {len(results)} results")
-        pairs = zip(given, results, strict=True)
-        return [self._checked("jvp", each, like) for each, like in pairs if is_inexact(like)]
-
-    def _checked(self, rule: str, found: Any, like: torch.Tensor) -> torch.Tensor:
-        if found is None:
-            return torch.zeros(like.shape, dtype=like.dtype, device=like.device)
-        if not isinstance(found, torch.Tensor) or found.shape != like.shape or found.dtype != like.dtype:
-            kinds = [(tuple(x.shape), x.dtype) if isinstance(x, torch.Tensor) else type(x) for x in (found, like)]
-            raise self._error(f"the {rule} rule of {self.custom.name} gives {kinds[0]} for {kinds[1]}")
-        return found.clone(memory_format=torch.contiguous_format)
-
-    def _error(self, message: str) -> ShapeError:
-        hint = "a gradient has the shape and the type of its argument, a tangent those of its result; None is 0"
-        return ShapeError(message, location=self.line, hint=hint)
-
-
-def _children(tree: Any, spec: pytree.TreeSpec) -> list[Any] | None:
-    leaves, own = pytree.tree_flatten(tree, is_leaf=lambda leaf: leaf is None)
-    return leaves if own == spec else None
 
 
 def custom(
@@ -235,3 +255,6 @@ def custom(
     if function is None:
         return lambda given: Custom(given, vjp, jvp, batch)
     return Custom(function, vjp, jvp, batch)
+
+
+custom_rules.custom = custom

@@ -35,7 +35,9 @@ def batch_by_rule(
     """The results of a batch by the rule of the custom function of that name."""
     call = BATCHING[key]
     if not isinstance(size, int):
-        raise UnsupportedError(f"the batching rule of {call.name} for a batch of {size}", hint="give a size")
+        raise UnsupportedError(
+            f"the batching rule of {call.name} for a batch of {size}", location=call.line, hint="give a size"
+        )
     tensors = [tensor_of(value.type) for value in operands]
     pairs = zip(tensors, [*call.complexes, *(False for _ in tensors)], strict=False)
     fakes = [_fake(x, is_complex) for x, is_complex in pairs]
@@ -46,7 +48,9 @@ def batch_by_rule(
     program = capture(rule, fakes, {})
     if len(program.held) > 1 or program.seed is not None:
         raise UnsupportedError(
-            f"the batching rule of {call.name} reads tensors that it is not given", hint="pass them as arguments"
+            f"the batching rule of {call.name} reads tensors that it is not given",
+            location=call.line,
+            hint="pass them as arguments",
         )
     given: dict[SSAValue, SSAValue] = dict(zip(program.function.block.args, operands, strict=False))
     for op in program.function.block.ops:
@@ -55,6 +59,7 @@ def batch_by_rule(
             if any(tensor_of(value.type).shape[:1] != (size,) for value in found):
                 raise ShapeError(
                     f"the batching rule of {call.name} gives results without the batch of {size} in front",
+                    location=call.line,
                     hint="stack results along the first dimension",
                 )
             return found

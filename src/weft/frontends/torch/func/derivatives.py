@@ -75,7 +75,9 @@ def split_aux(program: Program, has_aux: bool, what: str) -> tuple[list[SSAValue
         return program.results, [], tree, None
     if not isinstance(tree, tuple) or len(tree) != 2:
         raise WeftError(
-            f"{what} with has_aux takes a function that returns a pair", hint="return (what is differentiated, aux)"
+            f"{what} with has_aux takes a function that returns a pair",
+            location=calling_line(),
+            hint="return (what is differentiated, aux)",
         )
     count = sum(isinstance(leaf, Slot) for leaf in pytree.tree_leaves(tree[0]))
     return program.results[:count], program.results[count:], tree[0], tree[1]
@@ -243,6 +245,8 @@ def check_tangents(primals: Any, tangents: Any) -> None:
 
 def kept(make: Callable[..., Transformed], function: Callable[..., Any], *options: Any) -> Transformed:
     """A transformed function, made once for a function: what is compiled for it is found again in the next call."""
+    if torch.compiler.is_dynamo_compiling():  # which traces it, and compiles nothing
+        return make(function, *options)
     memory: dict[Any, Transformed] | None = getattr(function, "_weft_func", None)
     if memory is None:
         memory = {}

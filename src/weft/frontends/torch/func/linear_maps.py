@@ -30,7 +30,7 @@ from weft.frontends.torch.func.derivatives import (
 )
 from weft.frontends.torch.func.execute import compile_program, drawn
 from weft.frontends.torch.func.program import SLOT, Program, Slot
-from weft.frontends.torch.func.transformed import Transformed, is_traced, type_of
+from weft.frontends.torch.func.transformed import Transformed, is_traced, located, type_of
 from weft.ir.types import is_float, tensor_of
 from weft.passes.differentiate import return_values, value_and_vjp_function
 from weft.passes.split_joint import split_joint
@@ -147,8 +147,9 @@ class Linearized(Transformed):
         if key not in self._splits:
             fakes = iter(fake_tensors(tensors))
             types = pytree.tree_map_only(torch.Tensor, lambda _: next(fakes), args)
-            inner = self.inner.program(types, {})
-            self._splits[key] = Split(inner, types, self.forward, self.has_aux, self.config)
+            with located():
+                inner = self.inner.program(types, {})
+                self._splits[key] = Split(inner, types, self.forward, self.has_aux, self.config)
         split = self._splits[key]
         returned, residuals = split(tensors)
         derivative = LinearMap(split, residuals, lambda *given: self.eager(*args)[1](*given))

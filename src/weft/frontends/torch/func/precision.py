@@ -1,7 +1,7 @@
 """`checkpoint`, `autocast` and `quantize` of torch functions: what gradients keep, and in what numbers is computed."""
 
 # Torch's pytrees and modes have no types that can be followed.
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false, reportUnknownLambdaType=false, reportIncompatibleMethodOverride=false
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false, reportUnknownLambdaType=false, reportIncompatibleMethodOverride=false, reportPrivateUsage=false
 
 from __future__ import annotations
 
@@ -17,9 +17,11 @@ from torch.overrides import TorchFunctionMode
 from weft.diagnostics import calling_line
 from weft.errors import DTypeError, WeftError
 from weft.frontends.torch.dtypes import from_torch
-from weft.frontends.torch.func.capturing import current_capture, marked
+from weft.frontends.torch.func.capturing import current_capture, is_capturing, marked
 from weft.frontends.torch.func.program import Program
 from weft.frontends.torch.func.transformed import Transformed
+from weft.frontends.torch.transforms.apply_program import transforms_active
+from weft.frontends.torch.transforms.dynamo_levels import traced_under_transforms
 from weft.ir.types import bf16, f16
 from weft.ops.graph import FuncOp
 from weft.passes.recompute import REGION
@@ -40,6 +42,12 @@ class OnGraph(Transformed):
         return replace(inner, function=self.on_graph(inner.function))
 
 
+@torch._dynamo.assume_constant_result
+def _keeps_all() -> bool:
+    """Whether nothing is computed again: torch.func takes no hooks for saved tensors, nor do regions of a capture."""
+    return transforms_active() or traced_under_transforms() or is_capturing()
+
+
 class Checkpoint(OnGraph):
     """A function whose gradients compute its values again."""
 
@@ -52,6 +60,8 @@ class Checkpoint(OnGraph):
 
     def eager(self, *args: Any, **kwargs: Any) -> Any:
         capture = current_capture()
+        if capture is None and _keeps_all():
+            return self.inner.eager(*args, **kwargs)
         if capture is None:
             return torch.utils.checkpoint.checkpoint(self.inner.eager, *args, use_reentrant=False, **kwargs)
         capture.regions += 1

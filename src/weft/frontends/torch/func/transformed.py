@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import functools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
 from weft.config import Config
+from weft.diagnostics import calling_line
 from weft.errors import WeftError
 from weft.frontends.torch.func import autograd_functions as autograd_functions
 from weft.frontends.torch.func import matrix_rules as matrix_rules
@@ -34,11 +36,17 @@ class Transformed(ABC):
 
     def __init__(self, function: Callable[..., Any] | Transformed) -> None:
         if not callable(function):
-            raise WeftError(f"a transformation takes a function, got {type(function).__name__}")
+            raise WeftError(
+                f"a transformation takes a function, got {type(function).__name__}", location=calling_line()
+            )
         self.inner = function if isinstance(function, Transformed) else TorchFunction(function)
-        self.config = Config.from_options()
         self._compiled: dict[Any, tuple[Program, Call]] = {}
-        functools.update_wrapper(self, function, updated=())
+        if not torch.compiler.is_dynamo_compiling():
+            functools.update_wrapper(self, function, updated=())
+
+    @functools.cached_property
+    def config(self) -> Config:
+        return Config.from_options()
 
     @abstractmethod
     def program(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Program:
@@ -53,6 +61,8 @@ class Transformed(ABC):
         return args
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_dynamo_compiling():
+            return self.eager(*self.prepared(args), **kwargs)
         given = signature_of((args, kwargs))
         # Sizes that are symbols while torch traces have no hash.
         found = None if given is None or is_traced(given.tensors) else self._compiled.get(given.key)
@@ -74,10 +84,21 @@ class Transformed(ABC):
             fakes = iter(fake_tensors(tensors))
             types = [next(fakes) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
             abstract_args, abstract_kwargs = pytree.tree_unflatten(types, spec)
-            program = self.program(abstract_args, abstract_kwargs)
-            found = self._compiled[key] = program, compile_program(program, self.config)
+            with located():
+                program = self.program(abstract_args, abstract_kwargs)
+                found = self._compiled[key] = program, compile_program(program, self.config)
         program, call = found
         return program.restored(call(tensors))
+
+
+@contextmanager
+def located() -> Generator[None]:
+    """Let errors of graphs, which know no line, name the one that called."""
+    try:
+        yield
+    except WeftError as error:
+        error.locate(calling_line())
+        raise
 
 
 class TorchFunction(Transformed):
@@ -85,7 +106,6 @@ class TorchFunction(Transformed):
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function = function
-        self.config = Config.from_options()
         self._compiled = {}
 
     def program(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Program:
@@ -97,7 +117,7 @@ class TorchFunction(Transformed):
 
 def is_traced(leaves: Sequence[Any]) -> bool:
     """Whether torch traces, or transforms what these are part of."""
-    if get_proxy_mode() is not None or torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or get_proxy_mode() is not None:  # Dynamo traces the first alone
         return True
     wrapped: Any = is_functorch_wrapped_tensor
     return any(isinstance(leaf, torch.Tensor) and wrapped(leaf) for leaf in leaves)
@@ -111,7 +131,9 @@ def type_of(leaf: Any) -> Any:
         hash(leaf)
     except TypeError as error:
         raise WeftError(
-            f"an argument of {type(leaf).__name__}", hint="pass tensors, numbers and trees of them"
+            f"an argument of {type(leaf).__name__}",
+            location=calling_line(),
+            hint="pass tensors, numbers and trees of them",
         ) from error
     return value_key(leaf)
 

@@ -86,7 +86,7 @@ def effects_of(module: fx.GraphModule, arguments: Sequence[Any]) -> Effects:
     """What a graph does to arguments like these, found by running it on their shapes."""
     fake = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())
     levels = has_levels(module)
-    outside = temporarily_clear_interpreter_stack() if levels else torch._C._DisableFuncTorch()
+    outside = temporarily_clear_interpreter_stack()  # custom functions of autograd's ask whether any level is there
     with outside, torch.no_grad(), fake, _Draws() as draws, without_forward_mode():
         plain = [_like(value) if isinstance(value, Tensor) else value for value in arguments]
         # Batch norm writes to its buffers without saying so, but for the dispatcher in Python.

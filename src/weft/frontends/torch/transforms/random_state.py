@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -19,18 +19,13 @@ class RandomState:
 
     host: torch.Tensor
     devices: Mapping[torch.device, torch.Tensor]
+    after: list[tuple[torch.Tensor, Mapping[torch.device, torch.Tensor]]] = field(default_factory=list[Any])
+    """The states after what was drawn first, from these."""
 
     @classmethod
     def before(cls, arguments: Sequence[Any]) -> RandomState:
         """The states that a call of these arguments begins with."""
         return cls(torch.get_rng_state(), {device: torch.cuda.get_rng_state(device) for device in _devices(arguments)})
-
-    @classmethod
-    def drawn(cls, arguments: Sequence[Any]) -> RandomState:
-        """States of which the host's generator, which goes on, decides."""
-        with torch._C._DisableFuncTorch():  # a level of vmap would ask whether every sample has its own
-            seed = int(torch.empty((), dtype=torch.int64).random_())
-        return cls.seeded(seed, arguments)
 
     @classmethod
     def seeded(cls, seed: int, arguments: Sequence[Any]) -> RandomState:
@@ -47,7 +42,15 @@ class RandomState:
         try:
             yield
         finally:
+            if not self.after:
+                ends = {device: torch.cuda.get_rng_state(device) for device in self.devices}
+                self.after.append((torch.get_rng_state(), ends))
             self._set(now, on_devices)
+
+    def go_on(self) -> None:
+        """Let the generators go on from where what was drawn first left them, as if it had been drawn from them."""
+        for host, devices in self.after:
+            self._set(host, devices)
 
     @staticmethod
     def _set(host: torch.Tensor, devices: Mapping[torch.device, torch.Tensor]) -> None:

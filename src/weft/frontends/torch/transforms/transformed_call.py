@@ -82,10 +82,12 @@ class Captured:
         except Exception as error:  # whatever cannot be looked at, torch may run
             self._leave_to_eager(first_line(self.module.graph.nodes), error)
             return evaluate(self.module, arguments) if has_levels(self.module) else self.module(*arguments)
-        state = RandomState.drawn(arguments) if effects.is_random else None
+        state = RandomState.before(arguments) if effects.is_random else None
         # What is written to is given as a clone: torch keeps what is given for gradients.
         given = [x.clone() if place in effects.mutated else x for place, x in enumerate(arguments)]
         results = apply(program, given, state)
+        if state is not None:
+            state.go_on()
         effects.write_back(arguments, results)
         return effects.outputs(results)
 
