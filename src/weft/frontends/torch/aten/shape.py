@@ -223,7 +223,10 @@ def as_strided_scatter(
     ordered = b.transpose(x, order)
     row = flat(b, ordered)
     start = _relative_offset(b, offset)
-    places = b.emit("as_strided", b.iota_of(b.shape(row)[0]), shape=tuple(shape), strides=tuple(strides), offset=start)
+    # Not a strided view of the numbers of all elements, which would be made for it however few are shown.
+    places = b.expand(b.number(start, i64), tuple(shape))
+    for dim, stride in enumerate(strides):
+        places = b.emit("add", places, b.emit("iota", shape=tuple(shape), dim=dim, dtype=i64, step=stride))
     source = b.expand(b.to(source, b.dtype(x)), tuple(shape))
     written = b.emit("index_put", row, places, source, dims=(0,), position=0, accumulate=False)
     inverse = [order.index(d) for d in range(len(order))]
