@@ -320,9 +320,6 @@ def unfold(b: ImportBuilder, x: SSAValue, dim: int, size: int, step: int) -> SSA
     if not b.rank(x):
         return b.view(x, b.result.shape)
     dim = normal_dim(dim, b.rank(x))
-    count = b.result.shape[dim]
-    starts = b.emit("mul", b.iota_of(count), b.number(step, i64))
-    places = b.emit("add", b.unsqueeze(starts, 1), b.iota_of(size))
-    taken = b.emit("take", x, places, dim=dim)
-    rank = b.rank(taken)
-    return b.transpose(taken, [*range(dim + 1), *range(dim + 2, rank), dim + 1])
+    strides = contiguous_strides(b.shape(x))
+    steps = [stride * step if d == dim else stride for d, stride in enumerate(strides)]
+    return b.emit("as_strided", x, shape=b.result.shape, strides=(*steps, strides[dim]), offset=0)
