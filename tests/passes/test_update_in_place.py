@@ -209,10 +209,10 @@ def test_temporaries_are_written_over(passes: Any) -> None:
         return b.index_put(b.cumsum(b.exp(x), dim=0), at, rows, dims=(0,), position=0, accumulate=True)
 
     arguments = {"x": X, "at": Tensor(i64, (2,)), "rows": Tensor(f32, (2, 7))}
-    # The scatter's result is the function's, so it has memory of its own.
-    assert not any(marked(passes, body, arguments))
+    # The scan has memory to write over. The scatter's result is the function's, so it has memory of its own.
+    assert marked(passes, body, arguments) == [{}, {0: 0}, {}]
     found = marked(passes, lambda b, *args: b.cumsum(body(b, *args), dim=1), arguments)
-    assert {0: 0} in found
+    assert found == [{}, {0: 0}, {0: 0}, {}]
 
 
 def test_compiled_programs_compute_the_same(passes: Any) -> None:
@@ -346,3 +346,21 @@ def test_which_parts_are_read(passes: Any) -> None:
     known = [("slice", part), ("permute", part), ("slice", part), ("return", part)]
     unknown = [(name, None) for name in ("permute", "slice", "return", "reshape", "slice", "return")]
     assert sorted(found, key=str) == sorted([*known, *unknown], key=str)
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+def test_a_scan_writes_over_what_it_has_read(passes: Any, dim: int) -> None:
+    def body(b: Any, x: Any) -> Any:
+        return b.sin(b.cumsum(b.exp(x), dim=dim))
+
+    assert marked(passes, body, {"x": X}) == [{}, {0: 0}, {}]
+    assert_same_in_place(passes, body, {"x": X})
+
+
+def test_a_scan_whose_operand_is_read_again_writes_elsewhere(passes: Any) -> None:
+    def body(b: Any, x: Any) -> Any:
+        y = b.exp(x)
+        return b.mul(b.cumsum(y, dim=1), y)
+
+    assert {} in marked(passes, body, {"x": X})[1:2]
+    assert_same_in_place(passes, body, {"x": X})

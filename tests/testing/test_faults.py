@@ -9,13 +9,14 @@ import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
 
 from weft.testing.faults.__main__ import KINDS
 from weft.testing.faults.children import CRASHED, GOOD, HUNG, KILLED, WRONG, Forked, in_child
-from weft.testing.op_memory import ALLOWANCE, enlarged, exceeds
+from weft.testing.op_memory import ALLOWANCE, enlarged, exceeds, outcome
 
 SLICE = """
 import itertools, random, torch
@@ -80,3 +81,23 @@ def test_samples_with_sparse_tensors_cannot_be_enlarged() -> None:
     assert [tuple(args[1].shape) for args, _ in enlarged(dense, 480)] == [(24, 5), (3, 40)]
     sparse = SimpleNamespace(input=torch.eye(4).to_sparse_coo(), args=(torch.randn(4, 5),), kwargs={})
     assert not list(enlarged(sparse, 480))
+
+
+class Dying:
+    """A child that answers some things and then no more."""
+
+    def __init__(self, *answers: dict[str, Any]) -> None:
+        self.answers = list(answers)
+
+    def receive(self, time_limit: float) -> dict[str, Any] | None:
+        return self.answers.pop(0) if self.answers else None
+
+    def epitaph(self, time_limit: float) -> str:
+        return "signal SIGKILL"
+
+
+def test_a_child_that_dies_is_laid_to_whoever_was_running() -> None:
+    eager, ours = {"turn": "eager"}, {"turn": "weft"}
+    assert outcome(cast("Any", Dying(eager)), 9.0) == {"left_out": "eager failed: signal SIGKILL"}
+    assert outcome(cast("Any", Dying(eager, ours)), 9.0) == {"left_out": "Weft failed: signal SIGKILL"}
+    assert outcome(cast("Any", Dying(eager, ours, {"weft": 3})), 9.0) == {"weft": 3}

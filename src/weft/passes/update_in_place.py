@@ -16,7 +16,7 @@ from xdsl.passes import ModulePass
 
 from weft.ir.attributes import from_attribute, to_attribute
 from weft.ir.types import tensor_of
-from weft.ops.base import Elementwise, GraphOp, Movement, Scatter
+from weft.ops.base import Elementwise, GraphOp, Movement, Scan, Scatter
 from weft.ops.graph import FuncOp, GroupOp, YieldOp
 from weft.ops.indexing.scatter import UpdateSlice
 from weft.ops.layouts import StridedLayout, contiguous, lies_apart, same_places, slice_layout, view_layout
@@ -271,11 +271,14 @@ def layout_through(views: Iterable[GraphOp], layout: StridedLayout | None) -> St
 def _overwrites(group: GroupOp, number: int) -> bool:
     """Whether the kernel of a group is done with an element of an operand when it writes the result's.
 
-    A matmul's is if the operand is read behind the matmul alone: by the program that has summed up the element.
+    A scan alone in its group reads each element once, before it writes there. A matmul's is if the operand is read
+    behind the matmul alone: by the program that has summed up the element.
     """
     old = group.block.args[number]
     shape = tensor_of(old.type).shape
     computing = [op for op in group.block.ops if not isinstance(op, YieldOp)]
+    if len(computing) == 1 and isinstance(computing[0], Scan):
+        return computing[0].operands[0] is old and old.has_one_use()
     if any(isinstance(op, Scatter) for op in computing):
         scatter = group.yielded[0].owner
         return isinstance(scatter, Scatter) and scatter.operands[0] is old and old.has_one_use()

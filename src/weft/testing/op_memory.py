@@ -22,7 +22,7 @@ from typing import Any
 import torch
 import torch.utils._pytree as pytree
 
-from weft.testing.bench.benchmark import describe
+from weft.testing.bench.benchmark import EAGER, WEFT, describe
 from weft.testing.child import Answer, Child, serve_requests
 from weft.testing.conformance.journal import Journal, commit
 from weft.testing.peak_memory import SETTINGS, give_back, peak, reset_peak
@@ -73,8 +73,8 @@ def peak_of(call: Callable[[], Any]) -> int:
     return grown
 
 
-def measured(name: str, size: int) -> dict[str, Any]:
-    """The peaks of eager and Weft for an operator, or why there are none."""
+def measured(name: str, size: int, begin: Callable[[str], None] = lambda who: None) -> dict[str, Any]:
+    """The peaks of eager and Weft for an operator, or why there are none; `begin` is told whose turn it is."""
     from torch.testing._internal.common_methods_invocations import op_db
 
     (op,) = [each for each in op_db if each.formatted_name == name]
@@ -86,15 +86,17 @@ def measured(name: str, size: int) -> dict[str, Any]:
             if tries > MOST_TRIES:
                 return {"left_out": why}
             try:
+                begin(EAGER)
                 began = time.perf_counter()
                 with torch.no_grad():
                     eager = peak_of(partial(op.op, *copy.copy(args), **kwargs))
                 if time.perf_counter() - began > LONGEST_EAGER_SECONDS:
                     why = "eager takes too long"
                     continue
-            except (RuntimeError, ValueError, TypeError, IndexError) as error:
+            except (RuntimeError, ValueError, TypeError, IndexError, AssertionError) as error:
                 why = f"eager refuses it: {describe(error)}"
                 continue
+            begin(WEFT)
             torch.compiler.reset()
 
             def function(args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -123,11 +125,21 @@ def _prepare(settings: dict[str, Any]) -> Callable[[dict[str, Any], Answer], Non
 
     def handle(request: dict[str, Any], answer: Answer) -> None:
         try:
-            answer(measured(request["op"], settings["size"]))
+            answer(measured(request["op"], settings["size"], lambda who: answer({"turn": who})))
         except Exception as error:  # it is the verdict on this operator
             answer({"left_out": f"Weft failed: {describe(error)}"})
 
     return handle
+
+
+def outcome(child: Child, time_limit: float) -> dict[str, Any]:
+    """A child's answer; where it died or took too long, in whose turn that was."""
+    turn, until = EAGER, time.monotonic() + time_limit
+    while (answer := child.receive(max(0.0, until - time.monotonic()))) is not None:
+        if "turn" not in answer:
+            return answer
+        turn = answer["turn"]
+    return {"left_out": f"{'Weft' if turn == WEFT else 'eager'} failed: {child.epitaph(time_limit)}"}
 
 
 def main() -> int:
@@ -147,13 +159,11 @@ def main() -> int:
             if name in journal.results() or time.monotonic() > until:
                 continue
             child.send({"op": name})
-            answer: dict[str, Any] | None = child.receive(given.limit)
-            if answer is None:
-                answer = {"left_out": f"Weft failed: {child.epitaph(given.limit)}"}
+            answer = outcome(child, given.limit)
             journal.add(name, answer)
             if answer.get("exceeds"):
                 print(f"{name}: {answer['weft'] >> 20} MiB, eager {answer['eager'] >> 20}", flush=True)
-            elif str(answer.get("left_out")).startswith("Weft failed"):
+            elif " failed: " in str(answer.get("left_out")):
                 print(f"{name}: {answer['left_out']}", flush=True)
     results = {name: found for name, found in journal.results().items() if name in names}
     above = [name for name, found in results.items() if found.get("exceeds")]

@@ -115,6 +115,37 @@ def test_cross_entropy_writes_no_probabilities(passes: Any) -> None:
     )
 
 
+def _series(b: Any, x: Any, y: Any, terms: int) -> Any:
+    total = x
+    for n in range(terms):
+        total = b.add(b.mul(total, y), b.full(value=1.0 / (n + 2), shape=(), dtype=f32))
+    return total
+
+
+def test_a_long_formula_of_few_tensors_is_one_kernel(passes: Any) -> None:
+    """Cut in two, it would write out what the second part needs, a tensor for each term of a recurrence."""
+
+    def body(b: Any, x: Any, y: Any) -> Any:
+        return b.where(b.gt(x, y), _series(b, x, b.tanh(x), 70), _series(b, y, b.tanh(y), 70))
+
+    tensor = Tensor(f32, (40, 3))
+    module = passes.apply(cpu_passes(Config()), passes.built({"x": tensor, "y": tensor}, body))
+    planned = build_plan(passes.function(module))
+    assert len(planned.plan.steps) == 1
+    assert not [buffer for buffer in planned.plan.buffers if buffer.role == "temporary"]
+
+
+def test_a_long_formula_of_many_tensors_is_several_kernels(passes: Any) -> None:
+    def body(b: Any, x: Any, *others: Any) -> Any:
+        for other in others:
+            x = _series(b, x, other, 12)
+        return x
+
+    names = [f"x{n}" for n in range(7)]
+    made = steps(passes, dict.fromkeys(names, Tensor(f32, (40, 3))), body)
+    assert len(made) > 1
+
+
 A, W = Tensor(f32, (6, 5)), Tensor(f32, (5, 4))
 
 

@@ -17,6 +17,11 @@ from weft.passes.grouping.kernel_groups import Group, is_column_sum
 
 MOST_OPS = 48
 """How many ops a kernel computes: compilers take long over larger ones."""
+LONGEST_FORMULA = 1024
+"""How many ops of one elementwise formula a kernel computes: a series of many terms takes no more registers than one of
+few, and parts of it in kernels of their own write out all that the next one needs."""
+MOST_READ = 4
+"""How many tensors such a formula may read: each is held in registers until its last use."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +38,9 @@ class FusionLegality:
 
     def fits(self, op: GraphOp, group: Group) -> bool:
         """Whether the op can be computed in the group's kernel."""
-        if CLAIM in op.attributes or len(group.ops) >= MOST_OPS or (group.kind == "dot" and op in self.apart):
+        if CLAIM in op.attributes or (group.kind == "dot" and op in self.apart):
+            return False
+        if len(group.ops) >= MOST_OPS and not self.is_formula(group, [op], set(self.sources(op.operands))):
             return False
         if group.finished and any(value in group.finished for value in self.sources(op.operands)):
             return self._follows_sums(op, group)
@@ -61,6 +68,14 @@ class FusionLegality:
                 return True
             return self.moves_domain(op, group, shape)
         return isinstance(op, Scatter) and self.updates and self._makes_updates(op, group)
+
+    def is_formula(self, group: Group, joining: Sequence[GraphOp], reading: AbstractSet[SSAValue]) -> bool:
+        """Whether a group and what joins it are one formula of few tensors: its length is no reason to cut it."""
+        ops = [*group.ops, *joining]
+        if len(ops) > LONGEST_FORMULA or not all(isinstance(op, Elementwise) for op in ops):
+            return False
+        read = (group.read | reading) - group.made
+        return len(read.difference(*(op.results for op in joining))) <= MOST_READ
 
     def sums_columns(self, op: GraphOp) -> bool:
         """Whether an op sums up columns of many rows, and nothing of a row needs the sums."""

@@ -223,6 +223,7 @@ class _Grouping:
         elif not group.takes(tensor_of(op.results[0].type).shape):
             group.shape = tensor_of(op.results[0].type).shape
         group.ops.append(op)
+        group.read.update(value for value in self._sources(op.operands) if value not in group.made)
         group.made.update(op.results)
         self.group_of[op] = group
 
@@ -230,7 +231,8 @@ class _Grouping:
         """Take in another producer of the op, if it walks the same elements and no cycle arises."""
         if not self._sums_alike(group, other, op):
             return
-        if len(group.ops) + len(other.ops) > MOST_OPS:
+        together = len(group.ops) + len(other.ops)
+        if together > MOST_OPS and not self.legality.is_formula(group, other.ops, other.read):
             return
         piece = self._makes_piece(other, group, op)
         if other.shape != group.shape and not piece and not self._makes_rows(other, group):
@@ -255,6 +257,7 @@ class _Grouping:
         for member in other.ops:
             self.group_of[member] = group
         group.made |= other.made
+        group.read = (group.read | other.read) - group.made
         group.summed, group.finished = group.summed or other.summed, group.finished | other.finished
         del self.groups[other.number]
         group.before |= other.before
@@ -311,7 +314,8 @@ class _Grouping:
                     kind = "anchor"
                 case _:
                     kind = "alone"
-        group = Group(len(self.group_of) + 1, kind, shape, [op], dims, made=set(op.results))  # type: ignore[list-item]
+        made, read = set(op.results), set(self._sources(op.operands))
+        group = Group(len(self.group_of) + 1, kind, shape, [op], dims, made=made, read=read)  # type: ignore[list-item]
         self.groups[group.number] = group
         self.group_of[op] = group
         self._depend(group, producers)

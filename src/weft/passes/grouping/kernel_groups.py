@@ -40,6 +40,8 @@ class Group:
     dims: tuple[int, ...] = ()
     before: set[int] = field(default_factory=set[int])
     made: set[SSAValue] = field(default_factory=set[SSAValue])
+    read: set[SSAValue] = field(default_factory=set[SSAValue])
+    """What its ops read that they do not make."""
     summed: tuple[int, ...] = ()
     """The leading dimensions along which the kernel sums up columns, beside what it does for each row."""
     finished: set[SSAValue] = field(default_factory=set[SSAValue])

@@ -10,6 +10,7 @@ from weft.ir.types import tensor_of
 from weft.ops.base import GraphOp
 from weft.ops.graph import GraphBuilder
 from weft.passes.simplify.constant_values import made_by, number_of
+from weft.passes.simplify.padding_rules import wrapped
 
 
 def _unchanged(op: GraphOp) -> bool:
@@ -91,11 +92,16 @@ def _pad(b: GraphBuilder, op: GraphOp) -> SSAValue | None:
 
 
 def _update_slice(b: GraphBuilder, op: GraphOp) -> SSAValue | None:
-    """A part of a constant that is replaced is padded with it: whoever pads can compute the part, too."""
+    """A part of a constant that is replaced is padded with it: whoever pads can compute the part, too.
+
+    Paddings that wrap around are written by updates, as well.
+    """
     whole, update = op.operands
     number = number_of(whole)
     starts, steps = op.params["starts"], op.params["steps"]
-    if number is None or any(step != 1 for step in steps):
+    if number is None:
+        return wrapped(b, op)
+    if any(step != 1 for step in steps):
         return None
     sizes = zip(b.tensor(whole).shape, starts, b.tensor(update).shape, strict=True)
     high = tuple(size - start - part for size, start, part in sizes)

@@ -124,3 +124,52 @@ def test_adaptive_maxima_and_their_gradients(name: str) -> None:
     values, expected = compiled(function)(x)[0], function(twin)[0]
     direction = torch.randn_like(values)
     torch.testing.assert_close(*(torch.autograd.grad(y, z, direction) for y, z in ((values, x), (expected, twin))))
+
+
+LINES = 131
+"""Elements of a line that is not sorted: the element of a rank is selected."""
+TYPES = (torch.float32, torch.float64, torch.bfloat16, torch.int8, torch.uint8, torch.int32, torch.int64)
+RANKED: dict[str, Function] = {
+    "median": lambda x: torch.median(x, 1),
+    "nanmedian": lambda x: torch.nanmedian(x, 1),
+    "first": lambda x: torch.kthvalue(x, 1, 1),
+    "later": lambda x: torch.kthvalue(x, 100, 1),
+    "last": lambda x: torch.kthvalue(x, LINES, 1),
+}
+
+
+def long_lines(dtype: torch.dtype) -> Tensor:
+    """Lines with ties; of floats with a NaN or many, of infinities, of NaNs and of negative zeros."""
+    x = (torch.randn(6, LINES) * 60).to(dtype)
+    if dtype.is_floating_point:
+        x[0, 3] = x[2] = x[3, :70] = math.nan
+        x[1, 4:9], x[1, 50:], x[4] = -math.inf, math.inf, -0.0
+    else:
+        x[0, ::3], x[1, ::3] = torch.iinfo(dtype).min, torch.iinfo(dtype).max
+    return x
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_ranks_in_long_lines(dtype: torch.dtype) -> None:
+    x = long_lines(dtype)
+    found = compiled(lambda x: [rank(x) for rank in RANKED.values()])(x)
+    for (value, place), rank in zip(found, RANKED.values(), strict=True):
+        wanted = rank(x)[0]
+        torch.testing.assert_close(value, wanted, rtol=0, atol=0, equal_nan=True)
+        assert torch.equal(x.gather(1, place[:, None])[:, 0].isnan(), wanted.isnan())
+        torch.testing.assert_close(x.gather(1, place[:, None])[:, 0], wanted, rtol=0, atol=0, equal_nan=True)
+    check(lambda x: (x.median(), x.nanmedian(), x[:, 4:].t().median(0)[0]), x[4:])
+
+
+def test_gradients_of_ranks_in_long_lines() -> None:
+    x = torch.randn(3, LINES, requires_grad=True)
+    wanted = torch.autograd.grad(x.median(1)[0].sum() + x.kthvalue(9, 1)[0].sum() + x.median(), x)
+    run = compiled(lambda x: x.median(1)[0].sum() + x.kthvalue(9, 1)[0].sum() + x.median())
+    torch.testing.assert_close(torch.autograd.grad(run(x), x), wanted)
+
+
+def test_ranks_in_lines_of_symbolic_length() -> None:
+    run = compiled(lambda x: (x.median(1), x.nanmedian(0)[0]), dynamic=True)
+    for rows, columns in ((5, 7), (80, 131)):
+        x = torch.randn(rows, columns)
+        torch.testing.assert_close(run(x), (x.median(1), x.nanmedian(0)[0]))

@@ -17,6 +17,7 @@ from weft.frontends.torch.aten import kernels as kernels
 from weft.frontends.torch.aten import linalg as linalg
 from weft.frontends.torch.aten import nn as nn
 from weft.frontends.torch.aten import packed_attention as packed_attention
+from weft.frontends.torch.aten import padding as padding
 from weft.frontends.torch.aten import pointwise as pointwise
 from weft.frontends.torch.aten import pooling as pooling
 from weft.frontends.torch.aten import random as random

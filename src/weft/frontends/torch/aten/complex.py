@@ -30,6 +30,7 @@ _BY_PARTS = (
     *("view_copy", "expand_copy", "permute_copy", "alias_copy", "slice_copy.Tensor", "diagonal_copy"),
     *("as_strided_copy", "unbind_copy.int", "squeeze_copy", "unsqueeze_copy", "transpose_copy.int"),
     *("sum", "sum.dim_IntList", "mean", "mean.dim", "cumsum"),
+    *(f"{kind}_pad{rank}d" for kind in ("reflection", "replication") for rank in (1, 2, 3)),
 )
 # Here real tensors are values too, with an imaginary part of 0.
 _BY_PARTS_OF_ALL = ("cat", "stack", "slice_scatter", "select_scatter", "diagonal_scatter", "as_strided_scatter")

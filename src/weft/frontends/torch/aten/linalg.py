@@ -13,7 +13,7 @@ from weft.frontends.torch.aten.table import aten
 from weft.frontends.torch.importer.builder import ImportBuilder
 from weft.frontends.torch.importer.checks import check_that
 from weft.ir.expr import Size, is_nonnegative
-from weft.ir.types import f32, i32
+from weft.ir.types import boolean, f32, i32
 from weft.passes.dot.tile_grouped_gemm import IN_ORDER
 
 
@@ -27,6 +27,8 @@ def check_matrices(b: ImportBuilder, info: SSAValue, name: str) -> SSAValue:
 
 @aten("mm", "bmm")
 def mm(b: ImportBuilder, x: SSAValue, y: SSAValue) -> SSAValue:
+    if b.dtype(x) == boolean:
+        raise UnsupportedError("a product of booleans, which torch refuses")
     return b.emit("dot", x, y)
 
 

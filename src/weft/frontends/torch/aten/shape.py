@@ -223,7 +223,10 @@ def as_strided_scatter(
     ordered = b.transpose(x, order)
     row = flat(b, ordered)
     start = _relative_offset(b, offset)
-    places = b.emit("as_strided", b.iota_of(b.shape(row)[0]), shape=tuple(shape), strides=tuple(strides), offset=start)
+    # Not a strided view of the numbers of all elements, which would be made for it however few are shown.
+    places = b.expand(b.number(start, i64), tuple(shape))
+    for dim, stride in enumerate(strides):
+        places = b.emit("add", places, b.emit("iota", shape=tuple(shape), dim=dim, dtype=i64, step=stride))
     source = b.expand(b.to(source, b.dtype(x)), tuple(shape))
     written = b.emit("index_put", row, places, source, dims=(0,), position=0, accumulate=False)
     inverse = [order.index(d) for d in range(len(order))]
@@ -317,9 +320,6 @@ def unfold(b: ImportBuilder, x: SSAValue, dim: int, size: int, step: int) -> SSA
     if not b.rank(x):
         return b.view(x, b.result.shape)
     dim = normal_dim(dim, b.rank(x))
-    count = b.result.shape[dim]
-    starts = b.emit("mul", b.iota_of(count), b.number(step, i64))
-    places = b.emit("add", b.unsqueeze(starts, 1), b.iota_of(size))
-    taken = b.emit("take", x, places, dim=dim)
-    rank = b.rank(taken)
-    return b.transpose(taken, [*range(dim + 1), *range(dim + 2, rank), dim + 1])
+    strides = contiguous_strides(b.shape(x))
+    steps = [stride * step if d == dim else stride for d, stride in enumerate(strides)]
+    return b.emit("as_strided", x, shape=b.result.shape, strides=(*steps, strides[dim]), offset=0)

@@ -12,6 +12,7 @@ from weft.errors import UnsupportedError
 from weft.frontends.torch.aten.combining import inverse_of, is_order
 from weft.frontends.torch.aten.index import at_least_1d
 from weft.frontends.torch.aten.reduction import refuse_truths
+from weft.frontends.torch.aten.selection import LEAST_SELECTED, element_of_rank
 from weft.frontends.torch.aten.shape import flat
 from weft.frontends.torch.aten.table import aten
 from weft.frontends.torch.importer.builder import ImportBuilder, normal_dim
@@ -107,8 +108,16 @@ def _of_all(b: ImportBuilder, x: SSAValue, along: Callable[[ImportBuilder, SSAVa
     return b.view(along(b, flat(b, x), 0)[0], ())
 
 
+def _is_selected(b: ImportBuilder, x: SSAValue, dim: int) -> bool:
+    """Whether elements of some rank are selected, and lines not sorted; a GPU's are sorted by torch."""
+    size = b.shape(x)[dim]
+    return b.meta_of(0).device.type == "cpu" and (not isinstance(size, int) or size >= LEAST_SELECTED)
+
+
 def _of_rank(b: ImportBuilder, x: SSAValue, rank: Size, dim: int) -> Pair:
     """The element along a dimension that so many are below, and where it stands."""
+    if _is_selected(b, x, dim):
+        return element_of_rank(b, x, b.number(rank, i64), dim)
     values, places = b.emit("topk", x, k=rank + 1, dim=dim, largest=False, sorted=True)
     starts = tuple(rank if d == dim else 0 for d in range(b.rank(x)))
     shape = tuple(1 if d == dim else size for d, size in enumerate(b.shape(x)))
@@ -133,11 +142,13 @@ def _nanmedian(b: ImportBuilder, x: SSAValue, dim: int) -> Pair:
     """The lower median of what is no NaN: sorted, the NaNs come last."""
     if not b.dtype(x).is_float:
         return _median(b, x, dim)
-    values, places = b.emit("sort", x, dim=dim, descending=False, stable=True)
     there = b.to(b.emit("logical_not", b.emit("isnan", x)), i64)
     count = b.emit("sum", there, dims=(dim,), keep=True)
     rank = b.emit("floordiv", b.emit("sub", count, b.number(1, i64)), b.number(2, i64))
     rank = b.emit("maximum", rank, b.number(0, i64))
+    if _is_selected(b, x, dim):
+        return element_of_rank(b, x, rank, dim)
+    values, places = b.emit("sort", x, dim=dim, descending=False, stable=True)
     return b.emit("gather", values, rank, dim=dim), b.emit("gather", places, rank, dim=dim)
 
 

@@ -52,6 +52,18 @@ def celu(x: Tensor, alpha: float = 1.0) -> None:
         raise WeftError("celu with an alpha of 0", location=calling_line(), hint="relu is what it comes to")
 
 
+def floats(x: Tensor, *_: Any, **__: Any) -> None:
+    """Activations and gates are of floats."""
+    if not x.dtype.is_floating_point:
+        raise DTypeError(f"an activation of {x.dtype}", location=calling_line(), hint="make its operand a float")
+
+
+def products(x: Tensor, other: Tensor, *_: Any, **__: Any) -> None:
+    """Booleans have no sums of products."""
+    if torch.bool in (x.dtype, other.dtype):
+        raise DTypeError("a product of booleans", location=calling_line(), hint="make its operands numbers")
+
+
 def lerp(x: Tensor, *_: Any) -> None:
     """There is nothing between whole numbers."""
     if not (x.dtype.is_floating_point or x.dtype.is_complex):
@@ -69,6 +81,10 @@ _CHECKS: dict[Any, Callable[..., None]] = {
     _ops.nll_loss2d_forward.default: labels,
     _ops.smooth_l1_loss.default: smooth_l1,
     _ops.celu.default: celu,
+    _ops.hardswish.default: floats,
+    _ops.glu.default: floats,
+    _ops.mv.default: products,
+    _ops.dot.default: products,
     _ops.lerp.Scalar: lerp,
     _ops.lerp.Tensor: lerp,
     _ops.rsub.Scalar: rsub,

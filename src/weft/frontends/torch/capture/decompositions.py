@@ -29,7 +29,7 @@ from weft.frontends.torch.capture import (
 from weft.frontends.torch.capture import least_squares as least_squares  # so that Dynamo knows its shapes
 from weft.frontends.torch.capture.activation_gradients import GRADIENTS
 from weft.frontends.torch.capture.airy_function import airy_ai
-from weft.frontends.torch.capture.checked_parts import with_checks
+from weft.frontends.torch.capture.checked_parts import floats, with_checks
 from weft.frontends.torch.capture.fused_layers import encoder_layer, multi_head_attention, trilinear
 from weft.frontends.torch.capture.linear_cross_entropy import linear_cross_entropy_of_chunks
 from weft.frontends.torch.capture.margin_loss import multilabel_margin_loss
@@ -49,6 +49,12 @@ _WHOLE: tuple[Any, ...] = (
     _ops.masked_fill.Scalar,
     _ops.masked_fill.Tensor,
     _ops.mish.default,
+    _ops.reflection_pad1d.default,
+    _ops.reflection_pad2d.default,
+    _ops.reflection_pad3d.default,
+    _ops.replication_pad1d.default,
+    _ops.replication_pad2d.default,
+    _ops.replication_pad3d.default,
     _ops.roll.default,
     _ops.select_scatter.default,
     _ops.silu.default,
@@ -155,6 +161,7 @@ def zero_tangent(x: torch.Tensor, like: torch.Tensor, *, self_num_batch_dims: in
 
 def log_sigmoid_forward(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The logarithm of the sigmoid, which eager's CPU kernel gives row-major however its argument lies."""
+    floats(x)
     result, buffer = all_decompositions[_ops.log_sigmoid_forward.default](x)
     return result.contiguous(), buffer.contiguous()
 

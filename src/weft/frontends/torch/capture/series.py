@@ -30,6 +30,8 @@ def polynomial(x: Tensor, coefficients: Sequence[float]) -> Tensor:
 
 def widened(x: Tensor) -> Tensor:
     """As what a special function is computed in: float64, or else float32."""
+    if x.is_complex():
+        raise NotImplementedError("complex numbers, which torch refuses")
     return x if x.dtype == torch.float64 else x.to(torch.float32)
 
 

@@ -1,0 +1,37 @@
+"""What ops take beside their operands and results: nothing of the size of these where eager takes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import weft
+from weft.ir.expr import evaluate, product
+
+N = 1 << 16
+OPS: dict[str, Callable[[torch.Tensor], Any]] = {
+    "median": torch.median,
+    "nanmedian": torch.nanmedian,
+    "medians of lines": lambda x: torch.median(x.view(16, -1), 1),
+    "an element of a rank": lambda x: torch.kthvalue(x, 77),
+    "a strided part that is replaced": lambda x: torch.as_strided_scatter(x, x[:3] * 2, (3,), (5,), 0),
+    "a series": torch.special.i0,
+    "circular padding": lambda x: torch.nn.functional.pad(x.view(1, 1, -1), (1, 2), mode="circular"),
+}
+
+
+def taken(function: Callable[..., Any], *tensors: torch.Tensor) -> int:
+    """Bytes of temporaries, and of constants that are made once."""
+    torch.compiler.reset()
+    (record,) = weft.explain(function, *tensors).records
+    assert record.plan is not None and not record.fallbacks
+    constants = [buffer.tensor for buffer in record.plan.buffers if buffer.role == "constant"]
+    return max(record.arenas.values()) + sum(evaluate(product(each.shape), {}) * each.dtype.bytes for each in constants)
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_temporaries_are_less_than_half_of_the_operand(name: str) -> None:
+    assert taken(OPS[name], torch.randn(N)) < 2 * N
