@@ -57,8 +57,7 @@ class WeftOp(IRDLOperation, metaclass=OpClass):
 
     @property
     def operands(self) -> Operands:  # pyright: ignore[reportIncompatibleMethodOverride]
-        found = self._operands
-        return found if isinstance(found, Operands) else operands_of(self, found)
+        return self._operands  # pyright: ignore[reportReturnType]  whose class the setter sees to
 
     @operands.setter
     def operands(self, new: Sequence[SSAValue]) -> None:
