@@ -5,6 +5,7 @@ The lowering rule of each op, run on NumPy, and PyTorch's function of the same n
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -221,3 +222,16 @@ def test_reference_agrees_with_torch(spec: Any, sample: Sample, dtype: DType) ->
 def test_wrong_operands_are_refused(name: str, dtypes: tuple[DType, ...], params: dict[str, Any]) -> None:
     with pytest.raises((WeftError, TypeError)):
         REGISTRY[name].cls.infer(*(Tensor(dtype, (2,)) for dtype in dtypes), **params)
+
+
+def test_how_an_op_may_be_called_is_found_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = Tensor(f32, (4,))
+    add = REGISTRY["add"].cls
+    add.infer(x, x)
+    monkeypatch.setattr(inspect, "signature", None)
+    monkeypatch.setattr(inspect.Signature, "bind", None)
+    assert add.infer(x, x)
+    monkeypatch.undo()
+    for _ in range(2):  # what was wrong once is wrong again
+        with pytest.raises(TypeError, match="too many positional"):
+            add.infer(x, x, x)

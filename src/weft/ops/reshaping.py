@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 from weft.ir.expr import Size, floordiv, mod, product
 
@@ -29,9 +30,16 @@ def reshape_index(index: Sequence[Size], shape: Sequence[Size], source: Sequence
     return result
 
 
-def matching_runs(shape: Sequence[Size], source: Sequence[Size]) -> list[tuple[list[int], list[int]]]:
+def matching_runs(shape: Sequence[Size], source: Sequence[Size]) -> Sequence[tuple[Sequence[int], Sequence[int]]]:
     """Pairs of runs of dimensions of both shapes with equal products, as short as they can be."""
-    runs: list[tuple[list[int], list[int]]] = []
+    return _matching_runs(tuple(shape), tuple(source))
+
+
+@lru_cache(maxsize=1024)  # layers repeat the same reshapes
+def _matching_runs(
+    shape: tuple[Size, ...], source: tuple[Size, ...]
+) -> tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]:
+    runs: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
     i = j = 0
     while i < len(shape) or j < len(source):
         here: list[int] = []
@@ -51,8 +59,8 @@ def matching_runs(shape: Sequence[Size], source: Sequence[Size]) -> list[tuple[l
                 there.append(j - 1)
             else:
                 break
-        runs.append((here, there))
-    return runs
+        runs.append((tuple(here), tuple(there)))
+    return tuple(runs)
 
 
 def _behind(left: Size, right: Size, any_left: bool, any_right: bool) -> bool:

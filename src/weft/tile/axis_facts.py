@@ -204,9 +204,8 @@ class AxisFacts:
         if len(own) != len(sizes):
             return facts
         rows = zip(facts.constancy, own, sizes, strict=True) if sizes else ()
-        return replace(
-            facts, constancy=tuple(longest_run(n) if side == 1 else c for c, side, n in rows) or facts.constancy
-        )
+        constancy = tuple(longest_run(n) if side == 1 else c for c, side, n in rows) or facts.constancy
+        return facts if constancy == facts.constancy else replace(facts, constancy=constancy)
 
     def _map(self, op: tile.MapOp) -> Facts:
         args = [self._spread(arg, tile.tile_type(op.out).sizes) for arg in op.args]

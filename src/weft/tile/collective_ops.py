@@ -8,7 +8,6 @@ from typing import Self
 from xdsl.dialects.builtin import ArrayAttr, IntegerAttr, UnitAttr, i64
 from xdsl.ir import Block, SSAValue
 from xdsl.irdl import (
-    IRDLOperation,
     attr_def,
     irdl_op_definition,
     operand_def,
@@ -21,6 +20,7 @@ from xdsl.irdl import (
 )
 from xdsl.utils.exceptions import VerifyException
 
+from weft.ir.operations import WeftOp
 from weft.tile.dialect import TileType, YieldOp, tile_type
 from weft.tile.pointer_ops import numbers
 
@@ -34,7 +34,7 @@ def row_major(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 @irdl_op_definition
-class ViewOp(IRDLOperation):
+class ViewOp(WeftOp):
     """Element i is element `offset + sum(strides * i)` of the operand, counted row by row.
 
     Reshapes, transposes, flips, slices and broadcasts (strides of 0) are views.
@@ -72,7 +72,7 @@ class ViewOp(IRDLOperation):
 
 
 @irdl_op_definition
-class TakeOp(IRDLOperation):
+class TakeOp(WeftOp):
     """The elements of a tile that stand at computed positions along an axis."""
 
     name = "tile.take"
@@ -82,7 +82,7 @@ class TakeOp(IRDLOperation):
     out = result_def(TileType)
 
 
-class _Combining(IRDLOperation):
+class _Combining(WeftOp):
     """Joins elements along an axis by a block that takes two tuples of scalars and yields one."""
 
     values = var_operand_def(TileType)
@@ -117,7 +117,7 @@ class ScanOp(_Combining):
 
 
 @irdl_op_definition
-class OrderOp(IRDLOperation):
+class OrderOp(WeftOp):
     """Sort along the last axis; NaN is the greatest."""
 
     name = "tile.order"
@@ -127,7 +127,7 @@ class OrderOp(IRDLOperation):
 
 
 @irdl_op_definition
-class HistogramOp(IRDLOperation):
+class HistogramOp(WeftOp):
     """How often each number from 0 on occurs in a tile of one axis, where the mask holds."""
 
     name = "tile.histogram"

@@ -8,7 +8,6 @@ from typing import Self
 from xdsl.dialects.builtin import IntegerAttr, StringAttr, UnitAttr
 from xdsl.ir import Block, Region, SSAValue
 from xdsl.irdl import (
-    IRDLOperation,
     attr_def,
     irdl_op_definition,
     operand_def,
@@ -19,11 +18,12 @@ from xdsl.irdl import (
     var_result_def,
 )
 
+from weft.ir.operations import WeftOp
 from weft.tile.dialect import TileType
 
 
 @irdl_op_definition
-class IfOp(IRDLOperation):
+class IfOp(WeftOp):
     """What one of two blocks yields."""
 
     name = "tile.if"
@@ -34,7 +34,7 @@ class IfOp(IRDLOperation):
 
 
 @irdl_op_definition
-class WhileOp(IRDLOperation):
+class WhileOp(WeftOp):
     """`while condition(carried): carried = body(carried)`; both blocks take what is carried."""
 
     name = "tile.while"
@@ -54,7 +54,7 @@ class WhileOp(IRDLOperation):
 
 
 @irdl_op_definition
-class PrintOp(IRDLOperation):
+class PrintOp(WeftOp):
     """Write values to the standard output, with the program's numbers."""
 
     name = "tile.print"
@@ -64,7 +64,7 @@ class PrintOp(IRDLOperation):
 
 
 @irdl_op_definition
-class CheckOp(IRDLOperation):
+class CheckOp(WeftOp):
     """Note where a condition is false; the launch then ends with an error."""
 
     name = "tile.check"

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from xdsl.dialects.builtin import ArrayAttr, IndexType, IntegerAttr, StringAttr, i64
 from xdsl.irdl import (
     AttrSizedOperandSegments,
-    IRDLOperation,
     attr_def,
     irdl_op_definition,
     operand_def,
@@ -19,6 +18,7 @@ from xdsl.irdl import (
     result_def,
 )
 
+from weft.ir.operations import WeftOp
 from weft.tile.dialect import PointerType, TileType
 
 
@@ -27,7 +27,7 @@ def numbers(values: Sequence[int]) -> ArrayAttr[IntegerAttr]:
 
 
 @irdl_op_definition
-class IndexOp(IRDLOperation):
+class IndexOp(WeftOp):
     """An integer scalar as an index: the bound of a loop."""
 
     name = "tile.index"
@@ -36,7 +36,7 @@ class IndexOp(IRDLOperation):
 
 
 @irdl_op_definition
-class PointerOp(IRDLOperation):
+class PointerOp(WeftOp):
     """The address that an integer scalar holds."""
 
     name = "tile.pointer"
@@ -45,7 +45,7 @@ class PointerOp(IRDLOperation):
 
 
 @irdl_op_definition
-class AddressOp(IRDLOperation):
+class AddressOp(WeftOp):
     """A pointer as a number, an i64 scalar."""
 
     name = "tile.address"
@@ -54,7 +54,7 @@ class AddressOp(IRDLOperation):
 
 
 @irdl_op_definition
-class AtomicOp(IRDLOperation):
+class AtomicOp(WeftOp):
     """Read, combine and write as one step, where the mask holds; gives what was there.
 
     `kind` is add, max, min, and, or, xor, xchg or cas: the last writes the value where `expected` is found.

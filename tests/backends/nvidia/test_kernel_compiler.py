@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from weft.backends.nvidia.code import DeviceCode, Launch
-from weft.backends.nvidia.compile import KernelCompiler
+from weft.backends.nvidia.compile import KernelCompiler, annotate, annotate_in_place
 from weft.backends.nvidia.driver.libcuda import DeviceFacts, Driver
 from weft.backends.nvidia.target import target_named
 from weft.errors import CompilationError, LoweringError, UnsupportedDeviceError
@@ -50,6 +50,14 @@ def test_modules_are_what_each_kernel_gives_alone_and_join_to_one(kernels: dict[
 def test_no_kernels_are_no_module() -> None:
     code = compile_kernels({}, TARGET)
     assert code.ptx == "" and not code.modules
+
+
+def test_a_kernel_that_nobody_needs_is_annotated_in_place(kernels: dict[str, KernelOp]) -> None:
+    for kernel in kernels.values():
+        annotated, launch = annotate(kernel, TARGET, PASSES)
+        own = kernel.clone()
+        assert annotate_in_place(own, TARGET, PASSES) == launch
+        assert str(own) == str(annotated)
 
 
 def test_each_kernel_is_handed_on_by_the_thread_that_made_it(kernels: dict[str, KernelOp]) -> None:

@@ -53,22 +53,29 @@ def annotate(
     has a launch already has all that, too.
     """
     annotated = kernel.clone()
-    if LAUNCH not in annotated.attributes:
-        refused = run_passes(annotated, passes, target, [] if notes is None else notes)
+    return annotated, annotate_in_place(annotated, target, passes, notes)
+
+
+def annotate_in_place(
+    kernel: tile.KernelOp, target: NvidiaTarget, passes: Sequence[KernelPass], notes: list[PassNote] | None = None
+) -> Launch:
+    """As `annotate`, where nobody needs the kernel as it was."""
+    written = written_by(kernel)
+    if LAUNCH not in kernel.attributes:
+        refused = run_passes(kernel, passes, target, [] if notes is None else notes)
         if refused is not None:
             raise LoweringError(refused.reason, hint=refused.hint)
-        set_launch(annotated, _whole_launch(kernel, annotated, target))
-    elif APART in annotated.attributes:  # it was made of annotated kernels
-        set_launch(annotated, _whole_launch(kernel, annotated, target))
-    return annotated, launch_of(annotated)
+        set_launch(kernel, _whole_launch(kernel, target, written))
+    elif APART in kernel.attributes:  # it was made of annotated kernels
+        set_launch(kernel, _whole_launch(kernel, target, written))
+    return launch_of(kernel)
 
 
-def _whole_launch(kernel: tile.KernelOp, annotated: tile.KernelOp, target: NvidiaTarget) -> Launch:
-    """The launch of an annotated kernel with what it asks for before the kernel ahead has ended, and what it writes."""
-    launch, programmatic = launch_of(annotated), target.has_programmatic_launch
-    asked = asked_early(annotated, launch) if programmatic else ()
-    written, ahead = written_by(kernel), _widens_ahead(annotated)
-    return replace(launch, programmatic=programmatic, asked=asked, written=written, ahead=ahead)
+def _whole_launch(kernel: tile.KernelOp, target: NvidiaTarget, written: tuple[int, ...]) -> Launch:
+    """The launch of an annotated kernel with what it asks for before the kernel ahead has ended, and what it wrote."""
+    launch, programmatic = launch_of(kernel), target.has_programmatic_launch
+    asked = asked_early(kernel, launch) if programmatic else ()
+    return replace(launch, programmatic=programmatic, asked=asked, written=written, ahead=_widens_ahead(kernel))
 
 
 def _widens_ahead(kernel: tile.KernelOp) -> bool:
@@ -306,8 +313,9 @@ class KernelCompiler:
     def _made_here(self, name: str, kernel: bytes, why: str) -> str:
         """The PTX of a kernel whose worker has died over it."""
         log.debug("%s is compiled in this process: %s", name, why)
-        annotated, launch = annotate(from_bytes(kernel), self.target, self.passes)
-        return llvm_to_ptx(llvm_of(annotated, launch, self.target), self.target)
+        own = from_bytes(kernel)
+        launch = annotate_in_place(own, self.target, self.passes)
+        return llvm_to_ptx(llvm_of(own, launch, self.target), self.target)
 
 
 @contextmanager

@@ -28,14 +28,15 @@ class Pointwise(Elementwise):
 
     @classmethod
     def result(cls, *dtypes: DType, **params: Any) -> DType:
-        _signature(cls).bind(*dtypes, **params)
+        _check_call(cls, len(dtypes), tuple(params))
         check_kinds(cls.name, cls.KINDS, *dtypes)
         return super().result(*dtypes)
 
 
-@cache
-def _signature(cls: type[Any]) -> inspect.Signature:
-    return inspect.signature(cls.reference)
+@cache  # of calls that are right: a model has thousands of few forms
+def _check_call(cls: type[Any], operands: int, params: tuple[str, ...]) -> None:
+    """Raise a `TypeError` unless an op takes so many operands, and parameters of these names."""
+    inspect.signature(cls.reference).bind(*(None,) * operands, **dict.fromkeys(params))
 
 
 def check_kinds(name: str, kinds: tuple[str, ...], *dtypes: DType) -> None:

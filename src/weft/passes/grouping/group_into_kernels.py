@@ -19,6 +19,7 @@ from xdsl.passes import ModulePass
 
 from weft.ir.types import tensor_of
 from weft.ops.base import Elementwise, GraphOp, Movement, Reduction, Scan, Scatter, Structured
+from weft.ops.elementwise.arithmetic import Add
 from weft.ops.graph import FuncOp, ReturnOp
 from weft.ops.reduce import DimensionReduction
 from weft.passes.dot.split_dots import share_rows
@@ -149,7 +150,7 @@ class _Grouping:
         for value in self._sources(op.operands):
             if isinstance(value, OpResult):
                 producers[self.group_of[value.op]] = None
-        if isinstance(op, GraphOp) and (product := self.accumulation.product_of(op)) is not None:
+        if isinstance(op, Add) and (product := self.accumulation.product_of(op)) is not None:
             self._join(op, adding := self.group_of[product])
             adding.kind = "accumulate"
             self._depend(adding, producers)

@@ -5,6 +5,7 @@ And let them widen what is in memory in a narrower type: to read it takes half a
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -15,7 +16,7 @@ from xdsl.passes import ModulePass
 
 from weft.ir.expr import Size, product
 from weft.ir.types import bf16, f16, f32, tensor_of
-from weft.ops.base import Elementwise, viewed
+from weft.ops.base import Elementwise, View, viewed
 from weft.ops.elementwise.cast import Cast
 from weft.ops.graph import FuncOp, OpaqueOp, ReturnOp
 from weft.ops.matmul.attention import AnyAttention
@@ -82,9 +83,23 @@ def _small(function: FuncOp) -> set[Operation]:
     found: set[Operation] = {
         op for op in function.block.ops if isinstance(op, Elementwise) and _is_cheap(op, op in masks)
     }
-    while lacking := {op for op in found if not _is_inlined(op, found, masks)}:
+    asked: Iterable[Operation] = found
+    while lacking := {op for op in asked if not _is_inlined(op, found, masks)}:
         found -= lacking
+        asked = found.intersection(near for op in lacking for near in _beside(op))
     return found
+
+
+def _beside(op: Operation) -> Iterator[Operation]:
+    """The ops of which it may count whether readers compute an op: those that read it, and those that it reads."""
+    yield from (use.operation for result in op.results for use in result.uses)
+    values = list(op.operands)
+    while values:
+        owner = values.pop().owner
+        if isinstance(owner, Operation):
+            yield owner
+            if isinstance(owner, View) or is_free(owner):
+                values += owner.operands
 
 
 def _is_cheap(op: Elementwise, masks: bool) -> bool:

@@ -6,7 +6,12 @@ from collections.abc import Callable
 
 import ml_dtypes
 import numpy as np
+import pytest
 import torch
+from xdsl.ir import SSAValue
+
+from weft.backends.nvidia.emit import elements
+from weft.backends.nvidia.ir.op_facts import loses_digits
 
 from ..row_kernels import row_code, row_kernel, run_rows
 
@@ -61,3 +66,15 @@ def test_tangents_keep_the_sign_of_zero() -> None:
     found, _ = run(torch.tanh, x)
     np.testing.assert_allclose(found, np.tanh(x.astype(np.float64)), rtol=2**-8, atol=1e-38)
     assert list(np.signbit(found[1, :2])) == [False, True]
+
+
+def test_how_a_function_is_computed_is_decided_once_for_all_elements(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[object] = []
+
+    def counted(value: SSAValue, summed: bool) -> bool:
+        asked.append(value)
+        return loses_digits(value, summed)
+
+    monkeypatch.setattr(elements, "loses_digits", counted)
+    row_code(row_kernel(gradient, (8, 4096)), "sm_80")
+    assert asked and len(asked) == len(set(asked))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from xdsl.ir import SSAValue
@@ -80,10 +80,11 @@ def emit_elements(codegen: KernelCodegen, op: tile.MapOp) -> None:
         return
     known: dict[tuple[str, ...], V] = {}
     results: list[V] = []
+    apply = _function_of(codegen, op, operands[0][0].type if operands[0] else "")
     for args in zip(*operands, strict=True):
-        key = tuple(arg.name for arg in args)
+        key = tuple([arg.name for arg in args])
         if key not in known:
-            known[key] = _apply(codegen, op, list(args))
+            known[key] = apply(args)
         results.append(known[key])
     codegen.tiles[op.out] = in_own_registers(codegen.b, results) if begins_dot(op) else results
 
@@ -130,31 +131,32 @@ def _divided(codegen: KernelCodegen, dividends: list[V], divisors: list[V], exac
     return [results[place] for place in range(len(dividends))]
 
 
-def _apply(codegen: KernelCodegen, op: tile.MapOp, args: list[V]) -> V:
-    function = op.function.data
+def _function_of(codegen: KernelCodegen, op: tile.MapOp, kind: str) -> Callable[[Sequence[V]], V]:
+    """What an op does to each element, whose first operand is of a `kind` of register: chosen once for all of them."""
+    b, function = codegen.b, op.function.data
     if function in ("cast", "bitcast"):
         source, target = from_attribute(op.attributes["source"]), from_attribute(op.attributes["target"])
         assert isinstance(source, DType) and isinstance(target, DType)
         if function == "bitcast":
-            return emit_bitcast(codegen.b, args[0], source, target)
+            return lambda args: emit_bitcast(b, args[0], source, target)
         if "rounding" in op.attributes and source.is_float and target.is_float:
-            return truncate_to(codegen.b, args[0], target)
-        if narrowed_to(op) is not None and args[0].type == "float":
-            return rounded_to(codegen.b, args[0], target)
-        return emit_cast(codegen.b, args[0], source, target)
-    if function == "exp2" and tile.FLUSHES in op.attributes and args[0].type == "float":
-        return power_of_two(codegen.b, args[0])
-    if function == "exp" and args[0].type == "float" and loses_digits(op.out, _is_at_most_one(op)):
-        return rough_exp(codegen.b, args[0])
+            return lambda args: truncate_to(b, args[0], target)
+        if narrowed_to(op) is not None and kind == "float":
+            return lambda args: rounded_to(b, args[0], target)
+        return lambda args: emit_cast(b, args[0], source, target)
+    if function == "exp2" and tile.FLUSHES in op.attributes and kind == "float":
+        return lambda args: power_of_two(b, args[0])
+    if function == "exp" and kind == "float" and loses_digits(op.out, _is_at_most_one(op)):
+        return lambda args: rough_exp(b, args[0])
     if function == "mul" and tile.tile_type(op.out).dtype.is_float and not op.out.has_one_use():
         # Rounded for all that read it: in `x * y - mean(x * y)`, LLVM would else round one of the two products only.
-        return codegen.b.binary("fmul", args[0], args[1])
-    if function == "div" and tile.FLUSHES in op.attributes and args[0].type == "float":
-        return codegen.b.binary("fmul", args[0], reciprocal(codegen.b, args[1]))
-    rough = tile.ROUGH in op.attributes or loses_digits(op.out, summed=False)
-    if function in ROUGH and args[0].type == "float" and rough:
-        return ROUGH[function](codegen.b, *args)
-    return emit_map(codegen.b, function, args, tile.tile_type(op.args[-1]).dtype)
+        return lambda args: b.binary("fmul", args[0], args[1])
+    if function == "div" and tile.FLUSHES in op.attributes and kind == "float":
+        return lambda args: b.binary("fmul", args[0], reciprocal(b, args[1]))
+    if function in ROUGH and kind == "float" and (tile.ROUGH in op.attributes or loses_digits(op.out, summed=False)):
+        return lambda args: ROUGH[function](b, *args)
+    dtype = tile.tile_type(op.args[-1]).dtype
+    return lambda args: emit_map(b, function, args, dtype)
 
 
 def _is_at_most_one(exp: tile.MapOp) -> bool:

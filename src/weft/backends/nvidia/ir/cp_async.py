@@ -14,11 +14,12 @@ from xdsl.irdl import (
 )
 
 from weft.backends.nvidia.ir.rings import SlotType
+from weft.ir.operations import WeftOp
 from weft.tile import dialect as tile
 
 
 @irdl_op_definition
-class CpAsyncOp(IRDLOperation):
+class CpAsyncOp(WeftOp):
     """Begin to copy a tile from computed places to a stage of a slot, if there are `left` turns; zeros where the mask
     is false."""
 
@@ -35,14 +36,14 @@ class CpAsyncOp(IRDLOperation):
 
 
 @irdl_op_definition
-class CpAsyncCommitOp(IRDLOperation):
+class CpAsyncCommitOp(WeftOp):
     """The copies that were begun since the last such op are a group."""
 
     name = "nvidia.cp_async_commit"
 
 
 @irdl_op_definition
-class CpAsyncWaitOp(IRDLOperation):
+class CpAsyncWaitOp(WeftOp):
     """All threads wait until all groups but the last `pending` ones are there."""
 
     name = "nvidia.cp_async_wait"
@@ -50,7 +51,7 @@ class CpAsyncWaitOp(IRDLOperation):
 
 
 @irdl_op_definition
-class StagedOp(IRDLOperation):
+class StagedOp(WeftOp):
     """A stage of a slot, as an operand of dots."""
 
     name = "nvidia.staged"

@@ -21,6 +21,7 @@ from weft.backends.nvidia.code import Launch
 from weft.backends.nvidia.ir.launch_text import launch_attribute, read_launch
 from weft.backends.nvidia.ir.layouts import WARP, Layout
 from weft.errors import CompilationError
+from weft.ir.operations import WeftOp
 from weft.tile import dialect as tile
 
 LAYOUTS, ARGUMENTS, SHARED = "nvidia.layouts", "nvidia.arguments", "nvidia.shared"
@@ -73,7 +74,7 @@ class LaunchAttr(Data[Launch]):
 
 
 @irdl_op_definition
-class ConvertOp(IRDLOperation):
+class ConvertOp(WeftOp):
     """The same tile in another layout: written to shared memory and, behind a barrier, read back."""
 
     name = "nvidia.convert"
@@ -88,7 +89,7 @@ class ConvertOp(IRDLOperation):
 
 
 @irdl_op_definition
-class BarrierOp(IRDLOperation):
+class BarrierOp(WeftOp):
     """All threads of the block wait for each other; what they wrote to shared memory is there for all."""
 
     name = "nvidia.barrier"

@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import Self, TypeAlias
 
 from xdsl.dialects.builtin import IntegerAttr
-from xdsl.irdl import IRDLOperation, attr_def, irdl_op_definition, operand_def, result_def
+from xdsl.irdl import attr_def, irdl_op_definition, operand_def, result_def
 
+from weft.ir.operations import WeftOp
 from weft.tile import dialect as tile
 
 
 @irdl_op_definition
-class OnlineSoftmaxOp(IRDLOperation):
+class OnlineSoftmaxOp(WeftOp):
     """exp(x - m) for the maximum m along an axis, with m and the sum of these."""
 
     name = "nvidia.online_softmax"
@@ -31,7 +32,7 @@ class OnlineSoftmaxOp(IRDLOperation):
 
 
 @irdl_op_definition
-class MomentsOp(IRDLOperation):
+class MomentsOp(WeftOp):
     """The sum of a tile along an axis, and that of the squared differences from the mean."""
 
     name = "nvidia.moments"

@@ -14,7 +14,6 @@ from typing import Self
 from xdsl.dialects.builtin import IndexType
 from xdsl.ir import SSAValue
 from xdsl.irdl import (
-    IRDLOperation,
     attr_def,
     irdl_op_definition,
     operand_def,
@@ -23,11 +22,12 @@ from xdsl.irdl import (
     var_result_def,
 )
 
+from weft.ir.operations import WeftOp
 from weft.tile import dialect as tile
 
 
 @irdl_op_definition
-class HorizontalSelectOp(IRDLOperation):
+class HorizontalSelectOp(WeftOp):
     """The stretch of programs that one is in: its number there, and the pointers of the stretch."""
 
     name = "nvidia.horizontal_select"

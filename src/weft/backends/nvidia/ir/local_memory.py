@@ -15,11 +15,12 @@ from xdsl.ir import SSAValue
 from xdsl.irdl import IRDLOperation, attr_def, irdl_op_definition, operand_def, result_def
 
 from weft.backends.nvidia.ir.rings import SlotType
+from weft.ir.operations import WeftOp
 from weft.tile import dialect as tile
 
 
 @irdl_op_definition
-class LocalStoreOp(IRDLOperation):
+class LocalStoreOp(WeftOp):
     """Write a tile, rounded to the 16 bits of a slot, to shared memory; `start` is where the slot begins."""
 
     name = "nvidia.local_store"
@@ -33,14 +34,14 @@ class LocalStoreOp(IRDLOperation):
 
 
 @irdl_op_definition
-class FenceAsyncSharedOp(IRDLOperation):
+class FenceAsyncSharedOp(WeftOp):
     """All threads wait until what they stored, or began to copy, is there for dots."""
 
     name = "nvidia.fence_async_shared"
 
 
 @irdl_op_definition
-class LocalOperandOp(IRDLOperation):
+class LocalOperandOp(WeftOp):
     """A tile in shared memory as an operand of dots."""
 
     name = "nvidia.local_operand"

@@ -36,6 +36,7 @@ from xdsl.irdl import (
 from weft.backends.nvidia.ir.layouts import Layout, Mode
 from weft.backends.nvidia.matmul_unit import MMA
 from weft.ir.attributes import from_attribute
+from weft.ir.operations import WeftOp
 from weft.tile import dialect as tile
 
 ROWS, COLUMNS, DEPTH = MMA.rows, MMA.column_step, MMA.depth_bytes // 2
@@ -56,7 +57,7 @@ AGAIN = "nvidia.again"
 
 
 @irdl_op_definition
-class MmaOp(IRDLOperation):
+class MmaOp(WeftOp):
     """`a @ b` plus the accumulator, by the tensor cores from registers; a and b are packed.
 
     Where warps share K, the result is [warps along K, M, N]: what each of them has; `apart`, what four lanes of each
@@ -82,7 +83,7 @@ class MmaOp(IRDLOperation):
 
 
 @irdl_op_definition
-class PackOp(IRDLOperation):
+class PackOp(WeftOp):
     """The same tile packed, as an operand of a dot; what does not exist is zero."""
 
     name = "nvidia.pack"
@@ -92,7 +93,7 @@ class PackOp(IRDLOperation):
 
 
 @irdl_op_definition
-class SqueezeOp(IRDLOperation):
+class SqueezeOp(WeftOp):
     """A tile without its first axis, which has size 1."""
 
     name = "nvidia.squeeze"

@@ -24,6 +24,7 @@ from xdsl.irdl import (
     var_operand_def,
 )
 
+from weft.ir.operations import WeftOp
 from weft.ir.types import DType, dtype_of, element_type
 from weft.tile import dialect as tile
 
@@ -101,7 +102,7 @@ class RingType(ParametrizedAttribute, TypeAttribute):
         return self.count * self.stage_bytes
 
 
-class _RingOp(IRDLOperation):
+class _RingOp(WeftOp):
     """An op about a ring, by its number."""
 
     ring = attr_def(IntegerAttr)

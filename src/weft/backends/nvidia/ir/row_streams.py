@@ -36,6 +36,7 @@ from xdsl.irdl import (
 )
 from xdsl.traits import NoTerminator
 
+from weft.ir.operations import WeftOp
 from weft.ir.types import DType, dtype_of, element_type
 from weft.tile import dialect as tile
 
@@ -89,7 +90,7 @@ class PieceType(ParametrizedAttribute, TypeAttribute):
 
 
 @irdl_op_definition
-class StreamOp(IRDLOperation):
+class StreamOp(WeftOp):
     """A kernel that streams rows. `slots` are those of a stage, `kept` those that are filled once."""
 
     name = "nvidia.stream"
@@ -126,7 +127,7 @@ class StreamOp(IRDLOperation):
 
 
 @irdl_op_definition
-class BulkCopyOp(IRDLOperation):
+class BulkCopyOp(WeftOp):
     """Let TMA bring a piece of memory to a slot; `offset` is where it begins, in elements.
 
     Of the rest of a row there may be fewer `elements` than a slot has.
@@ -162,7 +163,7 @@ class BulkCopyOp(IRDLOperation):
 
 
 @irdl_op_definition
-class BulkCopyRowsOp(IRDLOperation):
+class BulkCopyRowsOp(WeftOp):
     """Let TMA bring pieces of rows to a slot: `length` elements of each of `rows`, `apart` in global memory
     and `pitch` in the slot. Of rows there are `extent`: in place of others comes the last one again."""
 
@@ -179,7 +180,7 @@ class BulkCopyRowsOp(IRDLOperation):
 
 
 @irdl_op_definition
-class ReadOp(IRDLOperation):
+class ReadOp(WeftOp):
     """A tile out of a slot, in the layout of the op; `strides` are the tile's in it, `extents` what there is of it.
 
     Of a row that begins anywhere it knows `offset` and `end`, as the copy does.
@@ -218,7 +219,7 @@ class ReadOp(IRDLOperation):
 
 
 @irdl_op_definition
-class WaitKeptOp(IRDLOperation):
+class WaitKeptOp(WeftOp):
     """Wait until all that is kept is there."""
 
     name = "nvidia.wait_kept"

@@ -12,14 +12,15 @@ from typing import Self
 
 from xdsl.dialects.builtin import IntegerAttr, i64
 from xdsl.ir import Attribute, SSAValue
-from xdsl.irdl import IRDLOperation, irdl_op_definition, result_def
+from xdsl.irdl import irdl_op_definition, result_def
 
 from weft.backends.nvidia.ir.dialect import SHARED
+from weft.ir.operations import WeftOp
 from weft.tile import dialect as tile
 
 
 @irdl_op_definition
-class ScratchOp(IRDLOperation):
+class ScratchOp(WeftOp):
     """A pointer to such memory; `nvidia.shared` says where it begins."""
 
     name = "nvidia.scratch"

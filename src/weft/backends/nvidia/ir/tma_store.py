@@ -13,6 +13,7 @@ from xdsl.ir import Operation, SSAValue
 from xdsl.irdl import IRDLOperation, attr_def, irdl_op_definition, operand_def, result_def, var_operand_def
 
 from weft.backends.nvidia.ir.rings import LINE
+from weft.ir.operations import WeftOp
 from weft.ir.types import DType, i32
 from weft.tile import dialect as tile
 
@@ -28,7 +29,7 @@ STAGE_BYTES = STAGE_ROWS * LINE
 
 
 @irdl_op_definition
-class TruncatePackOp(IRDLOperation):
+class TruncatePackOp(WeftOp):
     """A dot's tile as words of two neighbours of 16 bits each, to be written later."""
 
     name = "nvidia.truncate_pack"
@@ -43,7 +44,7 @@ class TruncatePackOp(IRDLOperation):
 
 
 @irdl_op_definition
-class TmaStoreOp(IRDLOperation):
+class TmaStoreOp(WeftOp):
     """Write one of the pieces of a narrowed tile, 64 rows of a warp group and 64 columns, as its store would."""
 
     name = "nvidia.tma_store"

@@ -33,11 +33,12 @@ from xdsl.irdl import (
 from xdsl.traits import NoTerminator
 
 from weft.backends.nvidia.ir.rings import RingType
+from weft.ir.operations import WeftOp
 from weft.tile import dialect as tile
 
 
 @irdl_op_definition
-class WarpSpecializeOp(IRDLOperation):
+class WarpSpecializeOp(WeftOp):
     """A kernel of two roles, or of three: what is there before the kernel ahead has ended comes `early`."""
 
     name = "nvidia.warp_specialize"
@@ -73,7 +74,7 @@ class WarpSpecializeOp(IRDLOperation):
 
 
 @irdl_op_definition
-class BlockNumberOp(IRDLOperation):
+class BlockNumberOp(WeftOp):
     """The number of this block, or how many there are: `kind` is `number` or `count`; or `cluster`, `clusters`, and
     the `rank` of a block in its cluster; or the number of the `warp`, where each has programs of its own."""
 
@@ -87,7 +88,7 @@ class BlockNumberOp(IRDLOperation):
 
 
 @irdl_op_definition
-class AffineApplyOp(IRDLOperation):
+class AffineApplyOp(WeftOp):
     """An index expression over its operands."""
 
     name = "nvidia.affine_apply"
@@ -101,7 +102,7 @@ class AffineApplyOp(IRDLOperation):
 
 
 @irdl_op_definition
-class PingPongBarrierOp(IRDLOperation):
+class PingPongBarrierOp(WeftOp):
     """Consumers begin dots in turn: `await` until it is this one's, or `pass` it to the next one.
 
     While the tensor cores multiply for one, the others compute what comes between dots.

@@ -22,6 +22,7 @@ from xdsl.irdl import (
 from weft.backends.nvidia.ir.layouts import Layout, Mode
 from weft.backends.nvidia.ir.rings import SlotType
 from weft.backends.nvidia.matmul_unit import WGMMA
+from weft.ir.operations import WeftOp
 from weft.tile import dialect as tile
 
 ROWS, DEPTH_BYTES = WGMMA.rows, WGMMA.depth_bytes
@@ -31,7 +32,7 @@ OPERAND_NAMES = {"bf16": "bf16", "f16": "f16", "f8E4M3FN": "e4m3", "f8E5M2": "e5
 
 
 @irdl_op_definition
-class WgmmaOp(IRDLOperation):
+class WgmmaOp(WeftOp):
     """`a @ b` plus the accumulator, by the tensor cores: b from a slot, a from one or, narrowed, from registers.
 
     It is begun here; only another one may use the result before `nvidia.wgmma_wait` has it.
@@ -45,7 +46,7 @@ class WgmmaOp(IRDLOperation):
 
 
 @irdl_op_definition
-class WgmmaWaitOp(IRDLOperation):
+class WgmmaWaitOp(WeftOp):
     """Wait for the dots that were begun, but for the last `pending` of them; gives those that it is given."""
 
     name = "nvidia.wgmma_wait"

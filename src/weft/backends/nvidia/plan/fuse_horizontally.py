@@ -19,6 +19,7 @@ import hashlib
 import re
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from itertools import accumulate
 
 from xdsl.dialects.builtin import ArrayAttr, IndexType, IntegerAttr, StringAttr, i64
@@ -141,8 +142,13 @@ def fuse_horizontally(planned: Planned) -> None:
     joined: list[Step] = []
     group = _Group()
     known: dict[str, _Known] = {}
+
+    @cache
+    def by_threads(name: str) -> bool:
+        return all(cost_of(op).alone == "thread" for op in planned.kernels[name].block.ops)
+
     for step in planned.plan.steps:
-        if not isinstance(step, KernelStep) or not _is_simple(planned, step):
+        if not isinstance(step, KernelStep) or not _is_simple(planned, step) or not by_threads(step.function):
             joined += [*_finished(planned, group), step]
             group = _Group()
             continue
@@ -170,7 +176,7 @@ def _finished(planned: Planned, group: _Group) -> list[Step]:
 def _is_simple(planned: Planned, step: KernelStep) -> bool:
     kernel = planned.kernels[step.function]
     some = isinstance(step.grid, int) and step.grid > 0
-    return some and is_plain(kernel, step) and all(cost_of(op).alone == "thread" for op in kernel.block.ops)
+    return some and is_plain(kernel, step)
 
 
 def is_plain(kernel: tile.KernelOp, step: KernelStep) -> bool:

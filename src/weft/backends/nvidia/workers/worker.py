@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Any, BinaryIO
 
 from weft.backends.nvidia import layout, pipeline, transforms
-from weft.backends.nvidia.compile import annotate, llvm_of, telling
+from weft.backends.nvidia.compile import annotate_in_place, llvm_of, telling
 from weft.backends.nvidia.ir.kernel_passes import KernelPass, PassNote
 from weft.backends.nvidia.target import NvidiaTarget, llvm_to_ptx
 from weft.backends.nvidia.workers.kernel_bytes import from_bytes
@@ -46,8 +46,9 @@ def serve(requests: BinaryIO, answers: BinaryIO, idle: float = IDLE_SECONDS) -> 
 
 def _compile(kernel: bytes, target: NvidiaTarget, passes: Sequence[KernelPass], answer: Any) -> None:
     notes: list[PassNote] = []
-    annotated, launch = annotate(from_bytes(kernel), target, passes, notes)
-    text = llvm_of(annotated, launch, target)
+    own = from_bytes(kernel)
+    launch = annotate_in_place(own, target, passes, notes)
+    text = llvm_of(own, launch, target)
     answer(WRITTEN, launch, notes)
     answer(PTX, llvm_to_ptx(text, target))
 

@@ -308,9 +308,12 @@ def is_own_order(node: fx.Node) -> bool:
     return exact and tensor.rank > 0 and worth_comparing(name, tensor.shape, normal_dim(dim, tensor.rank))
 
 
+_GROUPED_PRODUCT: Any = getattr(getattr(_aten, "_grouped_mm", None), "default", None)
+
+
 def is_own_grouped(node: fx.Node) -> bool:
     """Whether rows in groups are multiplied with their groups' matrices in a kernel of Weft's."""
-    if node.target is not getattr(_aten._grouped_mm, "default", None) or len(node.args) + len(node.kwargs) != 3:
+    if node.target is not _GROUPED_PRODUCT or len(node.args) + len(node.kwargs) != 3:
         return False
     operands = _operands(*(each.meta["val"] for each in node.args[:2]))  # type: ignore[union-attr]
     return operands is not None and owns_grouped_product(*operands)

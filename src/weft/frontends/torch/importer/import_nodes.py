@@ -222,13 +222,12 @@ class NodeImporter:
             self.block.erase_op(op)
 
     def _is_own_kernel(self, node: fx.Node) -> bool:
+        if is_own_flex(node) or is_own_order(node) or self._has_coded_weights(node):
+            return True
+        if not self.capabilities.fast_matmuls:
+            return False
         own = is_own_on_tensor_cores(node) or may_be_attention(node)
-        return (
-            is_own_flex(node)
-            or is_own_order(node)
-            or self._has_coded_weights(node)
-            or (self.capabilities.fast_matmuls and (own or is_pointwise_product(node, self._mapped)))
-        )
+        return own or is_pointwise_product(node, self._mapped)
 
     def _has_coded_weights(self, node: fx.Node) -> bool:
         """Whether a product's weights are to be held in few bits: then they must be seen to be weights."""
