@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from abc import ABCMeta
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, TypeVar, overload
 
-from xdsl.ir import Operation, OpResult, SSAValue
+from xdsl.ir import Attribute, Operation, OpResult, SSAValue
 from xdsl.ir.core import SSAValues
 from xdsl.irdl.operations import BaseAccessor, BeforeVariadicSingleAccessor, UniqueVariadicAccessor, VarIRConstruct
 
@@ -21,14 +21,23 @@ item: Callable[[tuple[Any, ...], Any], Any] = tuple.__getitem__  # pyright: igno
 """An element of a tuple, whatever its class makes of brackets."""
 
 
-class Values(SSAValues[Any]):
+_Value = TypeVar("_Value", bound=SSAValue[Attribute])
+
+
+class Values(SSAValues[_Value]):
     """As xDSL's tuple of values, whose brackets ask two functions more."""
 
-    def __getitem__(self, place: Any) -> Any:
-        return item(self, place) if place.__class__ is int else Values(item(self, place))
+    @overload
+    def __getitem__(self, idx: int) -> _Value: ...
+
+    @overload
+    def __getitem__(self, idx: slice) -> Values[_Value]: ...
+
+    def __getitem__(self, idx: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return item(self, idx) if idx.__class__ is int else Values(item(self, idx))
 
 
-class Operands(Values):
+class Operands(Values[SSAValue]):
     """The operands of an op, which takes another in place of one of them."""
 
     op: Operation
@@ -48,7 +57,7 @@ def operands_of(op: Operation, values: Iterable[SSAValue]) -> Operands:
     return made
 
 
-def results_of(op: Operation, types: Iterable[Any]) -> Values:
+def results_of(op: Operation, types: Iterable[Any]) -> Values[OpResult]:
     """The results of an op."""
     return Values([OpResult(each, op, place) for place, each in enumerate(types)])
 
