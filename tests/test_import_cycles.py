@@ -25,8 +25,6 @@ DEFERRED = [
     ("weft.frontends.torch.execution.device_timing", "weft.frontends.torch.execution.cuda_executor"),
     ("weft.testing.fuzz.torch_programs", "weft.testing.fuzz.torch_forms"),
     ("weft.testing.fuzz.torch_programs", "weft.testing.fuzz.torch_view_forms"),
-    ("weft.lower.attention.attention", "weft.lower.attention.flash_attention"),
-    ("weft.lower.attention.attention", "weft.lower.attention.split_kv"),
 ]
 """Imports inside of functions that go back: a kernel is launched, compiled and listed by what its own class does not
 know when it is defined. Nothing may be added."""

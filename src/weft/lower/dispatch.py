@@ -95,7 +95,7 @@ def _lowering_named(name: str) -> Lowering:
 
 
 _HOMES = {
-    "attention": "attention.attention",
+    "attention": "attention.lower_attention",
     "attention_gradients": "attention.attention_gradients",
     "column_sums": "groups.column_sums",
     "concat": "groups.concat",

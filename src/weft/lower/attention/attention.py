@@ -26,7 +26,7 @@ from weft.ir.expr import Size, minimum, simplify, symbol
 from weft.ir.types import Tensor, boolean, i64, tensor_of
 from weft.lower.attention.attention_tiles import LOG2_E, AttentionTiles
 from weft.lower.attention.paged_keys import keys_of_block
-from weft.lower.emit.blocked import BlockedKernel, epilogue_refusal, output_indices, store_outputs
+from weft.lower.emit.blocked import BlockedKernel, output_indices, store_outputs
 from weft.lower.emit.body import TileValue, register_dtype
 from weft.lower.emit.kernel import Kernel
 from weft.lower.index_space.domain import Domain, Run, fused
@@ -41,42 +41,6 @@ from weft.ops.layouts import StridedLayout
 from weft.ops.matmul.attention import AnyAttention
 from weft.ops.matmul.attention_tangent import AttentionWithTangent
 from weft.passes.attention.read_pages import Pages, pages_of, pages_of_both
-
-
-def lower_attention(
-    group: GroupOp, name: str, inputs: Sequence[StridedLayout], outputs: Sequence[StridedLayout], machine: Machine
-) -> Lowered | Refusal:
-    """Lower a group that holds one attention, with its operands and results in the given layouts."""
-    layouts: dict[SSAValue, StridedLayout] = dict(zip(group.block.args, inputs, strict=True))
-    op = next(op for op in group.block.ops if isinstance(op, AnyAttention | AttentionWithTangent))
-    lowering = _lowering_of(group, name, layouts, outputs, op, machine)
-    refused = epilogue_refusal(group, op.results) or lowering.prepare()
-    return lowering.lowered(inputs) if refused is None else refused
-
-
-def _lowering_of(
-    group: GroupOp,
-    name: str,
-    layouts: dict[SSAValue, StridedLayout],
-    outputs: Sequence[StridedLayout],
-    op: AnyAttention | AttentionWithTangent,
-    machine: Machine,
-) -> AttentionLowering:
-    """How an attention is computed: in tensor cores' tiles, over all keys or parts of them, or in vectors."""
-    if isinstance(op, AttentionWithTangent):
-        from weft.lower.attention.attention_tangent import tangent_lowering  # it adds to the class below
-
-        return tangent_lowering(group, name, layouts, outputs, op, machine)
-    if machine.capabilities.matrix_units:
-        from weft.lower.attention.flash_attention import FlashLowering, is_flash  # these add to the class below
-        from weft.lower.attention.split_kv import SplitKvLowering, parts_of
-
-        if is_flash(op):
-            parts = parts_of(op, group, machine)
-            if parts > 1 or tensor_of(op.results[0].type).shape[-2] == 1:
-                return SplitKvLowering(group, name, layouts, outputs, op, machine, parts)
-            return FlashLowering(group, name, layouts, outputs, op, machine)
-    return AttentionLowering(group, name, layouts, outputs, op, machine)
 
 
 @dataclass

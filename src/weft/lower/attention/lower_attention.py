@@ -1,0 +1,54 @@
+"""Which kernel an attention becomes. What a machine has no use for is not imported."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from xdsl.ir import SSAValue
+
+from weft.ir.types import tensor_of
+from weft.lower.attention.attention import AttentionLowering
+from weft.lower.emit.blocked import epilogue_refusal
+from weft.lower.lowered import Lowered
+from weft.lower.machine import Machine
+from weft.lower.refusal import Refusal
+from weft.ops.graph import GroupOp
+from weft.ops.layouts import StridedLayout
+from weft.ops.matmul.attention import AnyAttention
+from weft.ops.matmul.attention_tangent import AttentionWithTangent
+
+
+def lower_attention(
+    group: GroupOp, name: str, inputs: Sequence[StridedLayout], outputs: Sequence[StridedLayout], machine: Machine
+) -> Lowered | Refusal:
+    """Lower a group that holds one attention, with its operands and results in the given layouts."""
+    layouts: dict[SSAValue, StridedLayout] = dict(zip(group.block.args, inputs, strict=True))
+    op = next(op for op in group.block.ops if isinstance(op, AnyAttention | AttentionWithTangent))
+    lowering = _lowering_of(group, name, layouts, outputs, op, machine)
+    refused = epilogue_refusal(group, op.results) or lowering.prepare()
+    return lowering.lowered(inputs) if refused is None else refused
+
+
+def _lowering_of(
+    group: GroupOp,
+    name: str,
+    layouts: dict[SSAValue, StridedLayout],
+    outputs: Sequence[StridedLayout],
+    op: AnyAttention | AttentionWithTangent,
+    machine: Machine,
+) -> AttentionLowering:
+    """How an attention is computed: in tensor cores' tiles, over all keys or parts of them, or in vectors."""
+    if isinstance(op, AttentionWithTangent):
+        from weft.lower.attention.attention_tangent import tangent_lowering
+
+        return tangent_lowering(group, name, layouts, outputs, op, machine)
+    if machine.capabilities.matrix_units:
+        from weft.lower.attention.flash_attention import FlashLowering, is_flash
+        from weft.lower.attention.split_kv import SplitKvLowering, parts_of
+
+        if is_flash(op):
+            parts = parts_of(op, group, machine)
+            if parts > 1 or tensor_of(op.results[0].type).shape[-2] == 1:
+                return SplitKvLowering(group, name, layouts, outputs, op, machine, parts)
+            return FlashLowering(group, name, layouts, outputs, op, machine)
+    return AttentionLowering(group, name, layouts, outputs, op, machine)
