@@ -94,3 +94,42 @@ def test_circular_padding_takes_no_temporaries() -> None:
         lambda x: torch.nn.functional.pad(x, (1, 2, 3, 4), mode="circular"), torch.randn(2, 3, 8, 9)
     )
     assert "1 kernel, launched 1 time" in str(explained)
+
+
+def summed(b: Any, first: Any, second: Any, *, value: float = 0.0) -> Any:
+    """Two tensors of 3 x 4 beside each other, by zeros around each; the second one's sum comes first."""
+    left = b.pad(first, low=(0, 0), high=(0, 4), value=value)
+    return b.add(b.pad(second, low=(0, 4), high=(0, 0), value=0.0), left)
+
+
+def test_halves_of_the_same_elements_are_put_side_by_side(passes: Any) -> None:
+    def expected(b: Any, x: Any, g: Any) -> Any:
+        halves = b.mul(x, g), b.neg(g)
+        return b.concat(*(b.add(half, b.full_like(half, 0)) for half in halves), dim=1)
+
+    passes.rewrites(
+        PASSES,
+        dict.fromkeys("xg", Tensor(f32, (3, 4))),
+        lambda b, x, g: summed(b, b.mul(x, g), b.neg(g)),
+        expected,
+    )
+
+
+def test_other_sums_of_padded_tensors_stay(passes: Any) -> None:
+    for body in (
+        lambda b, x, g: summed(b, b.exp(x), b.neg(g)),  # nothing is read twice
+        lambda b, x, g: summed(b, b.mul(x, g), b.neg(g), value=1.0),
+    ):
+        passes.rewrites(PASSES, dict.fromkeys("xg", Tensor(f32, (3, 4))), body, body)
+
+
+def test_the_gradient_of_a_gated_unit_has_the_bits_of_its_halves() -> None:
+    def gated(x: torch.Tensor) -> torch.Tensor:
+        return x[:, :4].neg() * x[:, 4:]
+
+    x = torch.tensor([[0.0, -0.0, -1.0, 2.0, 3.0, -0.0, 4.0, -5.0]]).repeat(3, 1).requires_grad_()
+    given = torch.tensor([-0.0, -1.0, 2.0, -3.0]).repeat(3, 1)
+    found, expected = (
+        torch.autograd.grad(run(x), x, given)[0] for run in (torch.compile(gated, backend="weft"), gated)
+    )
+    assert torch.equal(found.view(torch.int32), expected.view(torch.int32))

@@ -13,6 +13,7 @@ from weft.ir.types import DType, bf16, boolean, f8e4m3, f8e5m2, f16, f32, f64, t
 from weft.ops.base import GraphOp
 from weft.ops.graph import GraphBuilder
 from weft.passes.simplify.constant_values import Number, made_by, number_of
+from weft.passes.simplify.padding_rules import side_by_side
 
 Rule: TypeAlias = Callable[[GraphBuilder, GraphOp], SSAValue | None]
 
@@ -184,7 +185,7 @@ def wrapped(number: Number, dtype: DType) -> int:
 
 RULES: dict[str, Rule] = {
     # -0.0 + 0.0 is 0.0: adding zero to a float changes it.
-    "graph.add": first_of(neutral(0, commutes=True, floats=False), neutral(-0.0, commutes=True), _joined),
+    "graph.add": first_of(neutral(0, commutes=True, floats=False), neutral(-0.0, commutes=True), _joined, side_by_side),
     "graph.sub": neutral(0, commutes=False),
     "graph.mul": first_of(neutral(1, commutes=True), _joined),
     "graph.div": first_of(neutral(1, commutes=False), _quotient),

@@ -1,16 +1,16 @@
-"""Rules of `simplify` for paddings that wrap around, which frameworks write piece by piece."""
+"""Rules of `simplify` for paddings that frameworks write piece by piece: such as wrap around, and halves of a whole."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-from xdsl.ir import SSAValue
+from xdsl.ir import OpResult, SSAValue
 
-from weft.ir.expr import Size, is_nonnegative
+from weft.ir.expr import Expr, Size, is_nonnegative
 from weft.ir.types import tensor_of
-from weft.ops.base import GraphOp
+from weft.ops.base import Elementwise, GraphOp
 from weft.ops.graph import GraphBuilder
-from weft.passes.simplify.constant_values import made_by
+from weft.passes.simplify.constant_values import made_by, number_of
 
 
 class _CopiedSlab(NamedTuple):
@@ -99,3 +99,47 @@ def _middle(b: GraphBuilder, whole: SSAValue, dim: int, low: Size, high: Size) -
 
 def _paddings(padded: GraphOp, dim: int) -> tuple[Size, Size]:
     return padded.params["low"][dim], padded.params["high"][dim]
+
+
+def side_by_side(b: GraphBuilder, op: GraphOp) -> SSAValue | None:
+    """The sum of two halves of a whole, each padded with zeros, which are computed of the same elements.
+
+    %y = graph.add (graph.pad %a, high = 8), (graph.pad %b, low = 8)     →     %y = graph.concat %a + 0, %b + 0
+
+    Gradients of gated units are such sums. A concatenation's kernel reads what both are computed of once.
+    """
+    first, second = (made_by(operand, "graph.pad") for operand in op.operands)
+    if first is None or second is None or first is second or first.params["value"] or second.params["value"]:
+        return None
+    if any(isinstance(each, Expr) for pad in (first, second) for side in ("low", "high") for each in pad.params[side]):
+        return None
+    if any(first.params["low"]):
+        first, second = second, first
+    ends = first.params["high"]
+    dims = [dim for dim, count in enumerate(ends) if count]
+    pieces = first.operands[0], second.operands[0]
+    tensors = [tensor_of(piece.type) for piece in pieces]
+    if len(dims) != 1 or any(first.params["low"]) or any(second.params["high"]) or tensors[0] != tensors[1]:
+        return None
+    if second.params["low"] != ends or ends[dims[0]] != tensors[0].shape[dims[0]]:
+        return None
+    if computed_of(pieces[0]).isdisjoint(computed_of(pieces[1])):
+        return None
+    # -0.0 + 0.0 is 0.0.
+    zeros = (b.full_like(piece, 0) for piece in pieces)
+    return b.concat(*(b.add(piece, zero) for piece, zero in zip(pieces, zeros, strict=True)), dim=dims[0])
+
+
+def computed_of(value: SSAValue) -> set[SSAValue]:
+    """What a value is computed of element by element, tensors of its own shape."""
+    shape = tensor_of(value.type).shape
+    found: set[SSAValue] = set()
+    waiting = [value]
+    while waiting:
+        each = waiting.pop()
+        if each in found or tensor_of(each.type).shape != shape:
+            continue
+        found.add(each)
+        if isinstance(each, OpResult) and isinstance(each.op, Elementwise):
+            waiting += each.op.operands
+    return {each for each in found - {value} if number_of(each) is None}
