@@ -645,7 +645,7 @@ OPERATIONS: dict[str, Callable[..., np.ndarray]] = {
     "sqrt": lambda parts, x: np.sqrt(x),
     "rsqrt": lambda parts, x: 1 / np.sqrt(x),
     "rcp": lambda parts, x: 1 / x,
-    "ex2": lambda parts, x: np.exp2(x),
+    "ex2": lambda parts, x: np.exp2(x.astype(np.float64)).astype(x.dtype),  # NumPy's of f32 is coarser on some CPUs
     "lg2": lambda parts, x: np.log2(x),
     "sin": lambda parts, x: np.sin(x),
     "cos": lambda parts, x: np.cos(x),

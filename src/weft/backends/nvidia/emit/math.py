@@ -65,14 +65,15 @@ def rough_exp(b: Function, x: V) -> V:
 def rough_powers(b: Function, values: Sequence[V], base: V) -> tuple[list[V], V]:
     """The same of many, from one base: a multiplication and addition each, and a power.
 
-    The base is rounded for that; the second result is by what part of them all powers are too small.
+    The base's product is rounded for that; the second result times a power is what it would be if it were not.
     """
-    # What is so large that its product would overflow differs by nothing, or by so much that nothing is left.
+    # Numbers beyond 2^31 are apart by nothing, or by so much that nothing is left: there, powers of two from the very
+    # base do, and the rounding of a product would be more than a power can be of.
     start = E(b, base)
-    factor = abs(start).compare("ogt", 2.0**120).select(start.of(_LOG2_E / 16), start.of(_LOG2_E))
+    factor = abs(start).compare("ogt", 2.0**31).select(start.of(1.0), start.of(_LOG2_E))
     shift = -(start * factor)
-    rest = start.fma(factor, shift) * -_LN_2
-    return [_ex2_normal(E(b, value).fma(factor, shift)).v for value in values], rest.v
+    rest = start.fma(factor, shift)
+    return [_ex2_normal(E(b, value).fma(factor, shift)).v for value in values], _ex2_normal(-rest).v
 
 
 def _rough_sigmoid(b: Function, x: V) -> V:

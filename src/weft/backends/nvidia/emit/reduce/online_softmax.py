@@ -41,11 +41,14 @@ class _Floats:
         shift = self.of("sub", value, base)
         return self.of("exp", shift) if self.exact else rough_exp(self.b, shift)
 
-    def powers(self, values: list[V], base: V) -> list[V]:
-        """Of many from the same base."""
+    def powers(self, values: list[V], base: V) -> tuple[list[V], V]:
+        """Of many from the same base, and what is left to multiply them with."""
         if self.exact:
-            return [self.power(value, base) for value in values]
-        return rough_powers(self.b, values, base)[0]
+            return [self.power(value, base) for value in values], const(1.0, "float")
+        return rough_powers(self.b, values, base)
+
+    def times(self, value: V, rest: V) -> V:
+        return value if self.exact else self.of("mul", value, rest)
 
     def base(self, largest: V) -> V:
         """What sums are seen from: from 0, -inf counts for nothing, also where there is nothing else, and inf for
@@ -80,9 +83,9 @@ def emit_added_exponentials(codegen: KernelCodegen, op: tile.AddExponentialsOp) 
     base = floats.base(larger)
     powers, rest = rough_powers(codegen.b, values, base)
     (added,) = tree([(power,) for power in powers], floats.added)
-    added = codegen.b.intrinsic("fma", added, rest, added)
+    before = floats.of("mul", total, floats.power(largest, base))
     codegen.tiles[op.larger] = [larger]
-    codegen.tiles[op.sum] = [codegen.b.intrinsic("fma", total, floats.power(largest, base), added)]
+    codegen.tiles[op.sum] = [codegen.b.intrinsic("fma", added, rest, before)]
 
 
 @EMITTERS.register(OnlineSoftmaxOp)
@@ -93,17 +96,23 @@ def emit_online_softmax(codegen: KernelCodegen, op: OnlineSoftmaxOp) -> None:
     lines = groups(layout, axis, list(range(layout.count)))
     powers: dict[int, V] = {}
     mine: list[Parts] = []
+    rests: list[V] = []
     for line in lines:
         (largest,) = tree([(values[r],) for r in line], floats.larger)
-        powers |= dict(zip(line, floats.powers([values[r] for r in line], floats.base(largest)), strict=True))
-        (total,) = tree([(powers[r],) for r in line], floats.added)
-        mine.append((largest, total))
+        made, rest = floats.powers([values[r] for r in line], floats.base(largest))
+        powers |= dict(zip(line, made, strict=True))
+        (total,) = tree([(power,) for power in made], floats.added)
+        mine.append((largest, floats.times(total, rest)))
+        rests.append(rest)
     alone = replace(layout, registers=tuple(mode for mode in layout.registers if mode.axis != axis))
     via = Exchange(integer(op, SHARED), part_bytes(op), codegen.crossing if CROSSES in op.attributes else None)
     whole = reduce_axis(b, codegen.threads, alone, axis, mine, floats.joined, via)
     nan = const(float("nan"), "float")
     totals = [b.select(floats.of("isinf", largest), nan, total) for largest, total in whole]
-    scales = [floats.power(floats.seen(own), largest) for (own, _), (largest, _) in zip(mine, whole, strict=True)]
+    scales = [
+        floats.times(floats.power(floats.seen(own), largest), rest)
+        for (own, _), (largest, _), rest in zip(mine, whole, rests, strict=True)
+    ]
     codegen.tiles[op.largest] = [largest for largest, _ in whole]
     codegen.tiles[op.sum] = totals
     shares = [] if floats.exact else _shares(op)
