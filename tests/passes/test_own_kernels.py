@@ -73,6 +73,16 @@ def test_a_fast_library_keeps_gradients_of_short_sequences() -> None:
     assert not owns_attention_gradients(given, lying(2, 8, 513, dtype=f32), library_is_fast=False)
 
 
+@pytest.mark.parametrize("width", [144, 192, 256])
+def test_gradients_of_wide_heads_are_own_kernels_from_the_same_length_on(width: int) -> None:
+    long, short, kept = lying(2, 8, 512, width), lying(2, 8, 511, width), lying(2, 8, 512, dtype=f32)
+    assert owns_attention_gradients((long, long, long, long), kept, library_is_fast=True)
+    fewer = lying(2, 8, 511, dtype=f32)
+    assert not owns_attention_gradients((short, short, short, short), fewer, library_is_fast=True)
+    wider = lying(2, 8, 512, 272)
+    assert not owns_attention_gradients((wider, wider, wider, wider), kept, library_is_fast=False)
+
+
 def test_grouped_products_have_a_matrix_for_each_group() -> None:
     assert owns_grouped_product(lying(64, 1024), lying(8, 1024, 2048))
     assert not owns_grouped_product(lying(64, 1024), lying(1024, 2048))

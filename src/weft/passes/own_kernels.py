@@ -27,7 +27,8 @@ _COPIED_BYTES = 16
 """What bulk copies take multiples of."""
 _LEAST_LENGTH, _FEW_QUERIES = 512, 64
 """Keys from which on attention of Weft's own beats a library's, and queries with which any mask is read quickly."""
-_WIDEST_TRAINED_HEAD, _LONG_ENOUGH_TO_TRAIN = 128, 1024
+_LONG_ENOUGH_TO_TRAIN, _WIDE_HEAD = 1024, 128
+"""Where gradients of attention beat the fastest library's: from so many keys on, or in heads that are wider."""
 
 
 @dataclass(frozen=True)
@@ -119,9 +120,9 @@ def owns_attention_gradients(
     is a number for each row, and `library_is_fast` where sequences are short."""
     _, query, key, value = tensors
     widths, length = (query.shape[-1], value.shape[-1]), min(query.shape[-2], key.shape[-2])
-    fits = all(width % 16 == 0 and width <= _WIDEST_TRAINED_HEAD for width in widths) and length >= _LEAST_LENGTH
+    fits = all(width % 16 == 0 and width <= WIDEST_HEAD for width in widths) and length >= _LEAST_LENGTH
     whole = kept.elements * query.shape[-1] == query.elements
-    wins = not library_is_fast or length >= _LONG_ENOUGH_TO_TRAIN
+    wins = not library_is_fast or length >= _LONG_ENOUGH_TO_TRAIN or max(widths) > _WIDE_HEAD
     return _is_narrow(query) and fits and whole and wins and _are_aligned(tensors)
 
 

@@ -94,7 +94,8 @@ class AttentionLowering(AttentionTiles):
         self.runs = {letter: runs[0] for letter, runs in by_role.items() if runs}
         sides = result.shape[-2], self.keys, width, out_width
         moved = isinstance(self.op, AttentionWithTangent)
-        chosen = choose_attention_blocks(*sides, self.machine, masked=bool(self.op.masks), moved=moved)
+        given = {"masked": bool(self.op.masks), "moved": moved, "causal": self.causal}
+        chosen = choose_attention_blocks(*sides, self.machine, **given)
         self.blocks = given_blocks(self.group, "attention") or chosen
         if self.pages:
             pages, *_ = self.pages.values()  # both are of one size

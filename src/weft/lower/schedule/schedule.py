@@ -161,6 +161,8 @@ _MOVED_BLOCKS = {64: (128, 128, 64), 128: (128, 64, 128), 192: (128, 32, 128), 2
 """Rows, keys and columns of values of a block by the width of heads, where tangents are summed up beside values."""
 _FLASH_ROWS = {64: 192}
 """Rows of a block by the width of heads, where three warp groups share keys: they have no registers left for masks."""
+_SLOWER_ROWS = 1.13
+"""What two warp groups take for as many scores as three."""
 
 
 def choose_attention_blocks(
@@ -172,6 +174,7 @@ def choose_attention_blocks(
     *,
     masked: bool = False,
     moved: bool = False,
+    causal: bool = False,
 ) -> Blocks:
     """The tiles of attention: queries, keys, width of the queries and of the values; `moved` where there are tangents,
     too."""
@@ -186,6 +189,9 @@ def choose_attention_blocks(
         rows = 128 if masked else _FLASH_ROWS.get(max(depth, across), 128)
         if isinstance(queries, int):
             rows = next((side for side in (64, 128) if queries <= side), rows)
+        if rows > 128 and isinstance(queries, int) and isinstance(keys, int):
+            work = {side: _flash_work(queries, keys, side, causal=causal) for side in (rows, 128)}
+            rows = 128 if work[128] * _SLOWER_ROWS < work[rows] else rows
         if max(depth, across) > WIDEST_HEAD:
             return Blocks("attention", (64, _WIDE_KEYS, depth, min(across, WIDEST_HEAD)))
         return Blocks("attention", (rows, _FLASH_KEYS.get(max(depth, across), 64), depth, across))
@@ -203,6 +209,12 @@ def choose_attention_blocks(
     return Blocks("attention", (rows, columns, depth, 1 if out_width == 1 else across))
 
 
+def _flash_work(queries: int, keys: int, side: int, *, causal: bool) -> int:
+    """The scores that tiles of so many rows make, with what lies beyond the last row or key, and past the diagonal."""
+    unit, ends = _FLASH_KEYS[_LINE_ELEMENTS], range(side, queries + side, side)
+    return side * sum(_rounded(min(keys, end) if causal else keys, unit) for end in ends)
+
+
 def _fixed_attention_blocks(sizes: Sequence[Size], fixed: tuple[int, int, int]) -> Blocks:
     """Scores are BM x BN, summed over BK of the width; they are multiplied by BN values, where sums are of BK, too."""
     bm, bn, bk = fixed
@@ -216,8 +228,24 @@ def _fixed_attention_blocks(sizes: Sequence[Size], fixed: tuple[int, int, int]) 
 _GRADIENT_SIDE = 64
 
 
+_WIDEST_TOGETHER = 128
+"""Heads up to which a block's registers hold the gradients of its keys and values both."""
+_WIDE_GRADIENT_BLOCKS: dict[int, dict[str, tuple[int, int]]] = {
+    192: {"queries": (128, 64), "keys": (64, 128), "values": (64, 128)},
+    256: {"queries": (128, 32), "keys": (32, 128), "values": (64, 128)},
+}
+"""Queries and keys of a block by the width of heads, where keys and values are apart."""
+
+
+def are_gradients_apart(widths: Sequence[Size], machine: Machine = CPU) -> bool:
+    """Whether attention's gradients of keys and of values are kernels of their own, which makes scores once more."""
+    wide = any(isinstance(width, int) and width > _WIDEST_TOGETHER for width in widths)
+    return wide and machine.capabilities.matrix_units
+
+
 def choose_gradient_blocks(of: str, sizes: Sequence[Size], machine: Machine = CPU) -> Blocks:
-    """The tiles of attention's gradients `of` queries or keys: queries, keys, width of the queries and of the values.
+    """The tiles of attention's gradients `of` queries, keys or values: queries, keys, width of the queries and of the
+    values.
 
     On a GPU, the registers of two warp groups, or three, hold a block's scores twice beside what is summed up.
     """
@@ -227,6 +255,9 @@ def choose_gradient_blocks(of: str, sizes: Sequence[Size], machine: Machine = CP
         sides = (_GRADIENT_SIDE, _GRADIENT_SIDE, *across)
         return Blocks("attention_gradients", tuple(1 if s == 1 else n for s, n in zip(sizes, sides, strict=True)))
     across = [_rounded(size, _LINE_ELEMENTS) if isinstance(size, int) else _UNKNOWN_WIDTH for size in widths]
+    if are_gradients_apart(widths, machine):
+        wide = _WIDE_GRADIENT_BLOCKS[192 if max(across) <= 192 else 256]
+        return Blocks("attention_gradients", (*wide[of], *across))
     narrow = sum(across) <= 2 * _LINE_ELEMENTS
     side = {"queries": (192, 64) if narrow else (128, 128), "keys": (64, 192) if narrow else (64, 128)}
     return Blocks("attention_gradients", (*side[of], *across))

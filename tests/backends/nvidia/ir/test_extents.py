@@ -12,11 +12,12 @@ from weft.backends.nvidia.compile import emit_llvm
 from weft.backends.nvidia.ir.dialect import WARPS, ConvertOp, set_integer
 from weft.backends.nvidia.ir.extents import ConvertedLimits
 from weft.backends.nvidia.ir.layouts import blocked
+from weft.backends.nvidia.kernel_pipeline import nvidia_kernel_passes
 from weft.backends.nvidia.target import target_named
 from weft.backends.reference.tile import run_kernel
 from weft.ir.expr import minimum, symbol
 from weft.ir.types import element_type, f32
-from weft.pipelines import annotate, nvidia_kernel_passes
+from weft.pipelines import annotate
 from weft.tile import dialect as tile
 from weft.tile.extents import Limits
 

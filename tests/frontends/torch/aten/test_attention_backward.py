@@ -108,14 +108,16 @@ def test_the_kernels_of_a_call_give_its_gradients(library: str, causal: bool) ->
         assert (own.double() - exact).norm() < 5e-3 * exact.norm()
 
 
-@pytest.mark.parametrize(("heads", "shared"), [(2, 2), (4, 2)])
-def test_gradients_are_kernels_of_keys_and_of_queries_after_those_of_rows(heads: int, shared: int) -> None:
-    assert steps(heads=heads, shared=shared) == ["cast", "attention", "attention", "attention"]
+@pytest.mark.parametrize(("heads", "shared", "kernels"), [(2, 2, 3), (4, 2, 4)])
+def test_gradients_are_kernels_of_keys_and_of_queries_between_those_of_rows_and_of_parts(
+    heads: int, shared: int, kernels: int
+) -> None:
+    assert steps(heads=heads, shared=shared) == ["cast", *["attention"] * kernels]
 
 
 @pytest.mark.parametrize(
     "options",
-    [{"dropout": 0.1}, {"width": 72}, {"width": 192}, {"length": 256}],
+    [{"dropout": 0.1}, {"width": 72}, {"width": 288}, {"length": 256}],
     ids=lambda options: next(iter(options)),
 )
 def test_a_library_keeps_what_it_does_better(options: dict[str, Any]) -> None:
@@ -127,6 +129,7 @@ def test_the_fastest_library_gives_way_to_long_sequences_and_where_asked_for() -
     assert steps(library="cudnn", length=1024) == ["cast", "attention", "attention", "attention"]
     assert library not in steps(library="cudnn", length=1024, causal=False)
     assert steps(library="cudnn") == [library]
+    assert steps(library="cudnn", width=192) == ["cast", *["attention"] * 4]
     assert steps(library="cudnn", strict=True) == ["cast", "attention", "attention", "attention"]
 
 

@@ -20,7 +20,7 @@ class ConvertedLimits(Limits):
             case ConvertOp() | PackOp() | OnlineSoftmaxOp() | MomentsOp() as op:
                 return list(self.of(op.value, axis))
             case ReadOp() as op if op.extents is not None:
-                return [(op.extents.data[axis], ())]
+                return [(op.extents.data[axis], tuple(op.indices))]
             case SqueezeOp() as op:
                 return list(self.of(op.value, axis + 1))
             case MmaOp() as op:
