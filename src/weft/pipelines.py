@@ -32,6 +32,7 @@ from weft.passes.dot.pack_loop_weights import PackLoopWeights
 from weft.passes.dot.sink_reshapes import SinkReshapes
 from weft.passes.find_repeated_blocks import repeated_blocks
 from weft.passes.grouping.group_into_kernels import GroupIntoKernels
+from weft.passes.grouping.store_states_twice import StoreStatesTwice
 from weft.passes.hoist_constants import HoistConstants
 from weft.passes.outline_regions import OutlineRegions
 from weft.passes.place_launches import PlaceLaunches
@@ -59,7 +60,6 @@ from weft.tile.dialect import KernelOp
 if TYPE_CHECKING:  # imported by what compiles for a GPU: some 140 modules that no processor needs
     from weft.backends.nvidia.code import DeviceCode, Launch
     from weft.backends.nvidia.compile import KernelHistory, Loads
-    from weft.backends.nvidia.ir.kernel_passes import KernelPass
     from weft.backends.nvidia.target import NvidiaTarget
     from weft.runtime.tune_device import DeviceTimer
 
@@ -96,6 +96,7 @@ def cpu_passes(
         SinkCasts(),
         InlineDequantization(),
         GroupIntoKernels(),
+        StoreStatesTwice(),
         ChooseLayouts(),
         UpdateInPlace(),
         PlaceLaunches(),
@@ -207,165 +208,10 @@ def nvidia_passes(config: Config, capabilities: Capabilities = PROCESSOR) -> lis
     ]
 
 
-def nvidia_kernel_passes() -> tuple[KernelPass, ...]:
-    """From a tile kernel, of a graph or in Triton's language, to one with roles, layouts, shared memory and barriers.
-
-    What the alternatives say of a kernel, and why each was or was not taken, is in `weft explain`.
-    """
-    from weft.backends.nvidia.emit.dot.hold_lhs_row import HoldLhsRow
-    from weft.backends.nvidia.ir.kernel_passes import (
-        Alternative,
-        FirstThatMatches,
-        has_dots,
-        knows_its_programs,
-        multiplies_from_shared,
-        reads_whole_tiles,
-    )
-    from weft.backends.nvidia.layout.allocate_shared import AllocateShared
-    from weft.backends.nvidia.layout.assign_layouts import AssignLayouts
-    from weft.backends.nvidia.layout.insert_barriers import InsertBarriers
-    from weft.backends.nvidia.layout.limit_registers import LimitRegisters
-    from weft.backends.nvidia.layout.mark_unaligned import MarkUnaligned
-    from weft.backends.nvidia.layout.use_tensor_cores import UseTensorCores
-    from weft.backends.nvidia.pipeline.hoist_dots import HoistDots
-    from weft.backends.nvidia.pipeline.mark_dynamic import MarkDynamic
-    from weft.backends.nvidia.pipeline.overlap_dots import PairBlocks, PingPong
-    from weft.backends.nvidia.pipeline.overlap_epilogue import OverlapEpilogue
-    from weft.backends.nvidia.pipeline.pipeline_cp_async import PipelineCpAsync
-    from weft.backends.nvidia.pipeline.pipeline_dots import PipelineDots
-    from weft.backends.nvidia.pipeline.pipeline_rows import PipelineRows
-    from weft.backends.nvidia.pipeline.pipeline_streams import HoldStreams, PipelineStreams
-    from weft.backends.nvidia.pipeline.pipeline_weights import (
-        WARPS_OF_WEIGHTS,
-        FindWeights,
-        PipelineWeights,
-        takes_weights_apart,
-    )
-    from weft.backends.nvidia.pipeline.prefetch_loads import PrefetchLoads
-    from weft.backends.nvidia.pipeline.software_pipeline_dots import SoftwarePipelineDots
-    from weft.backends.nvidia.pipeline.stage_operands import StageOperands
-    from weft.backends.nvidia.pipeline.stage_stores import StageStores
-    from weft.backends.nvidia.transforms.fold_sums import FoldSums
-    from weft.backends.nvidia.transforms.fold_tanh import FoldTanh
-    from weft.backends.nvidia.transforms.fold_views import FoldViews
-    from weft.backends.nvidia.transforms.fuse_moments import FuseMoments
-    from weft.backends.nvidia.transforms.fuse_online_softmax import FuseOnlineSoftmax
-    from weft.backends.nvidia.transforms.narrow_operands import NarrowOperands
-    from weft.backends.nvidia.transforms.raise_pointers import RaisePointers
-    from weft.backends.nvidia.transforms.relax_arithmetic import RelaxArithmetic
-    from weft.backends.nvidia.transforms.straighten_loops import StraightenLoops
-
-    def multiplied(pipeline: PipelineDots, layouts: AssignLayouts) -> tuple[KernelPass, ...]:
-        return (pipeline, PingPong(), OverlapEpilogue(), MarkDynamic(), layouts, InsertBarriers(), AllocateShared())
-
-    return (
-        StraightenLoops(),
-        FoldSums(),
-        FoldTanh(),
-        RelaxArithmetic(),
-        FuseOnlineSoftmax(),
-        FuseMoments(),
-        MarkUnaligned(),
-        FirstThatMatches(
-            "choose_copies",
-            (
-                Alternative(
-                    "TMA brings rows", (PipelineRows(), AllocateShared()), when=(reads_whole_tiles, knows_its_programs)
-                ),
-                Alternative(
-                    "TMA brings rows once for several loops",
-                    (HoldStreams(), AllocateShared()),
-                    when=(reads_whole_tiles, knows_its_programs),
-                ),
-                Alternative(
-                    "TMA brings blocks of rows",
-                    (PipelineStreams(), AllocateShared()),
-                    when=(reads_whole_tiles, knows_its_programs),
-                ),
-                Alternative(
-                    "TMA brings weights",
-                    (
-                        FoldViews(),
-                        UseTensorCores(warps=WARPS_OF_WEIGHTS),
-                        FindWeights(),
-                        AssignLayouts(),
-                        PipelineWeights(),
-                        AllocateShared(),
-                    ),
-                    when=(has_dots, reads_whole_tiles, knows_its_programs, takes_weights_apart),
-                ),
-                Alternative(
-                    "TMA brings operands of wgmma",
-                    (
-                        FoldViews(),
-                        NarrowOperands(),
-                        RaisePointers(),
-                        HoistDots(),
-                        FirstThatMatches(
-                            "choose_overlap",
-                            (
-                                Alternative("two blocks beside each other", (PairBlocks(),)),
-                                Alternative("a dot an iteration later", (SoftwarePipelineDots(),)),
-                                Alternative("each dot where it stands", ()),
-                            ),
-                        ),
-                        StageStores(),
-                        FirstThatMatches(
-                            "choose_room",
-                            (
-                                Alternative(
-                                    "the next program's held tiles, too", multiplied(PipelineDots(), AssignLayouts())
-                                ),
-                                Alternative(
-                                    "this program's alone", multiplied(PipelineDots(ahead=False), AssignLayouts())
-                                ),
-                                Alternative(
-                                    "and no room to convert layouts",
-                                    multiplied(PipelineDots(ahead=False), AssignLayouts(converts=False)),
-                                ),
-                            ),
-                        ),
-                    ),
-                    when=(multiplies_from_shared, has_dots),
-                ),
-                Alternative(
-                    "threads copy operands of wgmma (cp.async)",
-                    (FoldViews(), PipelineCpAsync(), AssignLayouts(), InsertBarriers(), AllocateShared()),
-                    when=(multiplies_from_shared, has_dots, reads_whole_tiles),
-                ),
-                Alternative(
-                    "threads stage operands of wgmma in shared memory",
-                    (
-                        FoldViews(),
-                        StageOperands(),
-                        AssignLayouts(),
-                        PrefetchLoads(),
-                        InsertBarriers(),
-                        AllocateShared(),
-                    ),
-                    when=(multiplies_from_shared, has_dots, reads_whole_tiles),
-                ),
-                Alternative(
-                    "threads load what they need",
-                    (
-                        FoldViews(),
-                        UseTensorCores(),
-                        AssignLayouts(clusters=True),
-                        LimitRegisters(),
-                        InsertBarriers(),
-                        HoldLhsRow(),
-                        AllocateShared(),
-                    ),
-                    when=(reads_whole_tiles,),
-                ),
-            ),
-        ),
-    )
-
-
 def annotate(kernel: KernelOp, target: NvidiaTarget) -> tuple[KernelOp, Launch]:
     """A kernel as it is made code of for a GPU, and how it is launched."""
     from weft.backends.nvidia.compile import annotate as annotate_by
+    from weft.backends.nvidia.kernel_pipeline import nvidia_kernel_passes
 
     return annotate_by(kernel, target, nvidia_kernel_passes())
 
@@ -383,6 +229,7 @@ def compile_kernels(
     With `loads` it is not waited for what takes long: that goes on in other threads, which load it as well.
     """
     from weft.backends.nvidia.compile import KernelCompiler
+    from weft.backends.nvidia.kernel_pipeline import nvidia_kernel_passes
 
     passes = nvidia_kernel_passes()
     with KernelCompiler(target, passes, loads, debug_lines=debug_lines, history=history) as compiler:
@@ -459,6 +306,7 @@ def compile_nvidia(
     """
     from weft.backends.nvidia.compile import KernelCompiler, KernelHistory
     from weft.backends.nvidia.ir.programmatic_launch import mark_fixed
+    from weft.backends.nvidia.kernel_pipeline import nvidia_kernel_passes
     from weft.backends.nvidia.plan.deduplicate_kernels import deduplicate_kernels
     from weft.backends.nvidia.plan.fuse_horizontally import fuse_horizontally
     from weft.backends.nvidia.plan.fuse_small_kernels import fuse_small_kernels

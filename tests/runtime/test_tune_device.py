@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from xdsl.dialects.builtin import ModuleOp
 
+from weft.backends.nvidia.kernel_pipeline import nvidia_kernel_passes
 from weft.backends.nvidia.target import target_named
 from weft.config import Config
 from weft.ir.expr import Size, symbol
@@ -15,7 +16,7 @@ from weft.ir.types import DType, Tensor, bf16, f32
 from weft.lower.machine import gpu_machine
 from weft.lower.schedule.schedule import given_blocks
 from weft.ops.graph import FuncOp, GraphBuilder, GroupOp, ReturnOp
-from weft.pipelines import compile_nvidia, nvidia_kernel_passes, nvidia_passes, run_passes
+from weft.pipelines import compile_nvidia, nvidia_passes, run_passes
 from weft.runtime.cache import DiskCache
 from weft.runtime.record import CompilationRecord
 from weft.runtime.tune_device import Candidate, DeviceTuner

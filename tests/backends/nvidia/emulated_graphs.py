@@ -41,6 +41,7 @@ from weft.runtime.tape import Tape, size_place
 
 from .ptx_clusters import run_clusters
 from .ptx_machine import BASE, Memory, run_blocks
+from .ptx_streams import run_streams
 
 PATTERN = 0xA5
 LINE = 256
@@ -121,7 +122,8 @@ class EmulatedExecutor(TorchExecutor[EmulatedProgram]):
         if launch.cluster > 1:
             run_clusters(*given, launch.cluster, blocks)
         else:
-            run_blocks(*given, blocks)
+            roles = "mbarrier" in code.modules[step.function]
+            (run_streams if roles else run_blocks)(*given, blocks)
         for place, own in there.values():
             own[:] = memory.bytes[place - BASE : place - BASE + len(own)]
 

@@ -61,6 +61,7 @@ class FakeLibrary:
 
     def do_cuDeviceGetAttribute(self, out: Any, which: Any, device: Any) -> int:
         known = {1: 1024, 16: 132, 75: self.capability[0], 76: self.capability[1], 81: 233472, 97: 232448}
+        known |= {12: 65536, 13: 1_980_000, 36: 3_201_000, 37: 6144}
         return _write(out, known.get(which.value, 0))
 
     def do_cuDeviceTotalMem_v2(self, out: Any, device: Any) -> int:

@@ -14,11 +14,12 @@ import pytest
 from weft.backends.nvidia.code import DeviceCode, Launch
 from weft.backends.nvidia.compile import KernelCompiler, annotate, annotate_in_place
 from weft.backends.nvidia.driver.libcuda import DeviceFacts, Driver
+from weft.backends.nvidia.kernel_pipeline import nvidia_kernel_passes
 from weft.backends.nvidia.target import target_named
 from weft.errors import CompilationError, LoweringError, UnsupportedDeviceError
 from weft.forks import BACKGROUND, COMPILING
 from weft.ops.base import OpSpec
-from weft.pipelines import compile_kernels, nvidia_kernel_passes
+from weft.pipelines import compile_kernels
 from weft.runtime.cuda import cubins
 from weft.testing.gpu.corpus import generated_ops, op_kernels
 from weft.tile.dialect import KernelOp

@@ -48,7 +48,7 @@ def test_gradients_of_rows_and_columns_are_one_kernel_and_one_that_adds_up(
     for own, wanted in zip(found, exact, strict=True):
         assert (own.double() - wanted).norm() < 1e-6 * wanted.norm()
     names = [name for name in backend.plans[-1].kernels if name.endswith(("_rows", "_sums"))]
-    assert [name.rsplit("_", 1)[1] for name in names][:2] == ["rows", "sums"]
+    assert [name.rsplit("_", 1)[1] for name in names] == ["rows", "sums"]
 
 
 def test_what_needs_the_sums_in_every_row_is_another_kernel() -> None:

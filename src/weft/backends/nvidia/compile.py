@@ -49,7 +49,7 @@ def annotate(
 ) -> tuple[tile.KernelOp, Launch]:
     """A copy of a kernel with roles, layouts, conversions, shared memory and barriers, and how it is launched.
 
-    `passes` are those of `weft.pipelines.nvidia_kernel_passes`; `notes` takes what came of each of them. A kernel that
+    `passes` are those of `nvidia_kernel_passes`; `notes` takes what came of each of them. A kernel that
     has a launch already has all that, too.
     """
     annotated = kernel.clone()

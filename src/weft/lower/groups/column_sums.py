@@ -18,11 +18,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from xdsl.dialects.builtin import IntegerAttr, i64
-from xdsl.ir import SSAValue
+from xdsl.dialects.builtin import IntegerAttr, UnitAttr, i64
+from xdsl.ir import Attribute, SSAValue
 
-from weft.ir.expr import Size, minimum, product, simplify, symbol
-from weft.ir.types import DType, Tensor, f32, f64, tensor_of, tensor_type
+from weft.ir.expr import Size, product, simplify, symbol
+from weft.ir.types import DType, Tensor, contiguous_strides, f32, f64, tensor_of, tensor_type
 from weft.lower.emit.body import TileValue
 from weft.lower.emit.kernel import Kernel
 from weft.lower.groups.columns import PART
@@ -33,7 +33,7 @@ from weft.lower.index_space.evaluate import Address, AddressRecorder, Source
 from weft.lower.lowered import Argument, KernelCall, Lowered, made_of_sums
 from weft.lower.machine import Machine
 from weft.lower.regroup import regroup
-from weft.lower.schedule.persistent_rows import PersistentRows, choose_persistent_rows
+from weft.lower.schedule.persistent_rows import Operands, PersistentRows, choose_persistent_rows
 from weft.ops.base import Reduction
 from weft.ops.graph import GraphBuilder, GroupOp
 from weft.ops.layouts import StridedLayout, contiguous
@@ -155,11 +155,21 @@ class _RowsOfColumns:
         domain.fuse([address.expr for address in recorded])
         addresses = [replace(a, expr=simplify(domain.in_runs(a.expr), domain.run_bounds)) for a in recorded]
         whole = any(isinstance(op, Reduction) for op in self.group.block.ops)
-        sums, elements = len(self.group.yielded) - len(self.outputs), product(self.shape)
-        reads = sum(bool(each.uses) and product(tensor_of(each.type).shape) == elements for each in self.layouts)
+        sums = len(self.group.yielded) - len(self.outputs)
+        operands = Operands(self._bytes_of(self.shape), self._bytes_of(self.columns), self._is_dense())
         self.schedule: PersistentRows = choose_persistent_rows(
-            domain, addresses, self.machine, sums=sums, reads=max(1, reads), whole=whole
+            domain, addresses, self.machine, sums=sums, operands=operands, whole=whole
         )
+
+    def _bytes_of(self, shape: Sequence[Size]) -> tuple[int, ...]:
+        """Those of an element of each operand that has as many elements as a shape."""
+        tensors = [tensor_of(each.type) for each in self.layouts if each.uses]
+        return tuple(each.dtype.bytes for each in tensors if product(each.shape) == product(shape))
+
+    def _is_dense(self) -> bool:
+        """Whether the rows of every operand lie one after the other."""
+        full = [v for v in self.layouts if v.uses and product(tensor_of(v.type).shape) == product(self.shape)]
+        return all(self.layouts[value].strides == contiguous_strides(tensor_of(value.type).shape) for value in full)
 
     def _index(self, value: SSAValue) -> list[Size]:
         """Where a result's element lies: all of it, or the rows alone."""
@@ -187,7 +197,10 @@ class _RowsOfColumns:
         carried = [self._zeros(value) for value in self.group.yielded[count:]]
         self._walk([run for run in self.domain.row_runs if run.name != schedule.along], carried, targets)
         self._store_sums(carried, targets[count:])
-        return frame.close(self.name, grid, persistent=IntegerAttr(schedule.warps, i64))
+        attributes: dict[str, Attribute] = {"persistent": IntegerAttr(schedule.warps, i64)}
+        if schedule.prefetched:
+            attributes["prefetched"] = UnitAttr()
+        return frame.close(self.name, grid, **attributes)
 
     def _place_columns(self) -> list[Size]:
         """Give columns their axes or programs, and rows the last number of the grid; returns that."""
@@ -226,10 +239,8 @@ class _RowsOfColumns:
         if run is None:
             self._do_rows(carried, targets)
             return
-        share = schedule.turns * schedule.rows
-        first, name = symbol(PART) * share, f"{run.name}_start"
-        even = isinstance(run.size, int) and share * schedule.parts == run.size  # type: ignore[operator]
-        upper = share if even else minimum(share, run.size - first)
+        name = f"{run.name}_start"
+        first, upper = schedule.share_of(symbol(PART), run.size)
         with emit.loop(name, upper, schedule.rows, carried) as state:
             emit.tile_axis(run.name, run.size, 0, first + symbol(name), schedule.rows)
             self._do_rows(state, targets)

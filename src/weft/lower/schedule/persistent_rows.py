@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from weft.ir.expr import Size, ceildiv, symbols_of
+from weft.ir.expr import Size, ceildiv, floordiv, minimum, symbols_of
 from weft.lower.index_space.domain import Domain, Run
 from weft.lower.index_space.evaluate import Address
 from weft.lower.machine import Machine
@@ -21,6 +21,21 @@ _SUMMED_WARPS, _LEAST_SUMMED_WARPS, _LEAST_CHUNK = (1, 2, 4, 8, 16, 32), 4, 2
 _REGISTERS, _MOST_REGISTERS, _BESIDE_VALUES = 65536, 128, 40
 """Of a multiprocessor, of a thread that carries sums at most, and what such a thread needs beside its values. All
 programs stay at once: one that waited for another to end would double the time."""
+_PARTITIONS, _REGISTER_UNIT = 4, 8
+"""A multiprocessor's parts, each with its share of warps and registers, and in what units a thread gets registers."""
+_BROUGHT_VALUES, _BESIDE_BROUGHT, _OF_A_ROW = 84, 28, 4
+"""Where TMA brings rows: values that a thread has, and what it needs beside them, and for each row."""
+_REDUCING_WARPS, _WARPS = 8, 16
+"""Of a multiprocessor, that keep up with TMA: where they reduce rows (fewer programs bring more ahead, and write fewer
+sums), and where they do not."""
+_IN_FLIGHT = 40 << 10
+"""Bytes that a multiprocessor has under way at full speed: a microsecond of its share of memory's. Where threads load
+so many by themselves and need not wait for each other, there is nothing to gain."""
+_LEAST_TURNS = 3
+"""Of a program that has rows brought: in one or two, bringing them ahead takes as long as it saves."""
+_SHARED, _SHARED_BESIDE, _STAGES, _BROUGHT_UNIT = 232448, 12288, 2, 16
+"""Bytes that a multiprocessor's programs have for what is brought, what each needs for sums and barriers, the stages of
+each at least, and what TMA moves multiples of."""
 
 
 @dataclass(frozen=True)
@@ -29,17 +44,25 @@ class PersistentRows:
 
     schedule: Schedule
     along: str | None
-    """The run of rows that programs share, so many `rows` at a time, in `turns`; None if there is one row."""
+    """The run of rows that programs share, so many `rows` at a time; None if there is one row."""
     rows: int
-    turns: Size
     warps: int
     """Of a program: side by side along the columns where it `folds`, else along the rows first."""
     folds: bool
     """Whether rows beside each other are added up in every turn: where each thread has all of them."""
+    prefetched: bool = False
+    """Whether the next rows are to be brought while programs compute."""
 
     @property
     def parts(self) -> int:
         return self.schedule.parts
+
+    def share_of(self, program: Size, rows: Size) -> tuple[Size, Size]:
+        """The first row of a program, and how many it has: as good as equal shares of them."""
+        blocks = ceildiv(rows, self.rows)
+        first, last = (floordiv(number * blocks, self.parts) * self.rows for number in (program, program + 1))
+        whole = isinstance(rows, int) and rows % (self.parts * self.rows) == 0
+        return first, (rows // self.parts if whole else minimum(last, rows) - first)  # type: ignore[operator]
 
     def capacity_of(self, run: Run) -> int | None:
         """How many columns of a run a tile holds; None where a program has one of them."""
@@ -48,13 +71,65 @@ class PersistentRows:
         return self.schedule.capacity if run.name == self.schedule.vector else None
 
 
-def choose_persistent_rows(
-    domain: Domain, addresses: Sequence[Address], machine: Machine, *, sums: int, reads: int, whole: bool
-) -> PersistentRows:
-    """Rows for programs that stay, and sum up columns as they go: `whole` ones where rows are reduced, too.
+@dataclass(frozen=True)
+class Operands:
+    """What a kernel reads: the bytes of an element of each tensor of its shape, and of each of a row's shape."""
 
-    They `read` so many tensors of that shape.
-    """
+    full: tuple[int, ...]
+    vectors: tuple[int, ...]
+    dense: bool = True
+    """Whether the rows of the former lie in memory one after the other."""
+
+
+@dataclass(frozen=True)
+class _Brought:
+    """What TMA brings to a program: bytes of every row, and once; nothing where threads load by themselves."""
+
+    of_a_row: int = 0
+    once: int = 0
+    warps: int = 0
+    """Of a multiprocessor, that keep up with it."""
+
+    @property
+    def most_values(self) -> int:
+        """That a thread has beside addresses."""
+        return _BROUGHT_VALUES if self.of_a_row else _SUMMED_VALUES
+
+    def values(self, sums: int, reads: int, rows: int) -> int:
+        """What a thread has of every column: its sums, each operand, and what is made of these as they come."""
+        return sums + rows * (reads if self.of_a_row else reads + 1)
+
+    def programs(self, warps: int, values: int, rows: int) -> int:
+        """How many programs a multiprocessor has room for at once; 0 if what is brought for one does not fit."""
+        if not self.of_a_row:
+            return max(1, _REGISTERS // (32 * warps * min(_MOST_REGISTERS, values + _BESIDE_VALUES)))
+        if warps == _SUMMED_WARPS[-1]:  # of a block, which has none left for the one that brings rows
+            return 0
+        wanted = min(_MOST_REGISTERS, values + _OF_A_ROW * rows + _BESIDE_BROUGHT)
+        each = -(-wanted // _REGISTER_UNIT) * _REGISTER_UNIT
+        by_registers = _REGISTERS // _PARTITIONS // (32 * each) * _PARTITIONS // (warps + 1)
+        by_shared = _SHARED // (self.once + _SHARED_BESIDE + _STAGES * rows * self.of_a_row)
+        return min(by_registers, by_shared, max(1, self.warps // warps))
+
+    def keeps_up(self, programs: int, warps: int) -> bool:
+        """Whether some programs read while others compute, and there are as many as are asked for."""
+        return programs > 1 and programs * warps >= self.warps
+
+
+@dataclass(frozen=True)
+class _Turn:
+    """What a program does at a time: so many rows, by so many warps, and the programs of a multiprocessor."""
+
+    rows: int
+    warps: int
+    beside: int
+
+
+def choose_persistent_rows(
+    domain: Domain, addresses: Sequence[Address], machine: Machine, *, sums: int, operands: Operands, whole: bool
+) -> PersistentRows:
+    """Rows for programs that stay, and sum up columns as they go: `whole` ones where rows are reduced, too."""
+    reads = max(1, len(operands.full))
     columns = [run for run in domain.column_runs if isinstance(run.size, int)]
     vector = max(reversed(columns), key=lambda run: contiguous_bytes(run, addresses))
     along = max(domain.row_runs, key=lambda run: estimated(run.size), default=None)
@@ -66,27 +141,48 @@ def choose_persistent_rows(
     elements = _SUMMED_ELEMENTS if 2 * width <= _SUMMED_ELEMENTS else 2 * _SUMMED_ELEMENTS
     side = min(power_below(max(1, elements // width)), power_below(estimated(size)))
     folds = 2 * width > _SUMMED_WIDTH
+    blocks = 1 if whole else max(1, -(-total // width))
+
+    def programs(turn: _Turn) -> int:
+        most = max(1, machine.multiprocessors * turn.beside // blocks)
+        return min(-(-size // turn.rows), most) if isinstance(size, int) else most
+
+    brought = None
     if folds:
-        side, warps, beside = _fitting_sums(width, 16 // widest, side, sums, reads)
+        turn = _fitting_sums(width, 16 // widest, side, sums, reads, _Brought())
+        in_flight = turn.beside * turn.rows * width * sum(operands.full)
+        if machine.capabilities.bulk_copies and (whole or in_flight < _IN_FLIGHT):
+            brought = _brought(domain, operands, width, whole=whole)
+        if brought is not None:
+            ahead = _fitting_sums(width, 16 // widest, side, sums, reads, brought)
+            long = estimated(size) > (_LEAST_TURNS - 1) * ahead.rows * programs(ahead)
+            turn, brought = (ahead, brought) if long and ahead.beside else (turn, None)
     else:
         held = power_below(_SUMMED_VALUES // (sums + reads + 1))
         warps = min(_SUMMED_WARPS[-1], power_below(2 * max(1, side * width // (32 * held)) - 1))
-        beside = _programs_beside(warps, held * (sums + reads + 1))
-    most = max(1, machine.multiprocessors * beside // (1 if whole else max(1, -(-total // width))))
-    turns: Size
-    if isinstance(size, int):
-        blocks = -(-size // side)
-        turns = -(-blocks // most)
-        parts = -(-blocks // turns)
-    else:
-        turns, parts = ceildiv(ceildiv(size, side), most), most
-    name = None if along is None else along.name
+        turn = _Turn(side, warps, _Brought().programs(warps, held * (sums + reads + 1), side))
+    name, parts = None if along is None else along.name, programs(turn)
     capacity = int(vector.size) if whole else width  # type: ignore[arg-type]
-    schedule = Schedule("rows" if whole else "lanes", vector.name, capacity, name, side, split=name, parts=parts)
-    return PersistentRows(schedule, name, side, turns, warps, folds)
+    schedule = Schedule("rows" if whole else "lanes", vector.name, capacity, name, turn.rows, split=name, parts=parts)
+    return PersistentRows(schedule, name, turn.rows, turn.warps, folds, brought is not None)
 
 
-def _fitting_sums(columns: int, chunk: int, rows: int, sums: int, reads: int) -> tuple[int, int, int]:
+def _brought(domain: Domain, operands: Operands, width: int, *, whole: bool) -> _Brought | None:
+    """What TMA can bring of rows so wide, if it is known how many there are: whole ones, or parts of the same size.
+
+    Of short rows, which stand beside each other in a program's warps, none come: where their number is no multiple of
+    what a program takes, each is a copy by itself, which takes as long to ask for as memory takes for a kilobyte.
+    """
+    (run, *others), columns = domain.row_runs or [Run(())], domain.column_runs
+    known = not others and isinstance(run.size, int) and run.size > 1 and operands.full and operands.dense
+    parts = whole or (len(columns) == 1 and isinstance(columns[0].size, int) and columns[0].size % width == 0)
+    if not known or not parts or any(width * size % _BROUGHT_UNIT for size in operands.full):
+        return None
+    warps = _REDUCING_WARPS if whole else _WARPS
+    return _Brought(width * sum(operands.full), width * sum(operands.vectors), warps)
+
+
+def _fitting_sums(columns: int, chunk: int, rows: int, sums: int, reads: int, brought: _Brought) -> _Turn:
     """The most rows at a time, the fewest warps side by side along the columns whose threads have room for them, and
     the programs of a multiprocessor: two at least, so that some read while others compute.
 
@@ -107,14 +203,11 @@ def _fitting_sums(columns: int, chunk: int, rows: int, sums: int, reads: int) ->
     chunks = [each for each in (chunk, chunk // 2, chunk // 4) if each >= min(chunk, _LEAST_CHUNK)]
     every = [(warps, each) for each in chunks for warps in _SUMMED_WARPS]
     while True:
-        values = sums + rows * (reads + 1)
-        fitting = [option for option in every if held(*option) * values <= _SUMMED_VALUES]
+        values = brought.values(sums, reads, rows)
+        fitting = [option for option in every if held(*option) * values <= brought.most_values]
         best = min(fitting, key=cost, default=(_SUMMED_WARPS[-1], chunk))
-        beside = _programs_beside(best[0], held(*best) * values)
-        if rows == 1 or (fitting and beside > 1 and (not wastes(best) or all(map(wastes, every)))):
-            return rows, best[0], beside
+        beside = brought.programs(best[0], held(*best) * values, rows)
+        enough = brought.keeps_up(beside, best[0]) if brought.of_a_row else beside > 1
+        if rows == 1 or (fitting and enough and (not wastes(best) or all(map(wastes, every)))):
+            return _Turn(rows, best[0], beside)
         rows //= 2
-
-
-def _programs_beside(warps: int, values: int) -> int:
-    return max(1, _REGISTERS // (32 * warps * min(_MOST_REGISTERS, values + _BESIDE_VALUES)))

@@ -9,7 +9,7 @@ the fly.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from xdsl.context import Context
@@ -100,6 +100,8 @@ class _Grouping:
         if self.products > 1 and self._close_epilogues():
             self.groups, self.group_of, self.last_alone = {}, {}, None
             self._place_all(operations)
+        if self.column_sums:
+            self._join_column_sums()
         for group in self.groups.values():
             if group.kind == "dot":
                 sink_epilogue(group, self.group_of, self.consumers, self.legality.reads_in_place)
@@ -252,6 +254,49 @@ class _Grouping:
             return
         if any(other.number in g.before and g.number in group.before for g in self.groups.values()):
             return
+        self._merge(group, other)
+
+    def _join_column_sums(self) -> None:
+        """Let kernels that do nothing but sum up columns be part of one that walks the same rows of an operand."""
+        for sums in [sums for group in self.groups.values() if (sums := self._only_sums(group)) is not None]:
+            shared = {value for value in sums.read if tensor_of(value.type).shape == sums.shape}
+            for group in self.groups.values():
+                if group.number != sums.number and shared & group.read and self._walks_with(group, sums):
+                    self._merge(group, sums)
+                    break
+
+    def _only_sums(self, group: Group) -> Group | None:
+        """A kernel of which nobody needs more than sums of columns, and what is made of these."""
+        if not group.summed:
+            group = self._as_column_sums(group)
+        users = [user for value in group.made - group.finished for user in self.consumers.get(value, ())]
+        members = set(group.ops)
+        alone = group.summed and group.kind == "pointwise" and all(user in members for user in users)
+        return group if alone else None
+
+    def _as_column_sums(self, group: Group) -> Group:
+        """A kernel that reduces columns to sums, as one that could make them beside what it does for each row."""
+        sums = [op for op in group.ops if isinstance(op, DimensionReduction)]
+        if group.kind != "rows" or not all(self.legality.sums_columns(op) for op in sums):
+            return group
+        finished = set[SSAValue]()
+        for op in group.ops:
+            if op in sums or any(value in finished for value in self._sources(op.operands)):
+                finished.update(op.results)
+        return replace(group, kind="pointwise", dims=(), summed=group.dims, finished=finished)
+
+    def _walks_with(self, group: Group, sums: Group) -> bool:
+        """Whether a kernel can make another's sums of columns: the same rows, and neither waits for the other."""
+        if (
+            group.kind not in ("pointwise", "rows")
+            or group.shape != sums.shape
+            or not group.sums_columns(sums.summed, sums)
+        ):
+            return False
+        waits = group.number in sums.before or sums.number in group.before
+        return not waits and len(group.ops) + len(sums.ops) <= MOST_OPS
+
+    def _merge(self, group: Group, other: Group) -> None:
         group.ops = self._in_order([*group.ops, *other.ops])
         if other.kind == "rows":
             group.kind, group.dims = other.kind, other.dims
@@ -295,7 +340,7 @@ class _Grouping:
         summed = group.summed or other.summed
         if any(value in other.finished for each in (op, *group.ops) for value in self._sources(each.operands)):
             return False
-        return all(each.sums_columns(summed) for each in (group, other))
+        return group.sums_columns(summed, other) and other.sums_columns(summed, group)
 
     def _start(self, op: Operation, producers: Iterable[Group]) -> None:
         kind, shape, dims = "alone", (), ()

@@ -13,8 +13,9 @@ from weft.ops.reduce import DimensionReduction
 
 _LEAST_ROWS, _LEAST_COLUMNS = 256, 64
 """Of sums of columns that many programs share: fewer fill no machine."""
-_MOST_HELD = 8192
-"""Columns whose sums a program holds beside a whole row."""
+_MOST_HELD, _MOST_CARRIED = 8192, 30720
+"""Columns whose sums a program holds beside a whole row; and of longer rows the values that it does, sums and what is
+read of each column: as many as registers of 16 warps have room for."""
 
 
 def is_column_sum(op: Operation) -> bool:
@@ -52,16 +53,27 @@ class Group:
         """What is made of the sums of columns, as a kernel that reduces to them."""
         return Group(self.number, "rows", self.shape, self.ops, self.summed, made=self.finished)
 
-    def sums_columns(self, dims: tuple[int, ...]) -> bool:
-        """Whether sums along leading dimensions can be made with what the kernel does for each row."""
+    def sums_columns(self, dims: tuple[int, ...], others: Group | None = None) -> bool:
+        """Whether sums along leading dimensions, one more or those of `others`, can be made with what the kernel does
+        for each row."""
         alone = self.kind == "pointwise"
-        return self.summed in ((), dims) and (alone or (self.kind == "rows" and self.rows_beside(dims) == self.dims))
+        rows = self.kind == "rows" and self.dims == self.rows_beside(dims, self._carried(1, others))
+        return self.summed in ((), dims) and (alone or rows)
 
-    def rows_beside(self, summed: tuple[int, ...]) -> tuple[int, ...]:
+    def rows_beside(self, summed: tuple[int, ...], carried: int | None = None) -> tuple[int, ...]:
         """The dimensions along which rows may be reduced in a kernel that sums up columns; none if rows are long."""
         columns = product(self.shape[len(summed) :])
-        held = isinstance(columns, int) and columns <= _MOST_HELD
+        each = self._carried(0) if carried is None else carried
+        held = isinstance(columns, int) and (columns <= _MOST_HELD or columns * each <= _MOST_CARRIED)
         return tuple(range(len(summed), len(self.shape))) if held else ()
+
+    def _carried(self, more: int, others: Group | None = None) -> int:
+        """Of each column: what is read of it, and its sums with `more`, or with those of `others`."""
+        ops, read = self.ops, self.read
+        if others is not None:
+            ops, read, more = [*ops, *others.ops], read | others.read, 0
+        full = [value for value in read if product(tensor_of(value.type).shape) == product(self.shape)]
+        return len(full) + more + sum(map(is_column_sum, ops))
 
     @property
     def row_shapes(self) -> tuple[tuple[Size, ...], ...]:

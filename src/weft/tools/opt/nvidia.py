@@ -15,6 +15,7 @@ from weft.backends.nvidia.ir.kernel_passes import FirstThatMatches, KernelPass, 
 from weft.backends.nvidia.ir.programmatic_launch import mark_fixed
 from weft.backends.nvidia.ir.registry import verify_kernels
 from weft.backends.nvidia.ir.trace_passes import PassTrace, TracedStep, changes
+from weft.backends.nvidia.kernel_pipeline import nvidia_kernel_passes
 from weft.backends.nvidia.plan.deduplicate_kernels import deduplicate_kernels
 from weft.backends.nvidia.plan.fuse_horizontally import fuse_horizontally
 from weft.backends.nvidia.plan.fuse_small_kernels import fuse_small_kernels
@@ -25,7 +26,6 @@ from weft.lower.constants import programs_among
 from weft.lower.machine import machine_of
 from weft.lower.plan import build_plan
 from weft.passes.registry import PASSES
-from weft.pipelines import nvidia_kernel_passes
 from weft.tile.dialect import KernelOp
 from weft.tile.text import functions_of, kernels_of, print_program, verify_program
 from weft.tools.terminal import UsageError

@@ -17,10 +17,11 @@ from xdsl.irdl import IRDLOperation
 
 import weft.backends.nvidia as backend
 from weft.backends.nvidia.ir.registry import ANNOTATIONS, Nvidia, parse_kernels
+from weft.backends.nvidia.kernel_pipeline import nvidia_kernel_passes
 from weft.backends.nvidia.plan.fuse_small_kernels import fuse_small_kernels
 from weft.backends.nvidia.target import target_named
 from weft.errors import ParseError
-from weft.pipelines import annotate, nvidia_kernel_passes
+from weft.pipelines import annotate
 from weft.testing.gpu.suites import SUITES
 from weft.testing.read_back import difference, read_back
 from weft.tile.dialect import KernelOp

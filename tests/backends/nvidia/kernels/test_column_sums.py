@@ -95,6 +95,23 @@ def test_programs_that_carry_sums_spill_nothing_and_all_stay_at_once(columns: in
     assert programs <= target.multiprocessors * target.blocks(launch.threads, used.registers, launch.shared)
 
 
+def rms_gradient(dy: Tensor, x: Tensor, scale: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
+    wide, x = dy.float(), x.float() * scale
+    scaled = wide * weight
+    return ((scaled - x * (scaled * x).mean(-1, keepdim=True)) * scale).bfloat16(), (wide * x).sum(0)
+
+
+@needs_ptxas
+@pytest.mark.parametrize("columns", [9864, 10240])
+def test_long_rows_and_one_sum_are_one_kernel_that_spills_nothing(columns: int) -> None:
+    rows = (8192, columns)
+    plan = planned(rms_gradient, rows, rows, (8192, 1), (columns,))
+    (name, _) = plan.kernels
+    assert name.endswith("_rows")
+    code = compile_kernels({name: plan.kernels[name]}, target_named("sm_90a"))
+    assert assemble(code.ptx, "sm_90a").kernels[name].spilled == 0
+
+
 @pytest.mark.parametrize("columns", [90, 1001])
 def test_longer_rows_and_their_column_sums_are_right_as_ptx(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The gradient of logits with a bias, in rows that TMA reads."""

@@ -12,13 +12,14 @@ from torch import Tensor
 
 from weft.backends.nvidia.ir.dialect import APART, BarrierOp, integer
 from weft.backends.nvidia.ir.scratch import ScratchOp
+from weft.backends.nvidia.kernel_pipeline import nvidia_kernel_passes
 from weft.backends.nvidia.plan import fuse_small_kernels as chain
 from weft.backends.nvidia.plan.fuse_small_kernels import fuse_small_kernels
 from weft.backends.nvidia.target import target_named
 from weft.ir.types import bf16
 from weft.lower.plan import Planned
 from weft.lower.steps import KernelStep
-from weft.pipelines import compile_kernels, nvidia_kernel_passes
+from weft.pipelines import compile_kernels
 from weft.tile import dialect as tile
 
 from ..emulated_graphs import emulated

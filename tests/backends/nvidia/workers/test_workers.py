@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from weft.backends.nvidia.compile import KernelHistory, annotate, llvm_of
+from weft.backends.nvidia.kernel_pipeline import nvidia_kernel_passes
 from weft.backends.nvidia.target import target_named
 from weft.backends.nvidia.workers import pool
 from weft.backends.nvidia.workers.kernel_bytes import from_bytes, to_bytes
@@ -19,7 +20,7 @@ from weft.backends.nvidia.workers.pool import Workers
 from weft.config import Config
 from weft.errors import LoweringError
 from weft.ops.base import OpSpec
-from weft.pipelines import compile_kernels, nvidia_kernel_passes
+from weft.pipelines import compile_kernels
 from weft.testing.gpu.corpus import generated_ops, op_kernels
 from weft.tile.dialect import KernelOp
 from weft.tile.text import print_program

@@ -1,6 +1,6 @@
 """Passes over one kernel on its way to a GPU: what a pass is, how alternatives are stated, and what a run tells.
 
-The list of them stands in `weft.pipelines`. A pass is a frozen dataclass, as passes over graphs are:
+The list of them is `weft.backends.nvidia.kernel_pipeline`. A pass is a frozen dataclass, as passes over graphs are:
 
     FirstThatMatches(
         "copies",

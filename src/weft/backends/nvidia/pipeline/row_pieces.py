@@ -82,7 +82,7 @@ def row_of(op: tile.LoadOp) -> Row | None:
         end is not None and layout.vector.size * size < WIDEST
     ):
         return None
-    piece = PieceType.of(prod(shape), part, _room(layout, strides), pointer_dtype(op), 0 if end is None else WIDEST)
+    piece = PieceType.of(prod(shape), part, room_of(layout, strides), pointer_dtype(op), 0 if end is None else WIDEST)
     return Row(op, is_fixed(op), piece, end)
 
 
@@ -90,7 +90,7 @@ def strides_of(shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(prod(shape[axis + 1 :]) for axis in range(len(shape)))
 
 
-def _room(layout: Layout, strides: Sequence[int]) -> int:
+def room_of(layout: Layout, strides: Sequence[int]) -> int:
     """The elements from the first to the last that a block's threads read."""
     modes = (*layout.registers, *layout.lanes, *layout.warps)
     return 1 + sum((mode.size - 1) * mode.step * strides[mode.axis] for mode in modes if mode.axis is not None)
