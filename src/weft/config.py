@@ -61,6 +61,9 @@ class Config:
     budget (`0.5`), or bytes (`2GiB`). Values are computed again in the backward where it is exceeded."""
     memory_budget_solver: str = "min_cut"
     """How it is found what to compute again: `min_cut`, or `exact`, an integer program, which needs SciPy."""
+    offload: bool = False
+    """On a GPU, let a memory budget keep values in the host's memory until the backward, where copies that run beside
+    what is computed take less time than it takes to compute them again."""
     chunked_loss: str = ""
     """Compute the cross-entropy of a projection so many rows at a time, with its gradients: no more logits exist at
     once. `auto` finds how many, and so does a memory budget where nothing is said; 0 computes all rows together."""
@@ -103,6 +106,8 @@ class Config:
         if self.chunked_loss not in ("", "auto") and not self.chunked_loss.isdecimal():
             hint = "it takes a number of rows, or auto"
             raise WeftError(f"the option chunked_loss is {self.chunked_loss!r}", hint=hint)
+        if self.offload and not self.memory_budget:
+            raise WeftError("offload=True needs a memory budget", hint="set memory_budget, as a share or in bytes")
         if self.memory_budget:
             MemoryBudget.read(self.memory_budget)
         if not is_target(self.target):

@@ -41,6 +41,8 @@ class CostFacts:
     """Operations a second in f32 besides."""
     units: int = 1
     """How many programs run at once."""
+    host_bandwidth: float = 0.0
+    """Bytes a second from the memory to the host's, and as many back, where these are two."""
 
 
 @dataclass(frozen=True)

@@ -49,8 +49,8 @@ class KernelStep:
 class CallStep:
     """Let the framework carry out a call: one that Weft lacks, or one that is `claimed`.
 
-    A `library` claims what it does better, the framework's `generator` the drawing of random numbers; a `collective`
-    is started, and a `wait` gives what it brought.
+    A `library` claims what it does better, the framework's `generator` the drawing of random numbers; a `collective`,
+    or a `transfer` between a device and its host, is started, and a `wait` gives what it brought.
     """
 
     target: str

@@ -1,6 +1,7 @@
 """The graph dialect: whole-tensor ops, one class each. Importing this package fills the registry."""
 
 from weft.ops import create as create
+from weft.ops import host_copies as host_copies
 from weft.ops import movement as movement
 from weft.ops import padding as padding
 from weft.ops import random as random

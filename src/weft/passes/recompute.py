@@ -9,15 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from xdsl.dialects.builtin import StringAttr
-from xdsl.ir import Attribute, Operation, SSAValue
+from xdsl.dialects.builtin import StringAttr, UnitAttr
+from xdsl.ir import Attribute, Operation, OpResult, SSAValue
 
+from weft.ir.types import is_float
 from weft.ops.graph import GraphBuilder
 
 REGION = "weft.checkpoint"
 """The region of an op, whose results gradients make again."""
 SAVED = "weft.saved"
 """Marks the ops of a region whose results are kept."""
+OFFLOADED = "weft.offloaded"
+"""Marks those whose kept results wait in the host's memory."""
 COPY = "weft.recomputed"
 """Tells copies apart, from each other and from the op."""
 
@@ -30,7 +33,7 @@ def region_of(op: Operation) -> str | None:
 
 def marks_of(op: Operation) -> dict[str, Attribute]:
     """What is stated of an op's recomputation."""
-    return {key: op.attributes[key] for key in (REGION, SAVED) if key in op.attributes}
+    return {key: op.attributes[key] for key in (REGION, SAVED, OFFLOADED) if key in op.attributes}
 
 
 def inherit_marks(marks: Mapping[str, Attribute], made: Iterator[Operation]) -> None:
@@ -56,6 +59,7 @@ class Recomputed:
         self.b = b
         self.copies: dict[str, dict[SSAValue, SSAValue]] = {}
         self.made: list[Operation] = []
+        self.offloaded: dict[SSAValue, OpResult] = {}
         self.first = 0
 
     def of(self, value: SSAValue, region: str) -> SSAValue:
@@ -66,7 +70,7 @@ class Recomputed:
             if left[-1] in copies:
                 left.pop()
             elif not isinstance(op, Operation) or region_of(op) != region or SAVED in op.attributes:
-                copies[left[-1]] = left[-1]
+                copies[left[-1]] = self._kept(left[-1])
             elif missing := [x for x in op.operands if x not in copies]:
                 left += missing
             else:
@@ -74,6 +78,19 @@ class Recomputed:
                 copy.attributes[COPY] = StringAttr(self._name(op))
                 self.made.append(self.b.insert(copy))
         return copies[value]
+
+    def _kept(self, value: SSAValue) -> SSAValue:
+        """What came into a region or is saved of it; it may have waited in the host's memory."""
+        op = value.owner
+        if not isinstance(op, Operation) or OFFLOADED not in op.attributes or not is_float(value):
+            return value
+        if value not in self.offloaded:
+            copy = self.b.emit("offload", value)
+            self.offloaded[value] = self.b.emit("reload", copy)
+            for made in (copy.op, self.offloaded[value].op):
+                made.attributes[SAVED] = UnitAttr()
+                self.made.append(made)
+        return self.offloaded[value]
 
     def _name(self, op: Operation) -> str:
         """What no other copy is called: a derivative of this one has more ops, and begins to count from there."""

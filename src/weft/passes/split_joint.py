@@ -10,6 +10,7 @@ from weft.ir.types import tensor_of
 from weft.ops.base import View
 from weft.ops.collectives import AllGather, Shard, Wait
 from weft.ops.graph import FuncOp, ReturnOp
+from weft.ops.host_copies import Offload
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,7 @@ def split_joint(joint: FuncOp, results: int, seeds: int) -> SplitFunctions:
     """
     block, returned = joint.block, joint.returned
     forward = _needed(list(returned.operands)[:results])
+    forward |= {op for op in block.ops if isinstance(op, Offload) and op.operands[0].owner in forward}
     later = [op for op in block.ops if op not in forward and op is not returned]
     gradients = list(returned.operands)[results:]
     taken = _taken(later, gradients)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from weft.ir.expr import evaluate, product
 from weft.ir.types import f32
-from weft.lower.steps import DotStep, Plan, Step, buffers_of, inner_steps
+from weft.lower.steps import CallStep, DotStep, Plan, Step, buffers_of, inner_steps
 
 ALIGNMENT = 64
 
@@ -232,9 +232,10 @@ def peak_of(
     Inputs that lie `together` are one block of memory of so many bytes.
     """
     roles = [buffer.role for buffer in plan.buffers]
-    there = [number for number, role in enumerate(roles) if role in ("input", "output", "external")]
+    awaited = _awaited(plan)  # what is waited for, and given in the same memory
+    stays, known = set(kept) | awaited.keys(), set(awaited.values())
+    there = [n for n, role in enumerate(roles) if role in ("input", "output", "external") and n not in known]
     whole = sum(bytes_of(plan, b, sizes) for b in there) + plan_arena(plan, sizes).size + sums_of(plan.steps, sizes)
-    stays, known = set(kept), set[int]()
     blocks = [(set(block), size) for block, size in together]
     shared = sum(bytes_of(plan, b, sizes) for block, _ in blocks for b in block) - sum(size for _, size in blocks)
     if not phases:
@@ -252,6 +253,12 @@ def peak_of(
             block.discard(number)
             live -= 0 if block else size
     return Peak(peak, whole - shared)
+
+
+def _awaited(plan: Plan) -> dict[int, int]:
+    """The buffers that calls wait for, and as which they give them."""
+    waits = [step for step in plan.steps if isinstance(step, CallStep) and step.claimed == "wait"]
+    return {step.operands[0].buffer: step.results[0] for step in waits if len(step.results) == 1}
 
 
 def sums_of(steps: Iterable[Step], sizes: Mapping[str, int]) -> int:

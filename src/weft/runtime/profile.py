@@ -59,7 +59,7 @@ def step_name(step: Step) -> str:
             return step.label or "copy"
         case DotStep():
             return f"{step.label} (BLAS)"
-        case CallStep(claimed="collective" | "wait"):
+        case CallStep(claimed="collective" | "transfer" | "wait"):
             return step.target.rpartition("::")[2]
         case CallStep():
             return f"{step.target} (torch)"
@@ -83,7 +83,7 @@ def work_of(step: Step, plan: Plan, sizes: Mapping[str, int]) -> dict[str, int]:
             operations = 2 * inner * evaluate(product(step.out.tensor.shape), sizes)
             touched = [step.a.tensor, step.b.tensor, *[step.out.tensor] * (2 if step.accumulates else 1)]
             return {"bytes": bytes_of(touched), "operations": operations}
-        case CallStep(claimed="collective"):
+        case CallStep(claimed="collective" | "transfer"):
             return {"bytes": bytes_of([place.tensor for place in step.operands])}
         case CallStep() | LoopStep() | IfStep():
             return {}
@@ -270,7 +270,7 @@ def _category(step: Step) -> str:
             return "kernel"
         case DotStep():
             return "library"
-        case CallStep(claimed="collective" | "wait"):
+        case CallStep(claimed="collective" | "transfer" | "wait"):
             return step.claimed
         case CallStep():
             return "torch"

@@ -42,7 +42,8 @@ class Nvidia:
 
     @property
     def costs(self) -> CostFacts:
-        return CostFacts(self.gpu.bandwidth, self.gpu.tensor_flops, self.gpu.plain_flops, self.gpu.multiprocessors)
+        gpu = self.gpu
+        return CostFacts(gpu.bandwidth, gpu.tensor_flops, gpu.plain_flops, gpu.multiprocessors, gpu.host_bandwidth)
 
     def passes(self, config: Config) -> list[ModulePass]:
         from weft.pipelines import nvidia_passes  # programs that are in the cache need no passes

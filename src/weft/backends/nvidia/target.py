@@ -44,6 +44,8 @@ class NvidiaTarget:
     """Operations a second of the tensor cores on 16-bit floats."""
     plain_flops: float = 67e12
     """Operations a second without them, in f32."""
+    host_bandwidth: float = 50e9
+    """Bytes a second to the host's memory, or from there, as measured of pinned memory."""
 
     @property
     def capability(self) -> int:
@@ -103,15 +105,34 @@ _MATMUL_UNITS = {"sm_90a": (WGMMA, MMA)}
 """Of architectures that have others than Ampere."""
 _SMALL = {"shared_per_block": 101376, "threads": 1536}
 """Of cards that are not for servers."""
+_PCIE4 = 24e9
 _TARGETS = {
     target.arch: target
     for target in (
-        NvidiaTarget("sm_80", 80, 108, 166912, bandwidth=2.0e12, tensor_flops=312e12, plain_flops=19.5e12),
         NvidiaTarget(
-            "sm_86", 80, 84, **_SMALL, most_blocks=16, bandwidth=0.77e12, tensor_flops=155e12, plain_flops=39e12
+            "sm_80", 80, 108, 166912, bandwidth=2.0e12, tensor_flops=312e12, plain_flops=19.5e12, host_bandwidth=_PCIE4
         ),
         NvidiaTarget(
-            "sm_89", 81, 128, **_SMALL, most_blocks=24, bandwidth=1e12, tensor_flops=330e12, plain_flops=82e12
+            "sm_86",
+            80,
+            84,
+            **_SMALL,
+            most_blocks=16,
+            bandwidth=0.77e12,
+            tensor_flops=155e12,
+            plain_flops=39e12,
+            host_bandwidth=_PCIE4,
+        ),
+        NvidiaTarget(
+            "sm_89",
+            81,
+            128,
+            **_SMALL,
+            most_blocks=24,
+            bandwidth=1e12,
+            tensor_flops=330e12,
+            plain_flops=82e12,
+            host_bandwidth=_PCIE4,
         ),
         NvidiaTarget("sm_90a"),
         NvidiaTarget("sm_100a", 87, 148, bandwidth=8e12, tensor_flops=2250e12, plain_flops=80e12),

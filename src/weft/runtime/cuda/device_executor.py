@@ -6,10 +6,10 @@ for the GPU: what one program does not need at the moment is there for all other
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol
 
-from weft.lower.steps import CallStep
+from weft.lower.steps import CallStep, Plan, buffers_of
 from weft.runtime.array_adapter import ArrayT
 from weft.runtime.constant_sets import ConstantSet
 from weft.runtime.cuda.device_program import DeviceProgram, DeviceTape
@@ -58,6 +58,9 @@ class DeviceServices(Protocol[ArrayT]):
         ...
 
 
+ON_HOST: tuple[int, ...] = (-1,)
+"""Stands for the strides of an input that is not looked at."""
+
 _CAPTURED: dict[int, tuple[DeviceProgram, dict[int, ConstantSet[Any]]]] = {}
 """Programs and constants of calls that someone captured as a CUDA graph: its launches need them where they are.
 
@@ -70,10 +73,24 @@ def _keep(program: DeviceProgram, sets: Sequence[ConstantSet[Any]]) -> None:
     kept.update({id(each): each for each in sets})
 
 
+def host_inputs(plan: Plan, calls: Collection[str]) -> tuple[int, ...]:
+    """The places of inputs that nothing but these calls reads."""
+    read = {
+        number
+        for step in plan.steps
+        if not (isinstance(step, CallStep) and step.target in calls)
+        for number in buffers_of(step)
+    }
+    called = {number for step in plan.steps for number in buffers_of(step)}
+    return tuple(place for place, number in enumerate(plan.inputs) if number in called - read)
+
+
 class DeviceExecutor(PlanExecutor[DeviceProgram, ArrayT]):
     """A function compiled for a GPU."""
 
     services: DeviceServices[ArrayT]
+    on_host: Sequence[int] = ()
+    """The places of inputs that stay in the host's memory: calls copy them."""
 
     def plain(self, tensors: list[ArrayT], symbols: Mapping[str, int]) -> list[ArrayT]:
         """A call without a graph of its own, which empties the list."""
@@ -95,6 +112,12 @@ class DeviceExecutor(PlanExecutor[DeviceProgram, ArrayT]):
     def _maker(self, shape: Sequence[int], strides: Sequence[int], dtype: Any) -> Callable[..., ArrayT]:
         return self.services.new
 
+    def _frame(self, symbols: Mapping[str, int]) -> Frame[ArrayT]:
+        frame = super()._frame(symbols)
+        for place in self.on_host:
+            frame.inputs[place] = (frame.inputs[place][0], ON_HOST)
+        return frame
+
     def _enter(self, frame: Frame[ArrayT]) -> None:
         if size := frame.binding.arena.size:
             arena = self._arena(size)
@@ -115,6 +138,8 @@ class DeviceExecutor(PlanExecutor[DeviceProgram, ArrayT]):
         return self.services.time(lambda: self._launch(tape, frame))
 
     def _input(self, tensor: ArrayT, strides: tuple[int, ...]) -> ArrayT:
+        if strides is ON_HOST:
+            return tensor
         # A number in an array of the processor's may meet arrays of the GPU's.
         return self._fitting(tensor if self._is_here(tensor) else self.services.moved(tensor), strides)
 

@@ -154,6 +154,17 @@ def compiled(
     With `capabilities` of a GPU, torch's libraries get what they would get there.
     """
     executors: list[ExecutorHere] = []
+    torch._dynamo.reset()
+    backend = aot_autograd(
+        fw_compiler=graph_compiler(executors, **options),
+        decompositions=decompositions(),
+        keep_inference_input_mutations=True,
+    )
+    return torch.compile(function, backend=backend, dynamic=dynamic), executors
+
+
+def graph_compiler(executors: list[ExecutorHere], **options: Any) -> Callable[[Any, Any], Any]:
+    """What compiles a graph, as AOTAutograd leaves it, and appends what runs it."""
     config = Config(cache=False)
     capabilities = options.pop("capabilities", None)
 
@@ -165,11 +176,7 @@ def compiled(
         executors.append(ExecutorHere(program, OpaqueRuntime(imported.objects), written=written, **options))
         return CompiledGraph(imported.calling, imported.constants, executors[-1]).shortest()
 
-    torch._dynamo.reset()
-    backend = aot_autograd(
-        fw_compiler=compile_graph, decompositions=decompositions(), keep_inference_input_mutations=True
-    )
-    return torch.compile(function, backend=backend, dynamic=dynamic), executors
+    return compile_graph
 
 
 @pytest.fixture(name="phases")

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch._C._dynamo.guards import _empty_strided_cpu
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import weft
 from weft.backends.nvidia.code import DeviceCode, Launch, TensorMap
@@ -36,6 +37,7 @@ from .processor_as_gpu import (
     called,
     chain,
     compiled,
+    graph_compiler,
 )
 
 pytestmark = pytest.mark.usefixtures("processor_as_gpu", "carried_out")
@@ -523,3 +525,36 @@ def test_device_code_is_kept_as_plain_data() -> None:
 def test_seeds_are_drawn_anew_by_replays(device: str, captured: bool) -> None:
     step = CallStep("weft::seeds", json.dumps({"args": [3, {"device": device}], "kwargs": {}}), (), (0, 1, 2), "seeds")
     assert (TorchGraphs().why_not_called(step) is None) == captured
+
+
+def test_what_lies_in_the_hosts_memory_is_left_there_for_the_call_that_copies_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ops: Any = torch.ops.weft
+
+    def back(on_host: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor]:
+        begun = ops.reload(on_host, x.device)
+        y = x.exp()
+        return (ops.reloaded(begun, on_host) * y,)
+
+    def out(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = x.exp()
+        begun = ops.offload(y)
+        z = y.sin()
+        return z, ops.offloaded(begun, y)
+
+    moved: list[torch.Tensor] = []
+    monkeypatch.setattr(cuda_executor.TorchDevice, "moved", lambda self, array: moved.append(array) or array)
+    x, on_host = torch.randn(8, 16), torch.randn(8, 16)
+    monkeypatch.setattr(ExecutorHere, "_is_here", lambda self, array: array.data_ptr() != on_host.data_ptr())
+    executors: list[ExecutorHere] = []
+    forward = graph_compiler([])(make_fx(out)(x), [x])
+    backward = graph_compiler(executors)(make_fx(back)(on_host, x), [on_host, x])
+    for _ in range(3):
+        for found, expected in zip(forward([x]), (x.exp().sin(), x.exp()), strict=True):
+            torch.testing.assert_close(found, expected)
+        torch.testing.assert_close(backward([on_host, x])[0], on_host * x.exp())
+    assert not moved
+    (place,) = executors[0].on_host
+    assert executors[0].executable.plan.buffers[executors[0].inputs[place]].role == "input"
+    assert executors[0].graphs is not None and executors[0].graphs.refusal is not None

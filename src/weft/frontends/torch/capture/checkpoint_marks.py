@@ -22,6 +22,11 @@ def mark(node: fx.Node, policy: CheckpointPolicy) -> None:
     node.meta |= {_POLICY: policy, _REGION: 0}
 
 
+def save_where_it_stands(node: fx.Node) -> None:
+    """Say of a node in a checkpoint that it is kept."""
+    node.meta[_POLICY] = CheckpointPolicy.MUST_SAVE
+
+
 def without_marks(meta: Mapping[str, Any]) -> dict[str, Any]:
     """The metadata of a node outside of all checkpoints."""
     return {key: value for key, value in meta.items() if key not in (_POLICY, _REGION)}

@@ -9,7 +9,7 @@ The key tells which call it is. Whoever imports the graph asks the call for grap
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import fx
@@ -54,3 +54,10 @@ def _named(x: torch.Tensor, name: str) -> torch.Tensor:
 
 _library.impl("named", _named, "CompositeExplicitAutograd")
 torch.library.register_fake("weft::named", _named)
+
+
+def _gradient_of_named(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
+    return grad, None
+
+
+torch.library.register_autograd("weft::named", _gradient_of_named)

@@ -21,6 +21,7 @@ from weft.backends.nvidia.code import DeviceCode
 from weft.backends.nvidia.target import NvidiaTarget, target_of_capability
 from weft.config import Config
 from weft.errors import DeviceMemoryError
+from weft.frontends.torch.capture.host_copies import FROM_HOST
 from weft.frontends.torch.execution.alignment import aligned
 from weft.frontends.torch.execution.arrays import TorchArrays
 from weft.frontends.torch.execution.cuda_direct import direct_call
@@ -36,7 +37,7 @@ from weft.runtime.cache import DiskCache
 from weft.runtime.constant_sets import Preparing
 from weft.runtime.constants import as_program, prepared_by
 from weft.runtime.cuda.cuda_graphs import GraphedCalls
-from weft.runtime.cuda.device_executor import ALIGNMENT, DeviceExecutor
+from weft.runtime.cuda.device_executor import ALIGNMENT, DeviceExecutor, host_inputs
 from weft.runtime.cuda.device_program import DeviceProgram, DeviceTape
 from weft.runtime.frame import Frame
 from weft.runtime.tape import Tape
@@ -119,6 +120,7 @@ class CudaExecutor(DeviceExecutor[torch.Tensor], TorchExecutor[DeviceProgram]):
     ) -> None:
         TorchExecutor.__init__(self, executable, opaque, torch.device("cuda", executable.device))
         self.index, self.guarded = executable.device, guarded
+        self.on_host = host_inputs(executable.plan, FROM_HOST)
         self.services = TorchDevice(self.tensors, executable.device)
         self.graphs = GraphedCalls(self, TorchGraphs(), written, guarded) if cuda_graphs else None
 

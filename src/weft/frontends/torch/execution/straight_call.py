@@ -62,7 +62,8 @@ def straight_call(executor: CudaExecutor) -> Run | None:
     # Tracing has guarded how arguments lie; of those only numbers may be in the processor's memory.
     known = _KnownStrides([(binding.shapes[number], binding.strides[number]) for number in inputs])
     fit = known.fit if not executor.guarded else None
-    numerals = [place for place, number in enumerate(inputs) if not executor.guarded or not binding.shapes[number]]
+    there = [(place, number) for place, number in enumerate(inputs) if place not in executor.on_host]
+    numerals = [place for place, number in there if not executor.guarded or not binding.shapes[number]]
     address_of, is_here = torch.Tensor.data_ptr, executor._is_here
 
     def call(tensors: list[torch.Tensor]) -> list[torch.Tensor]:

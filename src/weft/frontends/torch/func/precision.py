@@ -18,6 +18,7 @@ from weft.diagnostics import calling_line
 from weft.errors import DTypeError, WeftError
 from weft.frontends.torch.dtypes import from_torch
 from weft.frontends.torch.func.capturing import current_capture, is_capturing, marked
+from weft.frontends.torch.func.checkpoint_policies import contexts
 from weft.frontends.torch.func.program import Program
 from weft.frontends.torch.func.transformed import Transformed
 from weft.frontends.torch.transforms.apply_program import transforms_active
@@ -26,7 +27,7 @@ from weft.ir.types import bf16, f16
 from weft.ops.graph import FuncOp
 from weft.passes.recompute import REGION
 from weft.passes.transform.autocast import autocast_function
-from weft.passes.transform.checkpoint import SAVE, checkpoint_function
+from weft.passes.transform.checkpoint import OFFLOAD, SAVE, checkpoint_function
 from weft.passes.transform.quantize import quantize_function
 
 
@@ -51,41 +52,48 @@ def _keeps_all() -> bool:
 class Checkpoint(OnGraph):
     """A function whose gradients compute its values again."""
 
-    def __init__(self, function: Callable[..., Any], save: tuple[str, ...]) -> None:
+    def __init__(self, function: Callable[..., Any], save: tuple[str, ...], offload: tuple[str, ...]) -> None:
         super().__init__(function)
-        self.save = save
+        self.save, self.offload, self.contexts = save, offload, contexts(save, offload)
 
     def on_graph(self, function: FuncOp) -> FuncOp:
-        return checkpoint_function(function, self.save)
+        return checkpoint_function(function, self.save, self.offload)
 
     def eager(self, *args: Any, **kwargs: Any) -> Any:
         capture = current_capture()
         if capture is None and _keeps_all():
             return self.inner.eager(*args, **kwargs)
         if capture is None:
+            if self.save or self.offload:
+                kwargs = {**kwargs, "context_fn": self.contexts}
             return torch.utils.checkpoint.checkpoint(self.inner.eager, *args, use_reentrant=False, **kwargs)
         capture.regions += 1
-        with marked(**{REGION: f"checkpoint.{capture.regions}", SAVE: " ".join(self.save)}):
+        words = {SAVE: " ".join(self.save), OFFLOAD: " ".join(self.offload)}
+        with marked(**{REGION: f"checkpoint.{capture.regions}", **words}):
             return self.inner.eager(*args, **kwargs)
 
 
-def checkpoint(function: Callable[..., Any] | None = None, *, save: str | Sequence[str] = ()) -> Any:
+def checkpoint(
+    function: Callable[..., Any] | None = None, *, save: str | Sequence[str] = (), offload: str | Sequence[str] = ()
+) -> Any:
     """The function, whose gradients compute its values again instead of keeping them; also as a decorator.
 
     `save` names what is kept: `"dots"` for products, convolutions and attention, ops by their names in the graph
-    dialect, and values by those that `checkpoint_name` gave them.
+    dialect, and values by those that `checkpoint_name` gave them. What is in `offload` is kept in the host's memory.
     """
-    words = (save,) if isinstance(save, str) else tuple(save)
+    words, moved = ((each,) if isinstance(each, str) else tuple(each) for each in (save, offload))
     if function is None:
-        return lambda given: Checkpoint(given, words)
-    return Checkpoint(function, words)
+        return lambda given: Checkpoint(given, words, moved)
+    return Checkpoint(function, words, moved)
 
 
 def checkpoint_name(x: torch.Tensor, name: str) -> torch.Tensor:
     """The value, under a name that `checkpoint(save=...)` knows."""
     if not name.isidentifier():
         raise WeftError(f"{name!r} is no name of a value", location=calling_line(), hint="letters, digits and _")
-    return torch.ops.weft.named(x, name) if current_capture() is not None else x
+    if current_capture() is None and (_keeps_all() or not torch.compiler.is_dynamo_compiling()):
+        return x
+    return torch.ops.weft.named(x, name)
 
 
 class Autocast(OnGraph):

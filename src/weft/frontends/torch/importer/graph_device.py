@@ -13,6 +13,7 @@ import torch.utils._pytree as pytree
 from torch import fx
 
 from weft.errors import UnsupportedError
+from weft.frontends.torch.capture.host_copies import lies_on_host
 from weft.frontends.torch.importer.builder import DEVICES
 
 CPU = torch.device("cpu")
@@ -22,12 +23,13 @@ def graph_device(module: fx.GraphModule) -> torch.device:
     """The device that a captured graph runs on.
 
     A tensor without dimensions may lie in the processor's memory and meet those of a GPU, as torch allows it. Results
-    may be copied there. Whatever else takes part lies on one device, or the graph is refused.
+    may be copied there, and so may what waits for the backward. Whatever else takes part lies on one device, or the
+    graph is refused.
     """
     devices: dict[torch.device, fx.Node] = {}
     numbers: list[fx.Node] = []
     for node in module.graph.nodes:
-        if node.op == "output":
+        if node.op == "output" or lies_on_host(node):
             continue
         for meta in _tensors(module, node):
             if meta.device.type not in DEVICES:

@@ -26,6 +26,7 @@ from weft.config import CODES, Config
 from weft.errors import UnsupportedError, WeftError
 from weft.frontends.torch.aten import COMPLEX_CONVERTERS, CONVERTERS
 from weft.frontends.torch.capture.decompositions import decomposition_of
+from weft.frontends.torch.capture.host_copies import WAITS, is_host_copy
 from weft.frontends.torch.capture.matrix_calls import is_matrix_call
 from weft.frontends.torch.dtypes import FLOAT8
 from weft.frontends.torch.importer.attention_matmuls import may_be_attention
@@ -178,6 +179,9 @@ class NodeImporter:
             return self._opaque(as_drawn(node), node.args, node.kwargs, meta_of(node), reason, claim="generator")
         if is_matrix_call(node):
             return self._opaque(node.target, node.args, node.kwargs, meta_of(node), "LAPACK", claim="library")
+        if is_host_copy(node):
+            claim = "wait" if str(node.target.name()) in WAITS else "transfer"  # pyright: ignore[reportAttributeAccessIssue, reportFunctionMemberAccess, reportOptionalMemberAccess]
+            return self._opaque(node.target, node.args, node.kwargs, meta_of(node), "a copy", claim=claim)
         if self.capabilities.own_memory and copies_away(node):
             return self._opaque(node.target, node.args, node.kwargs, meta_of(node), COPIES_AWAY)
         last = self.block.last_op

@@ -20,6 +20,7 @@ import torch.utils._pytree as pytree
 from torch import fx
 from xdsl.dialects.builtin import LocationAttr
 
+from weft.frontends.torch.capture.host_copies import BEGINNINGS, WAITS
 from weft.frontends.torch.capture.matrix_calls import CALLS
 from weft.frontends.torch.capture.random_numbers import SEEDS, drawn_seeds
 from weft.frontends.torch.importer.complex_numbers import resolved
@@ -118,8 +119,8 @@ _STARTS = tuple(
     )
 )
 """Calls that read their operands after they have returned, when the memory may have been given to others."""
-_WAITS = "_c10d_functional::wait_tensor"
-"""Gives its operand, which nobody else reads: no copy is needed."""
+_WAITS = WAITS | {"_c10d_functional::wait_tensor"}
+"""Give an operand, which nobody else reads: no copy is needed."""
 _MAKE_NEW = frozenset(
     f"aten::{name}"
     for name in (
@@ -160,6 +161,8 @@ class OpaqueCall:
     copies_operands: bool
     keeps_operands: bool
     """Whether results may be operands themselves."""
+    as_they_lie: bool
+    """Whether operands are taken with whatever strides they have."""
     is_fresh: bool
     """Whether the operator is one of those that are known to make new tensors; results of others are looked at."""
 
@@ -185,6 +188,8 @@ class OpaqueCall:
         return found if self.keeps_operands else self._separate(found, operands)
 
     def _as_eager_has_them(self, operands: list[torch.Tensor]) -> list[torch.Tensor]:
+        if self.as_they_lie:
+            return operands
         strides = self.strides
         for position, operand in enumerate(operands):
             wanted = strides.get(position)
@@ -285,6 +290,7 @@ class OpaqueRuntime:
             decoder=partial(Decoder, symbols=symbols, objects=self.objects),
             gives_one=target in _MAKE_NEW and gives_one_tensor(function),
             copies_operands=target in _STARTS,
-            keeps_operands=target == _WAITS,
+            keeps_operands=target in _WAITS,
+            as_they_lie=target in BEGINNINGS | WAITS,
             is_fresh=target in _MAKE_NEW,
         )

@@ -92,7 +92,7 @@ def _value(node: fx.Node, operands: tuple[int, ...], is_read: bool) -> Value:
     again = (_is_pure(node) or (in_checkpoint and _is_random(node))) and policy is not CheckpointPolicy.MUST_SAVE
     # A number made of sizes is as quickly computed again, and graphs hand on sizes alone.
     kept = _is_single(node) and not in_checkpoint and not (again and isinstance(held, torch.SymFloat | torch.SymBool))
-    return Value(_bytes(held), _work(node), operands, is_read, kept, again)
+    return Value(bytes_of_value(held), work_of(node), operands, is_read, kept, again)
 
 
 def _is_single(node: fx.Node) -> bool:
@@ -122,14 +122,14 @@ def _is_random(node: fx.Node) -> bool:
     return isinstance(node.target, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in node.target.tags
 
 
-def _work(node: fx.Node) -> int:
+def work_of(node: fx.Node) -> int:
     """Bytes that are moved to compute a node, or what its arithmetic is worth, whichever is more."""
     target, held = node.target, node.meta.get("val")
     if not isinstance(target, torch._ops.OpOverload) or target.is_view:
         return 0
-    moved = _bytes(held)
+    moved = bytes_of_value(held)
     if torch.Tag.pointwise not in target.tags:
-        moved += sum(_bytes(each.meta.get("val")) for each in node.all_input_nodes)
+        moved += sum(bytes_of_value(each.meta.get("val")) for each in node.all_input_nodes)
     count = flop_registry.get(target.overloadpacket)
     if count is None:
         return moved
@@ -150,7 +150,7 @@ def _shown(value: Any) -> Any:
     return _number(held) if isinstance(held, torch.SymInt) else held
 
 
-def _bytes(held: Any) -> int:
+def bytes_of_value(held: Any) -> int:
     return sum(_number(each.numel()) * each.dtype.itemsize for each in _tensors(held))
 
 

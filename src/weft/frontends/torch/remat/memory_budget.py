@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Collection, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -29,12 +29,14 @@ from weft.frontends.torch.devices import target_on
 from weft.frontends.torch.importer.graph_device import graph_device
 from weft.frontends.torch.remat.eliminate_common_nodes import eliminate_common_nodes
 from weft.frontends.torch.remat.joint_problem import JointProblem, joint_problem
+from weft.frontends.torch.remat.offload import is_worth_copying, offload, take_offload_marks
 from weft.frontends.torch.remat.overwritten_arguments import keep_overwritten
 from weft.frontends.torch.remat.predict_peak import predict_peak
 from weft.frontends.torch.remat.quick_cuts import quick_cuts
 from weft.frontends.torch.remat.recompute_cheap import recompute_cheap
 from weft.passes.remat.exact_choice import exact_choices
 from weft.passes.remat.minimum_cut import choices, choices_by_peak, lowest_peaks, problems_by_layer
+from weft.passes.remat.offload_choice import Machine, quickest_within
 from weft.passes.remat.recompute_problem import Choice, RecomputeProblem
 
 log = logging.getLogger("weft")
@@ -44,6 +46,7 @@ Predict = Callable[[fx.GraphModule, fx.GraphModule], int | None]
 """The most bytes that a step of these two graphs takes at once; None where that is not known before it runs."""
 PEAK = "weft.peak"
 """What the metadata of a forward graph calls the predicted peak of its step, in bytes."""
+NO_COSTS = CostFacts()
 _PATCHED = threading.RLock()
 
 
@@ -69,17 +72,22 @@ def partition_joint(joint: fx.GraphModule, arguments: Sequence[Any], *, config: 
     """The forward and backward graph of a joint one: as torch cuts it, or within the budget that there is."""
     joint.graph.eliminate_dead_code()
     eliminate_common_nodes(joint.graph)
-    if not config.memory_budget:
-        recompute_cheap(joint, _costs_on_gpu(joint, config))
-        keep_overwritten(joint)
-        return _cut(joint, arguments, **options)
-    keep_overwritten(joint)
+    costs = _costs_on_gpu(joint, config)
+    wanted = take_offload_marks(joint.graph)
     results: int = options["num_fwd_outputs"]
+    if not config.memory_budget:
+        recompute_cheap(joint, costs)
+        keep_overwritten(joint)
+        return offload(_cut(joint, arguments, **options), wanted, results, costs)
+    keep_overwritten(joint)
+
+    def cut(more: Collection[str] = ()) -> Parts:
+        return offload(_cut(joint, arguments, **options), {*wanted, *more}, results, costs)
 
     def predict(forward: fx.GraphModule, backward: fx.GraphModule) -> int | None:
         return predict_peak(forward, backward, results, config)
 
-    return partition_within(joint, arguments, config, predict, **options)
+    return partition_within(joint.graph, cut, config, predict, wanted, costs)
 
 
 def _cut(joint: fx.GraphModule, arguments: Sequence[Any], **options: Any) -> Parts:
@@ -97,37 +105,74 @@ def _costs_on_gpu(joint: fx.GraphModule, config: Config) -> CostFacts:
 
 
 def partition_within(
-    joint: fx.GraphModule, arguments: Sequence[Any], config: Config, predict: Predict, **options: Any
+    joint: fx.Graph,
+    cut: Callable[[Collection[str]], Parts],
+    config: Config,
+    predict: Predict,
+    wanted: Collection[str] = (),
+    costs: CostFacts = NO_COSTS,
 ) -> Parts:
     """The forward and backward graph of a joint one whose step takes no more memory than a budget, where that can be.
 
-    Where the peak is not known before the step runs, the budget is one of what is kept between the two.
+    `cut` makes them, with values in the host's memory beside those that are `wanted` there. Where the peak is not known
+    before the step runs, the budget is one of what is kept between the two.
     """
     with _chosen() as chooser:
-        parts = _cut(joint, arguments, **options)
+        parts = cut(())
         peak, problem = predict(*parts), chooser.noted
         if problem is None:  # the backward reads nothing
             return parts
-        kept = problem.bytes_of(chooser.default)
+        kept = problem.bytes_of([name for name in chooser.default if peak is not None or name not in wanted])
         limit = MemoryBudget.read(config.memory_budget).limit(kept if peak is None else peak)
         if (kept if peak is None else peak) <= limit:
             return _noted(parts, peak)
+        if config.offload and peak is None and costs.host_bandwidth:
+            return _offloaded(joint, chooser, problem, cut, limit, costs)
         least, best = peak, parts
         known = _answers(problem.problem, by_peak=peak is not None, exact=config.memory_budget_solver == "exact")
         # What alone exceeds the limit cannot be within it, but may be the least where nothing is.
         for choice in sorted(known, key=lambda each: each.bytes > limit):
             chooser.wanted = frozenset(problem.names[number] for number in choice.kept)
-            tried = _cut(joint, arguments, **options)
+            tried = cut(())
             found = predict(*tried) if peak is not None else choice.bytes
             log.debug("%d bytes kept, %d of work again: a peak of %s", choice.bytes, choice.work, found)
             if found is not None and found <= limit:
                 return _noted(tried, found if peak is not None else None)
             if found is not None and found < (kept if least is None else least):
                 least, best = found, tried
-        what = f"a memory budget of {_size(limit)} cannot be held"
-        why = "what is not kept has to be computed again, and that takes memory, too"
-        warn("memory", what, why, f"the least that was found is {_size(kept if least is None else least)}")
+        _warn_of_limit(limit, kept if least is None else least)
         return _noted(best, least if peak is not None else None)
+
+
+def _offloaded(
+    joint: fx.Graph,
+    chooser: _Chooser,
+    noted: JointProblem,
+    cut: Callable[[Collection[str]], Parts],
+    limit: int,
+    costs: CostFacts,
+) -> Parts:
+    """The parts that take the least time, where values may wait in the host's memory."""
+    problem, nodes = noted.problem, {node.name: node for node in joint.nodes}
+    movable = {number for number, name in enumerate(noted.names) if name in nodes and is_worth_copying(nodes[name])}
+    numbers = {name: number for number, name in enumerate(noted.names)}
+    default = problem.completed(numbers[name] for name in chooser.default if name in numbers)
+    machine = Machine(costs.bandwidth, costs.host_bandwidth)
+    found = quickest_within(problem, [default, *choices(problem)], movable, limit, machine)
+    assert found is not None, "there is the default"
+    kept = set(chooser.default) if found.choice is default else {noted.names[number] for number in found.choice.kept}
+    chooser.wanted = frozenset(kept)
+    moved = sum(problem.values[number].bytes for number in found.offloaded)
+    log.info("%d bytes in the host's memory, %d kept, %d of work again", moved, found.bytes, found.choice.work)
+    if found.bytes > limit:
+        _warn_of_limit(limit, found.bytes)
+    return cut({noted.names[number] for number in found.offloaded})
+
+
+def _warn_of_limit(limit: int, least: int) -> None:
+    what = f"a memory budget of {_size(limit)} cannot be held"
+    why = "what is not kept has to be computed again, and that takes memory, too"
+    warn("memory", what, why, f"the least that was found is {_size(least)}")
 
 
 def _answers(problem: RecomputeProblem, *, by_peak: bool, exact: bool) -> list[Choice]:
