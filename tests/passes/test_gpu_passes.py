@@ -22,12 +22,12 @@ from weft.passes.simplify.compare_indices import CompareIndices
 
 
 @pytest.mark.parametrize("rows", [6, symbol("n")])
-@pytest.mark.parametrize("dtype", [i64])
-def test_one_element_a_line_is_compared(passes: Any, rows: Size, dtype: Any) -> None:
+@pytest.mark.parametrize(("kind", "value"), [("assign", 0.5), ("add", 0.0)])
+def test_one_element_a_line_is_compared(passes: Any, rows: Size, kind: str, value: float) -> None:
     def body(b: GraphBuilder, i: SSAValue, u: SSAValue) -> SSAValue:
-        return b.scatter(b.full(value=0.5, shape=(rows, 4), dtype=f32), i, u, dim=1, kind="assign")
+        return b.scatter(b.full(value=value, shape=(rows, 4), dtype=f32), i, u, dim=1, kind=kind)
 
-    module = passes.built({"i": Tensor(dtype, (rows, 1)), "u": Tensor(f32, (rows, 1))}, body)
+    module = passes.built({"i": Tensor(i64, (rows, 1)), "u": Tensor(f32, (rows, 1))}, body)
     text = str(passes.apply(CompareIndices(), module, n=6))
     assert "graph.where" in text and "graph.scatter" not in text
 
@@ -82,7 +82,7 @@ def test_several_updates_a_line_stay_a_scatter(passes: Any) -> None:
         update = b.slice(u, starts=(0, 0), shape=(6, 1), steps=(1, 1))
         return [
             b.scatter(zeros, i, u, dim=1, kind="assign"),
-            b.scatter(zeros, one, update, dim=1, kind="add"),
+            b.scatter(b.full(value=0.5, shape=(6, 4), dtype=f32), one, update, dim=1, kind="add"),
             b.scatter(x, one, update, dim=1, kind="assign"),
         ]
 

@@ -48,7 +48,9 @@ def _is_one_a_line(scatter: ScatterElements) -> bool:
     source = scatter.operands[0]
     line = tuple(1 if d == scatter.params["dim"] else size for d, size in enumerate(x.shape))
     constant = isinstance(source, OpResult) and is_free(source.op) and not source.op.operands
-    return constant and scatter.params["kind"] == "assign" and index.shape == updates.shape == line
+    kind = scatter.params["kind"]
+    written = kind == "assign" or (kind == "add" and number_of(source) == 0)  # one is written to each line
+    return constant and written and index.shape == updates.shape == line
 
 
 def _add_at_once(function: FuncOp, scatter: ScatterElements) -> None:

@@ -10,12 +10,14 @@ from typing import Any
 import torch
 from torch import fx
 
-from weft.backends.target import require_capabilities
+from weft.backends.target import Target, require_capabilities
 from weft.config import Config
 from weft.forks import COMPILING
 from weft.frontends.torch.compiled_graph import CompiledGraph
 from weft.frontends.torch.devices import target_on
 from weft.frontends.torch.executors import LaterExecutor, executor_for, load_graph
+from weft.frontends.torch.func.claim_row_sums import claim_row_sums
+from weft.frontends.torch.func.lower_offloads import lower_offloads
 from weft.frontends.torch.func.program import Program
 from weft.frontends.torch.importer.complex_numbers import resolved
 from weft.frontends.torch.importer.imported_graph import Calling, ImportedGraph, Returned
@@ -69,10 +71,14 @@ def _boxed(program: Program, config: Config) -> Callable[[list[Any]], Sequence[A
         fallbacks=(),
         checks=program.checks,
     )
-    imported = ImportedGraph(function, calling, (), program.objects)
+    objects = dict(program.objects)
+    target = target_on(device, config)
+    lower_offloads(function, device, target.costs, objects)
+    if _has_sorted_sums(target, config):
+        claim_row_sums(function, objects)
+    imported = ImportedGraph(function, calling, (), objects)
     with COMPILING, compilation(function.sym_name.data) as record, without_collection():
         record.config = config
-        target = target_on(device, config)
         key = _key(program, config, target.cache_key()) if config.cache and target.cache_key() else None
         nothing = fx.GraphModule({}, fx.Graph())
         loaded = load_graph(key, nothing, {}, record, config, device) if key and imported.cacheable else None
@@ -83,6 +89,11 @@ def _boxed(program: Program, config: Config) -> Callable[[list[Any]], Sequence[A
         if isinstance(executor, LaterExecutor):
             executor = executor.load()
         return CompiledGraph(calling, (), executor).shortest()
+
+
+def _has_sorted_sums(target: Target, config: Config) -> bool:
+    """Whether rows are added by torch's kernels, which sort what is added to one row: those of a GPU."""
+    return target.capabilities.library_first and not config.strict
 
 
 def _key(program: Program, config: Config, target: str) -> str:
