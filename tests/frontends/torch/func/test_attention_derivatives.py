@@ -111,3 +111,27 @@ def test_tangents_alone_leave_values_as_they_are() -> None:
     x, t = torch.randn(2, 1, 2, 40, 16, dtype=torch.bfloat16)
     value, along = weft.func.linearize(lambda x: attend(x, x, x), x)
     torch.testing.assert_close((value, along(t)), weft.jvp(lambda x: attend(x, x, x), (x,), (t,)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_scores_of_flex_attention_stay_as_wide_as_they_are(dtype: torch.dtype) -> None:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    def written_out(q: torch.Tensor) -> torch.Tensor:
+        places = torch.arange(8, dtype=torch.float64)
+        scores = q.double() @ k.double().mT / 2 + 0.3 * (places[:, None] - places)
+        return torch.softmax(scores, -1) @ v.double()
+
+    q, k, v, along = (torch.randn(1, 1, 8, 4, dtype=dtype) for _ in range(4))
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        found = weft.jvp(
+            lambda q: flex_attention(q, k, v, score_mod=lambda s, b, h, i, j: s + 0.3 * (i - j)), (q,), (along,)
+        )
+    finally:
+        torch.set_default_dtype(before)
+    wanted = torch.func.jvp(written_out, (q.double(),), (along.double(),))
+    tolerance = 1e-5 if dtype == torch.float32 else 1e-12
+    for mine, exact in zip(found, wanted, strict=True):
+        torch.testing.assert_close(mine.double(), exact, rtol=tolerance, atol=tolerance)

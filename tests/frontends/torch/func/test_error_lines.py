@@ -33,3 +33,12 @@ def test_an_error_names_the_line(call) -> None:
         call()
     line = error.value.location or "none"
     assert "test_error_lines.py:" in line and line in str(error.value)
+
+
+def test_a_gradient_of_flex_attention_inside_of_a_captured_function_says_what_would_work() -> None:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    q = torch.randn(1, 1, 8, 4)
+    with pytest.raises(weft.UnsupportedError, match="FlexAttention") as raised:
+        weft.grad(lambda q: weft.grad(lambda q: flex_attention(q, q, q).sum())(q).sum())(q)
+    assert raised.value.hint is not None and "weft.grad(weft.grad(f))" in raised.value.hint

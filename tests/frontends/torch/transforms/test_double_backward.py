@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._dynamo.utils import counters
 from torch.autograd import forward_ad
 from torch.multiprocessing.reductions import StorageWeakRef
 
@@ -297,3 +298,23 @@ def test_tangents_of_gradients_where_one_gradient_is_the_seed(function) -> None:
     zeros = torch.zeros(3, 3, dtype=torch.float64)
     for wanted, given in zip(expected, actual, strict=True):
         torch.testing.assert_close(zeros if given is None else given, zeros if wanted is None else wanted)
+
+
+def test_gradients_of_gradients_that_a_compiled_function_asks_for(caplog: pytest.LogCaptureFixture) -> None:
+    """Dynamo compiled the functions that carry them out too, or warned that it could not."""
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
+
+    def penalty(x: Tensor) -> Tensor:
+        (first,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
+        (second,) = torch.autograd.grad(first.square().sum(), x, create_graph=True)
+        return second.square().sum()
+
+    found: list[list[Tensor]] = []
+    for function in (penalty, torch.compile(penalty, backend="weft")):
+        x = torch.linspace(-1, 1, 6).reshape(2, 3).requires_grad_()
+        counters.clear()
+        value = function(x)
+        found.append([value, *torch.autograd.grad(value, [x, *list(model.parameters())[:-1]])])
+    torch.testing.assert_close(found[1], found[0])
+    assert not [each for each in caplog.records if each.name.startswith("weft")]
+    assert counters["frames"]["total"] <= 4  # the function, where it goes on after each gradient, and a second try

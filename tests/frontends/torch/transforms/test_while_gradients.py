@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
+from contextlib import contextmanager
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
 from torch._higher_order_ops import while_loop
 from torch.autograd import forward_ad
 
+from weft.frontends.torch.transforms import control_functions
 from weft.func import grad, jvp, vmap
 
 W, Y = torch.randn(3, 3, dtype=torch.float64), torch.randn(2, 3, dtype=torch.float64)
@@ -71,3 +75,30 @@ def test_gradients_of_a_loop_and_products_with_its_hessian() -> None:
     torch.testing.assert_close(mine(W, Y), wanted(W, Y))
     along = (W.cos(), Y.sin())
     torch.testing.assert_close(jvp(mine, (W, Y), along)[1], torch.func.jvp(wanted, (W, Y), along)[1])
+
+
+@contextmanager
+def counted_turns() -> Generator[list[int]]:
+    """How often bodies are run while torch traces."""
+    count, own = [0], control_functions._own
+
+    def counting(body: Any) -> Any:
+        inner = own(body)
+
+        def run(*given: Any) -> Any:
+            count[0] += 1
+            return inner(*given)
+
+        return run
+
+    with patch.object(control_functions, "_own", counting):
+        yield count
+
+
+def test_the_hessian_of_a_compiled_loop_traces_each_body_once() -> None:
+    torch.compiler.reset()
+    compiled = torch.compile(lambda y: looped(W, y).pow(2).sum(), backend="weft", options={"fallback": "error"})
+    with counted_turns() as count:
+        found = torch.func.hessian(compiled)(Y)
+    torch.testing.assert_close(found, torch.func.hessian(lambda y: written_out(W, y).pow(2).sum())(Y))
+    assert count[0] < 100, "a tangent of a gradient needs no loops inside of those of the gradient"

@@ -352,6 +352,10 @@ def traced(flat: Callable[..., Any], inputs: Sequence[torch.Tensor], table: Mapp
             hint="transform the function from outside: `vmap(jvp(f, ...))`, not `jvp` in a function that has a batch",
         ) from error
     except RuntimeError as error:
+        if isinstance(error, NotImplementedError) and str(error).startswith("FlexAttention"):
+            what = "FlexAttention is not differentiated inside of a function that is captured"
+            hint = "transform the function that calls it: weft.grad(weft.grad(f))"
+            raise UnsupportedError(what, location=raising_line(error) or calling_line(), hint=hint) from error
         if "get value out of a tracing tensor" not in str(error):
             raise
         raise _decides(error) from error

@@ -139,8 +139,10 @@ def read_flex(node: fx.Node) -> Flex:
         first = others[: len(captured[0])]
         found = [mask_mod(*places, *others[len(first) :])]
         if adds:
-            nothing = torch.zeros((1, 1, 1, 1), device=query.device, dtype=torch.float32)
-            found.append(score_mod(nothing, *places, *first))
+            # Scores are as wide whatever a function makes of them, of numbers in torch's default type for example.
+            wide = torch.float64 if query.dtype == torch.float64 else torch.float32
+            nothing = torch.zeros((1, 1, 1, 1), device=query.device, dtype=wide)
+            found.append(score_mod(nothing, *places, *first).to(wide))
         return found
 
     with modes[0], torch.no_grad():

@@ -121,4 +121,7 @@ def program_of(
         tensors = [value for value, constant in zip(results, effects.constants, strict=True) if constant is None]
         return (*tensors, *(given[place] for place in effects.mutated))
 
-    return Program(function, compile, first_line(module.graph.nodes), effects.is_random)
+    parts = [part for part in module.modules() if isinstance(part, fx.GraphModule)]
+    names = {getattr(node.target, "_name", "") for part in parts for node in part.graph.nodes}
+    line = first_line(module.graph.nodes)
+    return Program(function, compile, line, effects.is_random, has_loops="while_loop" in names)

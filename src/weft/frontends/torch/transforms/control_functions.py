@@ -19,6 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from weft.frontends.torch.transforms.traced_bodies import own_results, traced_once
+
 Body = Callable[..., Sequence[Any]]
 _operators: Any = torch.ops.higher_order
 
@@ -66,7 +68,10 @@ class _Scan(torch.autograd.Function):
     @staticmethod
     def forward(body: Body, carried: int, cut: int, *values: Any) -> tuple[Any, ...]:
         init, xs, captured = _parts(values, carried, cut)
-        return tuple(_operators.scan(_own(body), init, xs, tuple(captured)))
+        rows = [x.select(0, 0) for x in xs] if all(x.shape[0] for x in xs) else None
+        turn = _own(body) if rows is None else traced_once(_own(body), [*init, *rows, *captured])
+        with own_results():
+            return tuple(_operators.scan(turn, init, xs, tuple(captured)))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
@@ -152,7 +157,9 @@ class _Scan(torch.autograd.Function):
 class _Cond(torch.autograd.Function):
     @staticmethod
     def forward(predicate: Tensor, then: Body, otherwise: Body, *operands: Any) -> tuple[Any, ...]:
-        return tuple(_operators.cond(predicate, _own(then), _own(otherwise), tuple(operands)))
+        branches = [traced_once(_own(branch), operands) for branch in (then, otherwise)]
+        with own_results():
+            return tuple(_operators.cond(predicate, *branches, tuple(operands)))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
@@ -223,7 +230,9 @@ class _While(torch.autograd.Function):
     @staticmethod
     def forward(going: Callable[..., Any], body: Body, carried: int, *values: Any) -> tuple[Any, ...]:
         operands = tuple(values[:carried]), tuple(values[carried:])
-        return tuple(_operators.while_loop(lambda *x: going(*x), _own(body), *operands))
+        ask, turn = (traced_once(each, values) for each in (lambda *x: going(*x), _own(body)))
+        with own_results():
+            return tuple(_operators.while_loop(ask, turn, *operands))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:

@@ -23,6 +23,7 @@ from typing import Any
 import torch
 import torch._dynamo  # before AOTAutograd, which it imports  # pyright: ignore[reportUnusedImport]
 from torch import Tensor
+from torch._dynamo.eval_frame import skip_code
 from torch._functorch._aot_autograd import runtime_wrappers
 from torch._functorch._aot_autograd.schemas import OutputType
 from torch.autograd.function import FunctionMeta
@@ -208,6 +209,7 @@ def make_differentiable(
     forward, whole, backward = function._fwd_fn, function._bwd_fn, function._backward_impl
     written = frozenset(function.metadata.mutated_inp_runtime_indices)
     noticed: dict[int, _Noticed] = {}
+    unseen: Any = torch._dynamo.disable(_gradients, reason="it carries out programs that are compiled already")
 
     def noting(ctx: Any, arguments: Any, *rest: Any) -> Any:
         state = RandomState.before(arguments) if is_random else None
@@ -224,10 +226,12 @@ def make_differentiable(
 
     def differentiable(grads: Any, ctx: Any, *rest: Any) -> Any:
         if torch.is_grad_enabled():
-            return _gradients(function.metadata, program, ctx, grads[0], leading)
+            return unseen(function.metadata, program, ctx, grads[0], leading)
         return whole(grads, ctx, *rest)
 
     function._fwd_fn, function._bwd_fn, function._backward_impl = noting, differentiable, releasing
+    for each in (noting, differentiable, releasing):  # in a compiled function that asks for gradients Dynamo sees them
+        skip_code(each.__code__)
 
 
 def _gradients(

@@ -55,6 +55,8 @@ class Program:
     """Whether it draws random numbers: then it is run again from the state that it drew them from."""
     order: int = 0
     """How often it is differentiated."""
+    has_loops: bool = False
+    """Whether it has a loop whose number of turns its data decides."""
     otherwise: Function | None = None
     """The same function in another way, for a trace of its own where the first cannot be traced."""
     _compiled: dict[Hashable, CompiledProgram] = field(default_factory=dict[Hashable, CompiledProgram])
@@ -114,8 +116,9 @@ class Program:
             arguments, tangents = values[: len(values) - len(wanted)], values[len(values) - len(wanted) :]
             return _jvp_by_vjp(self._of(arguments, wanted, given), tuple(arguments[n] for n in wanted), tangents)
 
-        # Of derivatives, torch's two modes do not always agree, and differences take the side of reverse mode.
-        ways = (by_gradients, function) if self.order else (function, by_gradients)
+        # Of derivatives, torch's two modes do not always agree, and differences take the side of reverse mode. But the
+        # gradient of a loop is a loop with another one inside, which the next gradient has again: tangents are none.
+        ways = (by_gradients, function) if self.order and not self.has_loops else (function, by_gradients)
         return self._derive(("jvp", wanted, given), ways[0], 2, ways[1])
 
     def vmap(self, dims: tuple[int | None, ...], randomness: str) -> Program:
@@ -141,7 +144,9 @@ class Program:
     def _derive(self, key: Hashable, function: Function, order: int = 0, otherwise: Function | None = None) -> Program:
         found = self._derived.get(key)
         if found is None:
-            made = Program(function, self.compile, self.location, self.is_random, self.order + order, otherwise)
+            made = Program(
+                function, self.compile, self.location, self.is_random, self.order + order, self.has_loops, otherwise
+            )
             found = self._derived[key] = made
         return found
 
