@@ -29,6 +29,7 @@ from weft.frontends.torch.capture.decompositions import decompositions
 from weft.frontends.torch.capture.grouped_matmuls import with_traced_gradients
 from weft.frontends.torch.capture.margin_loss import margins_of_labels
 from weft.frontends.torch.capture.mask_shapes import check_masks
+from weft.frontends.torch.capture.processor_tables import make_tables
 from weft.frontends.torch.capture.random_numbers import draw_seeds_once
 from weft.frontends.torch.capture.recurrent_layers import with_recurrent_layers
 from weft.frontends.torch.capture.split_sizes import with_split_sizes
@@ -175,11 +176,12 @@ def compile_graph(
     """
     draw_seeds_once(module)
     try:
+        make_tables(module)
         ask_sizes(module)
     except Exception as error:  # whatever is wrong in asking, what is not known is found out where it is needed
         if config.forbids_fallbacks:
             raise
-        log.info("the sizes of a graph are not asked for: %r", error)
+        log.info("tables of a graph are not made, or its sizes not asked for: %r", error)
     guards = shape_guards(example_inputs) if is_recording() else []
     frozen = frozen_arguments(module, name, config, traced_inputs)
     try:
