@@ -13,6 +13,17 @@ import torch
 from weft.frontends.torch.execution.alignment import spanned
 from weft.runtime.strides import lies_dense
 
+_CARRIERS = {
+    torch.uint16: torch.int16,
+    torch.uint32: torch.int32,
+    torch.uint64: torch.int64,
+    **{
+        each: torch.uint8
+        for each in (torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
+    },
+}
+"""Types of which torch copies no list on a GPU, and what has the same bits."""
+
 
 def copy_all(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
     """Copy tensors to others of their shapes, which are the first of each pair."""
@@ -58,8 +69,11 @@ class CopiesOut:
 def _copied(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
     if len(targets) == 1:
         targets[0].copy_(sources[0])
-    else:
-        torch._foreach_copy_(targets, sources)
+        return
+    carrier = _CARRIERS.get(targets[0].dtype)
+    if carrier is not None:
+        targets, sources = ([each.view(carrier) for each in tensors] for tensors in (targets, sources))
+    torch._foreach_copy_(targets, sources)
 
 
 def _by_type(tensors: Sequence[torch.Tensor]) -> list[list[int]]:
