@@ -35,3 +35,18 @@ def taken(function: Callable[..., Any], *tensors: torch.Tensor) -> int:
 @pytest.mark.parametrize("name", OPS)
 def test_temporaries_are_less_than_half_of_the_operand(name: str) -> None:
     assert taken(OPS[name], torch.randn(N)) < 2 * N
+
+
+SERIES: dict[str, Callable[[torch.Tensor], Any]] = {
+    "zeta": lambda x: torch.special.zeta(x + 1, x),
+    "igamma": lambda x: torch.igamma(x, 2 - x),
+    "a polynomial": lambda x: torch.special.laguerre_polynomial_l(x, (x * 40).to(torch.int64)),
+}
+
+
+@pytest.mark.parametrize("name", SERIES)
+def test_series_of_as_many_terms_as_elements_need_take_no_more_for_long_tensors(name: str) -> None:
+    function, x = SERIES[name], torch.rand(9 * N + 5) + 0.1
+    assert taken(function, x) < 512 * N  # a few values of a part, in float64, and the results of all parts
+    found = torch.compile(function, backend="weft", dynamic=False)(x)
+    torch.testing.assert_close(found, function(x), rtol=1e-5, atol=1e-5)

@@ -142,13 +142,15 @@ def div(b: ImportBuilder, x: Operand, y: Operand) -> Complex:
     left, right = lifted(b, x, dtype), lifted(b, y, dtype)
     if _is_real(y):
         return Complex(b, (b.emit("div", left.real, right.real), b.emit("div", left.imag, right.real)))
-    # Divided by the greater part first, the squares of the divisor neither overflow nor vanish.
-    scale = b.emit("maximum", b.emit("abs", right.real), b.emit("abs", right.imag))
-    real, imag = b.emit("div", right.real, scale), b.emit("div", right.imag, scale)
-    conjugate = Complex(b, (real, b.emit("neg", imag)))
-    square = b.emit("mul", b.emit("add", b.emit("mul", real, real), b.emit("mul", imag, imag)), scale)
-    above = product(b, "mul", left, conjugate)
-    return Complex(b, (b.emit("div", above.real, square), b.emit("div", above.imag, square)))
+    # Smith's way, which torch takes too: squares neither overflow nor vanish, and what is divided by infinity is 0.
+    upright = b.emit("ge", b.emit("abs", right.real), b.emit("abs", right.imag))
+    greater, lesser = (b.emit("where", upright, *pair) for pair in ((right.real, right.imag), (right.imag, right.real)))
+    ratio = b.emit("div", lesser, greater)
+    size = b.emit("add", greater, b.emit("mul", lesser, ratio))
+    one = b.number(1.0, right.dtype)
+    over, under = b.emit("where", upright, one, ratio), b.emit("where", upright, ratio, one)
+    above = product(b, "mul", left, Complex(b, (over, b.emit("neg", under))))
+    return Complex(b, (b.emit("div", above.real, size), b.emit("div", above.imag, size)))
 
 
 @complex_aten("reciprocal")
@@ -187,7 +189,20 @@ def sgn(b: ImportBuilder, x: Complex) -> Complex:
 
 @complex_aten("exp")
 def exp(b: ImportBuilder, x: Complex) -> Complex:
-    return _polar(b, b.emit("exp", x.real), x.imag)
+    """As C has it: a turn of exactly 0 is kept, and where the size is 0 or infinite one without end counts for nothing.
+
+    So exp(inf + 0i) is inf + 0i, exp(-inf + nan i) is 0 and exp(inf + inf i) is inf + nan i.
+    """
+    value = _polar(b, b.emit("exp", x.real), x.imag)
+    zero = b.number(0.0, x.dtype)
+    endless = b.emit("isinf", x.real)
+    unturned = b.emit("logical_and", endless, b.emit("logical_not", b.emit("isfinite", x.imag)))
+    real = b.emit("where", unturned, b.emit("maximum", x.real, zero), value.real)
+    vanished = b.emit("logical_and", unturned, b.emit("lt", x.real, zero))
+    imag = b.emit("where", vanished, zero, value.imag)
+    # Not of finite sizes, whose slope along the turn is no zero.
+    straight = b.emit("logical_and", b.emit("logical_not", b.emit("isfinite", x.real)), b.emit("eq", x.imag, zero))
+    return Complex(b, (real, b.emit("where", straight, x.imag, imag)))
 
 
 @complex_aten("polar")

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -13,6 +14,9 @@ import torch
 from torch import Tensor
 from torch._guards import detect_fake_mode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+_PART, _PART_ELSEWHERE = 1 << 16, 1 << 20
+"""Elements of a part: what is computed of them stays in a processor's cache, or keeps a device busy."""
 
 
 def repeat_while(
@@ -25,6 +29,34 @@ def repeat_while(
     operators: Any = torch.ops.higher_order
     with _place_for_sizes(carried):
         return tuple(operators.while_loop(going, turn, tuple(carried), tuple(captured)))
+
+
+def by_parts(function: Callable[..., Tensor], *values: Tensor) -> Tensor:
+    """A function of elements, which loops while any element needs it, of one part of long tensors after the other.
+
+    What the function computes meanwhile is then as large as a part, and only the slowest part has the most turns. The
+    tensors have one shape, or are numbers; the last part begins where it has as many elements as the others.
+    """
+    shape = torch.broadcast_shapes(*(value.shape for value in values))
+    count: Any = math.prod(shape)  # symbolic sizes are left whole
+    part = _PART if values[0].device.type == "cpu" else _PART_ELSEWHERE
+    if not isinstance(count, int) or count < 2 * part:
+        return function(*values)
+    flat = [value.expand(shape).reshape(-1) if value.dim() else value for value in values]
+    places = torch.arange(part, device=values[0].device)
+    starts = torch.arange(-(-count // part), device=values[0].device) * part
+
+    def one(carried: Tensor, start: Tensor, places: Tensor, *flat: Tensor) -> tuple[Tensor, Tensor]:
+        taken = places + torch.clamp(start, max=count - part)
+        return carried.clone(), function(*(value[taken] if value.dim() else value for value in flat))
+
+    operators: Any = torch.ops.higher_order
+    with _place_for_sizes(values):
+        _, found = operators.scan(one, (starts[:1].clone(),), (starts,), (places, *flat))
+    if count % part == 0:
+        return found.reshape(shape)
+    beyond = (len(found) - 1) * part
+    return torch.cat([found[:-1].reshape(-1), found[-1, part - (count - beyond) :]]).reshape(shape)
 
 
 @contextmanager

@@ -9,13 +9,14 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from weft.frontends.torch.capture.data_loops import repeat_while
-from weft.frontends.torch.capture.series import float_operands, polynomial
+from weft.frontends.torch.capture.data_loops import by_parts, repeat_while
+from weft.frontends.torch.capture.series import float_operands, polynomial, together
 
 _TEMME = (
     (
@@ -122,7 +123,12 @@ _EULER_MACLAURIN = (
 
 def zeta(x: Any, q: Any) -> Tensor:
     """Hurwitz' zeta function: the first terms, and by Euler and Maclaurin the rest."""
-    kind, x, q = float_operands(x, q, torch.float64)
+    kind, x, q = together(x, q)
+    return by_parts(partial(_zeta, kind), x, q)
+
+
+def _zeta(kind: torch.dtype, x: Tensor, q: Tensor) -> Tensor:
+    _, x, q = float_operands(x, q, torch.float64)
     total, place = torch.zeros_like(q), q
 
     def below(total: Tensor, place: Tensor, x: Tensor) -> Tensor:
@@ -153,14 +159,19 @@ def zeta(x: Any, q: Any) -> Tensor:
 
 def igamma(a: Tensor, x: Tensor) -> Tensor:
     """The lower regularized incomplete gamma function."""
-    kind, a, x = float_operands(a, x, torch.float64)
-    return _at_edges(a, x, _incomplete(a, x)[0], 1.0).to(kind)
+    kind, a, x = together(a, x)
+    return by_parts(partial(_regularized, kind, upper=False), a, x)
 
 
 def igammac(a: Tensor, x: Tensor) -> Tensor:
     """The upper regularized incomplete gamma function."""
-    kind, a, x = float_operands(a, x, torch.float64)
-    return _at_edges(a, x, _incomplete(a, x)[1], 0.0).to(kind)
+    kind, a, x = together(a, x)
+    return by_parts(partial(_regularized, kind, upper=True), a, x)
+
+
+def _regularized(kind: torch.dtype, a: Tensor, x: Tensor, *, upper: bool) -> Tensor:
+    _, a, x = float_operands(a, x, torch.float64)
+    return _at_edges(a, x, _incomplete(a, x)[upper], float(not upper)).to(kind)
 
 
 def _at_edges(a: Tensor, x: Tensor, found: Tensor, far: float) -> Tensor:

@@ -16,8 +16,8 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from weft.frontends.torch.capture.data_loops import repeat_while
-from weft.frontends.torch.capture.series import float_operands
+from weft.frontends.torch.capture.data_loops import by_parts, repeat_while
+from weft.frontends.torch.capture.series import float_operands, together
 
 Step: TypeAlias = Callable[[Any, Any, Any, Any], Any]
 """The polynomial of degree k, of x, k and those of degrees k - 2 and k - 1."""
@@ -128,7 +128,23 @@ def _going(k: Tensor, before: Tensor, now: Tensor, x: Tensor, last: Tensor) -> T
     return (k <= last) & ~torch.isnan(now)
 
 
-POLYNOMIALS: dict[str, Callable[..., Tensor]] = {
+def _by_parts(polynomial: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """The same, part by part where degrees are data, because that makes a loop."""
+
+    def parted(x: Any, n: Any) -> Tensor:
+        if not isinstance(n, Tensor):
+            return polynomial(x, n)
+        kind, x, n = together(x, n)
+
+        def part(x: Tensor, n: Tensor) -> Tensor:
+            return polynomial(x, n).to(kind)
+
+        return by_parts(part, x, n)
+
+    return parted
+
+
+_WHOLE: dict[str, Callable[..., Tensor]] = {
     **{f"chebyshev_polynomial_{kind}": _chebyshev(*made, _WAVES_FROM[kind]) for kind, made in _KINDS.items()},
     **{
         f"shifted_chebyshev_polynomial_{kind}": _chebyshev(*made, _SHIFTED_WAVES_FROM[kind], shifted=True)
@@ -139,4 +155,5 @@ POLYNOMIALS: dict[str, Callable[..., Tensor]] = {
     "laguerre_polynomial_l": laguerre,
     "legendre_polynomial_p": legendre,
 }
+POLYNOMIALS = {name: _by_parts(polynomial) for name, polynomial in _WHOLE.items()}
 """By what torch calls them in `torch.special`."""

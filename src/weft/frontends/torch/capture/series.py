@@ -40,6 +40,17 @@ def float_result(x: Tensor) -> torch.dtype:
     return x.dtype if x.dtype.is_floating_point else torch.get_default_dtype()
 
 
+def together(x: Any, y: Any) -> tuple[torch.dtype, Tensor, Tensor]:
+    """The type of what a special function of two tensors or numbers gives, and both as tensors, numbers in full."""
+    kind = torch.result_type(x, y)
+    device = (x if isinstance(x, Tensor) else y).device
+    wide = (torch.float64 if isinstance(each, float) else None for each in (x, y))
+    first, second = (
+        torch.as_tensor(each, dtype=dtype, device=device) for each, dtype in zip((x, y), wide, strict=True)
+    )
+    return kind if kind.is_floating_point else torch.get_default_dtype(), first, second
+
+
 def float_operands(x: Any, y: Any, dtype: torch.dtype | None = None) -> tuple[torch.dtype, Tensor, Tensor]:
     """The type of what a special function of two tensors or numbers gives; and both, in `dtype` or it, of one shape."""
     kind = torch.result_type(x, y)
