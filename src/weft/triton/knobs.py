@@ -10,6 +10,9 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any, ClassVar, Self
 
+from weft.frontends.triton.runtime.hooks import COMPILED, ENTER, EXIT
+from weft.frontends.triton.runtime.hooks import HookChain as HookChain
+
 propagate_env: bool = True
 """Whether what is set here is put into the environment too, for child processes."""
 
@@ -43,6 +46,27 @@ class Knob:
 
 def _flag(key: str, default: bool = False) -> Knob:
     return Knob(key, default, lambda text: text.lower() not in ("", "0", "false", "off", "no"))
+
+
+class _Hooks:
+    """A chain of functions; one that is assigned takes the place of all."""
+
+    def __init__(self, chain: HookChain) -> None:
+        self.chain = chain
+
+    def __get__(self, instance: base_knobs | None, owner: type | None = None) -> Any:
+        return self.chain
+
+    def __set__(self, instance: base_knobs, value: Any) -> None:
+        if value is not self.chain:
+            self.chain.calls[:] = value.calls if isinstance(value, HookChain) else [] if value is None else [value]
+
+
+class _Hook(_Hooks):
+    """One function, or None."""
+
+    def __get__(self, instance: base_knobs | None, owner: type | None = None) -> Any:
+        return self.chain.calls[0] if self.chain.calls else None
 
 
 class base_knobs:
@@ -82,12 +106,13 @@ class runtime_knobs(base_knobs):
     debug = _flag("TRITON_DEBUG")
     sanitize_overflow = _flag("TRITON_SANITIZE_OVERFLOW", True)
     override_arch = Knob("TRITON_OVERRIDE_ARCH")
-    launch_enter_hook = Knob("")
-    launch_exit_hook = Knob("")
-    kernel_load_start_hook = Knob("")
-    kernel_load_end_hook = Knob("")
+    launch_enter_hook = _Hooks(ENTER)
+    launch_exit_hook = _Hooks(EXIT)
+    kernel_load_start_hook = _Hooks(HookChain())
+    kernel_load_end_hook = _Hooks(HookChain(reversed=True))
+    kernel_unload_hook = _Hooks(HookChain())
     jit_cache_hook = Knob("")
-    jit_post_compile_hook = Knob("")
+    jit_post_compile_hook = _Hook(COMPILED)
     add_stages_inspection_hook = Knob("")
 
 
@@ -140,6 +165,8 @@ class nvidia_knobs(base_knobs):
 
 class amd_knobs(base_knobs):
     use_buffer_ops = _flag("AMDGCN_USE_BUFFER_OPS")
+    use_async_copy = Knob("TRITON_HIP_USE_ASYNC_COPY")
+    use_block_pingpong = Knob("TRITON_HIP_USE_BLOCK_PINGPONG")
 
 
 class proton_knobs(base_knobs):

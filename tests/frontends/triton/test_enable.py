@@ -39,3 +39,10 @@ def test_knobs_follow_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         knobs.runtime.debug = False
         assert knobs.runtime.debug is False
     assert knobs.runtime.debug is True
+
+
+def test_torch_can_say_which_triton_it_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = importlib.import_module("torch._dynamo.utils")
+    monkeypatch.delattr(module, "triton", raising=False)
+    with weft.triton.enable():
+        assert vars(module)["triton"].__version__ == weft.triton.__version__

@@ -212,3 +212,27 @@ def test_what_the_author_passes_is_checked() -> None:
         run("mov.f32 $0, $1;", "=f,f", [FLOATS], tl.float32, pack=0)
     with pytest.raises(KernelTypeError, match="constraints as text"):
         run("mov.f32 $0, $1;", 3, [FLOATS], tl.float32)  # type: ignore[arg-type]
+
+
+def _nth(mask: int, base: int, count: int) -> int:
+    """`fns` as NVIDIA's manual writes it."""
+    if count == 0:
+        return base if mask >> base & 1 else 0xFFFFFFFF
+    place, left, step = base, abs(count) - 1, 1 if count > 0 else -1
+    while 0 <= place < 32:
+        if mask >> place & 1:
+            if not left:
+                return place
+            left -= 1
+        place += step
+    return 0xFFFFFFFF
+
+
+@pytest.mark.usefixtures("interpreted")
+def test_the_nth_bit_is_found() -> None:
+    bases, counts = RANDOM.integers(0, 32, 64, np.uint32), RANDOM.integers(-9, 10, 64).astype(np.int32)
+    found = run("fns.b32 $0, $1, $2, $3;", "=r,r,r,r", [WORDS, bases, counts], tl.uint32)
+    expected = [_nth(int(w), int(b), int(c)) for w, b, c in zip(WORDS, bases, counts, strict=True)]
+    assert found.tolist() == expected
+    found = run("fns.b32 $0, $1, 0, $2;", "=r,r,r", [WORDS, np.full(64, 3, np.int32)], tl.int32)
+    assert found.tolist() == [np.int32(np.uint32(_nth(int(w), 0, 3))) for w in WORDS]

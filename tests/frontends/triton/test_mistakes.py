@@ -25,6 +25,7 @@ from weft.frontends.triton.errors import (
     KernelShapeError,
     KernelTypeError,
     KernelUnsupportedError,
+    KernelValueError,
     MemoryAccessError,
     RaceError,
 )
@@ -180,9 +181,10 @@ def constant_assigned_twice(x, y, out, n, BLOCK: tl.constexpr = 64):
     BLOCK: tl.constexpr = 32  # here
 
 
-@mistake(KernelTypeError, "only known when the kernel runs")
+@mistake(KernelValueError, "must be of type tl.constexpr")
 def constant_of_an_argument(x, y, out, n):
-    SIZE: tl.constexpr = n * 2  # here
+    SIZE: tl.constexpr = n * 2
+    tl.store(out + tl.arange(0, SIZE), 0.0)  # here
 
 
 # -- control flow --------------------------------------------------------------------------------------------------

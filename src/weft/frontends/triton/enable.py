@@ -38,6 +38,10 @@ class _SameModule(Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         module.__spec__ = self._spec  # the import system has put its own there
+        # What is in it is known by its second name at once: importing it later would put the module in place of what
+        # its package has under that name, such as `triton.runtime.driver`.
+        for name in [name for name in sys.modules if name.startswith(f"{self.ours}.")]:
+            sys.modules.setdefault(name.removeprefix("weft."), sys.modules[name])
 
 
 class _Finder(MetaPathFinder):
@@ -116,3 +120,7 @@ def _forget_what_torch_found() -> None:
         forget = getattr(value, "cache_clear", None)
         if forget is not None:
             forget()
+    # torch says in its metrics which Triton it found, and takes for granted that it has loaded it.
+    metrics: Any = sys.modules.get("torch._dynamo.utils")
+    if metrics is not None and not hasattr(metrics, "triton") and _NAME in sys.modules:
+        metrics.triton = sys.modules[_NAME]

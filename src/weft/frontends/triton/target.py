@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 from weft.backends.nvidia.driver.libcuda import device_facts
@@ -31,10 +34,23 @@ class _Facts:
             "max_shared_mem": 1 << 20,
             "max_num_regs": 1 << 16,
             "warpSize": 1,
-            "sm_clock_rate": 0,
-            "mem_clock_rate": 0,
-            "mem_bus_width": 0,
+            "sm_clock_rate": _processor_khz(),
+            # What every machine with two channels of DDR4 has: it is not known, and models divide by it.
+            "mem_clock_rate": 1_600_000,
+            "mem_bus_width": 128,
         }
+
+
+@lru_cache
+def _processor_khz() -> int:
+    """The clock of the processor as the system states it; a usual one where it does not."""
+    with contextlib.suppress(OSError, ValueError):
+        return int(Path("/sys/devices/system/cpu/cpu0/cpufreq/cpuinfo_max_freq").read_text())
+    with contextlib.suppress(OSError, ValueError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("cpu MHz"):
+                return int(float(line.partition(":")[2]) * 1000)
+    return 2_000_000
 
 
 class Processor:
@@ -91,11 +107,11 @@ class _CudaFacts:
         return {
             "multiprocessor_count": facts.multiprocessors,
             "max_shared_mem": facts.shared_per_block,
-            "max_num_regs": 1 << 16,
+            "max_num_regs": facts.registers_per_block,
             "warpSize": 32,
-            "sm_clock_rate": 0,
-            "mem_clock_rate": 0,
-            "mem_bus_width": 0,
+            "sm_clock_rate": facts.clock_khz,
+            "mem_clock_rate": facts.memory_clock_khz,
+            "mem_bus_width": facts.memory_bus_bits,
         }
 
 

@@ -60,6 +60,10 @@ _ATTRIBUTES = {
     "minor": 76,
     "shared_per_multiprocessor": 81,
     "shared_per_block": 97,
+    "registers_per_block": 12,
+    "clock_khz": 13,
+    "memory_clock_khz": 36,
+    "memory_bus_bits": 37,
 }
 
 
@@ -75,6 +79,10 @@ class DeviceFacts:
     threads_per_block: int
     l2_bytes: int
     memory_bytes: int
+    registers_per_block: int = 1 << 16
+    clock_khz: int = 0
+    memory_clock_khz: int = 0
+    memory_bus_bits: int = 0
 
     @property
     def arch(self) -> str:

@@ -296,6 +296,8 @@ def attribute(run: Evaluation, node: ast.Attribute) -> Any:
     try:
         return known(_member(value, node.attr))
     except AttributeError as error:
+        if node.attr == "value" and is_known(value):  # functions that Triton hands a constexpr take it out again
+            return known(value)
         shown = describe(value) if isinstance(value, base_value) else getattr(value, "__name__", describe(value))
         raise KernelTypeError(f"{shown} has no attribute {node.attr!r}", hint=_close(value, node.attr)) from error
 

@@ -156,17 +156,14 @@ def annotated_assignment(run: Evaluation, node: ast.AnnAssign) -> None:
     if not isinstance(node.target, ast.Name):
         raise KernelUnsupportedError("only a name can be a constexpr")
     value = run.evaluate(node.value)
-    if not is_known(value):
-        error = KernelTypeError(
-            f"{node.target.id} is declared tl.constexpr, but its value is only known when the kernel runs: "
-            f"{describe(value)}",
-            hint="leave the annotation out, or make all that it is computed from a constexpr",
-        )
-        raise run.placed(error, node.value)
     if node.target.id in run.scope.values:
         raise KernelNameError(
             f"{node.target.id} is already defined: a constexpr cannot be reassigned", hint="use another name"
         )
+    if not is_known(value):  # as in Triton, the annotation then says nothing
+        run.at(node)
+        bind(run, node.target, settled(value))
+        return
     declared = value if isinstance(value, values.tuple | base_type) else constexpr(value)
     run.scope.declare(node.target.id, declared)  # pyright: ignore[reportArgumentType]
 

@@ -16,6 +16,7 @@ from weft.frontends.triton.inline_ptx.instructions import (
     COUNTS,
     PAIRS,
     SEMANTICS,
+    SIGNED_COUNTS,
     TYPES,
     UNSIGNED,
     compared,
@@ -138,10 +139,9 @@ class _Machine:
             results = [compute(op, element, [both[half] for both in halves]) for half in (0, 1)]
             return _joined(results)
         element = _type(op)
-        counts = COUNTS.get(op.name, ())
-        args = [
-            self._read(source, types.uint32 if place in counts else element) for place, source in enumerate(sources)
-        ]
+        kinds = dict.fromkeys(COUNTS.get(op.name, ()), types.uint32)
+        kinds |= dict.fromkeys(SIGNED_COUNTS.get(op.name, ()), types.int32)
+        args = [self._read(source, kinds.get(place, element)) for place, source in enumerate(sources)]
         if op.name == "mad" and "wide" in op.modifiers:
             wide = types.int64 if element.is_int_signed() else types.uint64
             args[2] = self._read(sources[2], wide)

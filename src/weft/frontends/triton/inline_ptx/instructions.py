@@ -198,6 +198,24 @@ def _permuted(op: Instruction, element: dtype, args: Sequence[tensor]) -> tensor
     return result
 
 
+def _nth_bit(op: Instruction, element: dtype, args: Sequence[tensor]) -> tensor:
+    """The place of the nth bit that is set, from a base upwards, or downwards for a negative n; all ones without it."""
+    mask, base, count = args
+    upward, n = count > 0, mapped("abs", count)
+    from_base = constant(0xFFFFFFFF, types.uint32) << base
+    above, below = mask & from_base, mask & ~(from_base << 1)
+    result = constant(0xFFFFFFFF, types.uint32)
+    for place in range(32):
+        bit = 1 << place
+        passed = where(upward, above & (2 * bit - 1), below & (0x100000000 - bit))
+        hit = (passed & bit) != 0
+        found = hit & (converted(bits.popc(passed), types.int32, None) == n)
+        result = where(found, constant(place, types.uint32), result)
+    at_base = (mask >> base) & 1
+    alone = where(at_base != 0, base, constant(0xFFFFFFFF, types.uint32))
+    return where(count == 0, alone, result)
+
+
 def _copied_sign(op: Instruction, element: dtype, args: Sequence[tensor]) -> tensor:
     sign, magnitude = args
     return mapped("copysign", magnitude, sign)
@@ -224,6 +242,7 @@ SEMANTICS: Mapping[str, Semantics] = {
     "shf": _funnel,
     "bfe": _field,
     "prmt": _permuted,
+    "fns": _nth_bit,
     "popc": lambda op, element, args: converted(bits.popc(args[0]), types.uint32, None),
     "clz": lambda op, element, args: converted(bits.clz(args[0]), types.uint32, None),
     "brev": lambda op, element, args: bits.brev(args[0]),
@@ -240,8 +259,11 @@ SEMANTICS: Mapping[str, Semantics] = {
 }
 """Instructions whose operands and result are of one type, but for counts of shifts and the like."""
 
-COUNTS: Mapping[str, tuple[int, ...]] = {"shl": (1,), "shr": (1,), "shf": (2,), "bfe": (1, 2)}
+COUNTS: Mapping[str, tuple[int, ...]] = {"shl": (1,), "shr": (1,), "shf": (2,), "bfe": (1, 2), "fns": (1,)}
 """Operands that are counts of 32 bits, whatever the instruction's type is."""
+
+SIGNED_COUNTS: Mapping[str, tuple[int, ...]] = {"fns": (2,)}
+"""Those that may be negative."""
 
 COMPARISONS: Mapping[str, str] = {
     **{name: name for name in ("eq", "ne", "lt", "le", "gt", "ge")},

@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 
 from weft.frontends.triton.errors import ArgumentError
 from weft.frontends.triton.language.constants import unwrap
+from weft.frontends.triton.runtime.hooks import ENTER, EXIT
 from weft.frontends.triton.runtime.jit import JITFunction, interpreted_here, options_fit
 from weft.frontends.triton.runtime.memory_places import address_of, place_of_foreign
 from weft.frontends.triton.runtime.specialise import Parameter, Words, alias_groups, constant_key
@@ -65,8 +66,8 @@ def make_launch(
         head += "\n    if surplus_: refuse_(function_, surplus_)"
         scope["refuse_"] = _refuse
     scope |= {"kernels_": kernels, "used_": used, "triple_": triple, "otherwise_": otherwise}
-    scope |= {"grid_function_": FunctionType, "unwrap_": unwrap}
-    scope |= {"function_": function, "here_": interpreted_here, "with_options_": with_options, "fit_": options_fit}
+    scope |= {"grid_function_": FunctionType, "unwrap_": unwrap, "enter_": ENTER.calls, "exit_": EXIT.calls}
+    scope |= {"function_": function, "here_": interpreted_here, "seen_": _seen}
     classifying, key = _classifying(function, scope, options)
     given = _tuple(function.arg_names)
     rest = f"otherwise_(grid_of_the_launch_, key_, words_, ({given}), {options})"
@@ -74,19 +75,21 @@ def make_launch(
         "    chosen_ = here_()",
         "    if chosen_ is None:",
         "        chosen_ = function_.by_environment",
-        "    if chosen_ or function_.watcher or function_.pre_run_hooks:",
+        "    if chosen_ or function_.watcher or function_.pre_run_hooks or enter_ or exit_:",
         f"        return function_.run({_passed(function)}grid=grid_of_the_launch_, **{options})",
     ]
     lines = [
         *(lines if watched else ()),
         *classifying,
         f"    key_ = {key}",
+        "    fit_ = True",
         f"    if {options}:",
-        f"        key_ = with_options_(key_, {options})",
+        f"        more_, fit_ = seen_({options})",
+        "        if more_: key_ = (*key_[:-1], *more_, key_[-1])",
         "    kernel_ = kernels_.get(key_)",
         "    if type_(grid_of_the_launch_) is grid_function_:",
         f"        grid_of_the_launch_ = grid_of_the_launch_({_shown(function)})",
-        f"    if kernel_ is None or type_(grid_of_the_launch_) is not tuple_ or {options} and not fit_({options}):",
+        "    if kernel_ is None or not fit_ or type_(grid_of_the_launch_) is not tuple_:",
         f"        return {rest}",
         "    for scope_, name_, value_ in used_:",
         "        if scope_.get(name_) is not value_:",
@@ -195,11 +198,34 @@ def _tuple(names: list[str]) -> str:
 
 def with_options(key: tuple[Hashable, ...], options: dict[str, Any]) -> tuple[Hashable, ...]:
     """How many warps a program has, and registers a thread of it, shapes its code on a GPU."""
-    for name in ("num_warps", "maxnreg"):
-        value = options.get(name)
-        if value is not None:
-            key = (*key[:-1], (name, value if type(value) is int else constant_key(value)), key[-1])
-    return key
+    return (*key[:-1], *_of_code(options), key[-1])
+
+
+def _of_code(options: Mapping[str, Any]) -> tuple[Hashable, ...]:
+    """What the options of a launch add to its key."""
+    given = ((name, options.get(name)) for name in ("num_warps", "maxnreg"))
+    return tuple(
+        [(name, value if type(value) is int else constant_key(value)) for name, value in given if value is not None]
+    )
+
+
+_met: dict[tuple[Any, ...], tuple[Hashable, ...]] = {}
+"""What options of launches that are plain integers, and fit, add to the key: most launches have the same."""
+_MOST_MET = 1024
+
+
+def _seen(options: dict[str, Any]) -> tuple[tuple[Hashable, ...], bool]:
+    """What options add to the key, and whether nothing is to be said of them."""
+    key = (*options.items(), *map(type, options.values()))
+    try:
+        if (more := _met.get(key)) is not None:
+            return more, True
+    except TypeError:  # one of them has no hash
+        return _of_code(options), options_fit(options)
+    more, fit = _of_code(options), options_fit(options)
+    if fit and all([type(value) is int for value in options.values()]) and len(_met) < _MOST_MET:
+        _met[key] = more
+    return more, fit
 
 
 def _passed(function: JITFunction) -> str:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import NoReturn
+
+from weft.frontends.triton.errors import KernelUnsupportedError
 from weft.frontends.triton.language.constants import constexpr
 from weft.frontends.triton.target import driver
 
@@ -23,3 +26,15 @@ def gdc_wait() -> None:
 
 def gdc_launch_dependents() -> None:
     """Let the next kernel begin early: it begins when this one has ended."""
+
+
+def smid() -> NoReturn:
+    """Which multiprocessor a program runs on: Weft's programs do not know, as several may take turns on one block."""
+    raise KernelUnsupportedError(
+        "a program is not told which multiprocessor it runs on", hint="time kernels with torch.profiler"
+    )
+
+
+def globaltimer() -> NoReturn:
+    """Nanoseconds: passes may move work across the reading of a clock, so there is none."""
+    raise KernelUnsupportedError("a program has no clock", hint="time kernels with torch.profiler")

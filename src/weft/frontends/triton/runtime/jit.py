@@ -28,6 +28,7 @@ from weft.frontends.triton.builders import builder
 from weft.frontends.triton.compiler.source import Fingerprint, Source, fingerprint
 from weft.frontends.triton.errors import LaunchError
 from weft.frontends.triton.language.constants import constexpr_type, unwrap
+from weft.frontends.triton.runtime.hooks import ENTER, EXIT, LaunchFacts
 from weft.frontends.triton.runtime.ignored_options import all_told
 from weft.frontends.triton.runtime.specialise import Parameter
 from weft.frontends.triton.runtime.stand_ins import MockTensor
@@ -138,35 +139,17 @@ def is_count(name: str, value: Any) -> bool:
     return number >= (0 if name == "num_stages" else 1)
 
 
-_fitting: set[tuple[Any, ...]] = set()
-"""Options of launches that are all plain integers, and fit: most launches have the same."""
-_MOST_FITTING = 1024
-
-
 def options_fit(options: Mapping[str, Any]) -> bool:
     """Whether the options of a launch are known, counts where they count, and nothing is to be said of them."""
-    plain = all([type(value) is int for value in options.values()])
-    key = tuple(options.items()) if plain and options else None
-    if key in _fitting:
-        return True
     counts = all([is_count(name, options[name]) for name in COUNTS if name in options])
-    fit = counts and OPTIONS.issuperset(options) and all_told(options)
-    if fit and key is not None and len(_fitting) < _MOST_FITTING:
-        _fitting.add(key)
-    return fit
+    return counts and OPTIONS.issuperset(options) and all_told(options)
 
 
 class KernelInterface:
     """What can be launched over a grid."""
 
-    number: int
-    """Which of this process's kernels it is."""
-
-    def register(self) -> None:
-        """Let the kernel be known by a number."""
-        self.number = next(_numbers)
-        KERNELS[self.number] = self
-        _meet_torch()
+    weft_number: int
+    """Which of this process's kernels it is: libraries derive classes, whose names are not to meet with ours."""
 
     def run(self, *args: Any, grid: Grid, warmup: bool = False, **keywords: Any) -> Any:
         """Launch the kernel, or with `warmup` only compile it."""
@@ -187,6 +170,13 @@ class KernelInterface:
             return self.run(*args, grid=grid, warmup=False, **keywords)
 
         return launch
+
+
+def register(kernel: KernelInterface) -> None:
+    """Let a kernel be known by a number."""
+    kernel.weft_number = next(_numbers)
+    KERNELS[kernel.weft_number] = kernel
+    _meet_torch()
 
 
 class JITCallable:
@@ -304,7 +294,7 @@ class JITFunction(JITCallable, KernelInterface):
         self.by_environment = interpreting()
         self.defaults = {parameter.name: parameter.default for parameter in self.params if parameter.has_default}
         self.constant_names = [parameter.name for parameter in self.params if parameter.is_constexpr]
-        self.register()
+        register(self)
 
     def run(self, *args: Any, grid: Grid, warmup: bool = False, **keywords: Any) -> Any:
         for hook in self.pre_run_hooks:
@@ -315,7 +305,19 @@ class JITFunction(JITCallable, KernelInterface):
             return None if warmup else self.launcher.interpret(args, grid, keywords)
         if warmup:
             return self.launcher.compiled(args, keywords)
+        if ENTER.calls or EXIT.calls:
+            return self._run_told(args, grid, keywords)
         return self.launcher.run(grid, *args, **keywords)
+
+    def _run_told(self, args: tuple[Any, ...], grid: Grid, keywords: dict[str, Any]) -> Any:
+        """Launch between the hooks that are told of every launch."""
+        kernel = self.launcher.compiled(args, keywords)
+        values, _ = self.launcher.bind(*args, **keywords)
+        facts = LaunchFacts(self, grid, kernel, dict(zip(self.arg_names, values, strict=True)))
+        ENTER(facts)
+        self.launcher.run(grid, *args, **keywords)
+        EXIT(facts)
+        return kernel
 
     def __getitem__(self, grid: Grid) -> Callable[..., Any]:
         """`kernel[grid](...)`: launch so many programs."""

@@ -19,6 +19,7 @@ from weft.frontends.triton.compiler.source import Scope
 from weft.frontends.triton.errors import KernelTypeError, KernelValueError, OptionError, ReadOnlyError
 from weft.frontends.triton.language.constants import unwrap
 from weft.frontends.triton.runtime.binding import make_bind, make_classify, make_launch, with_options
+from weft.frontends.triton.runtime.hooks import COMPILED, compiling_facts
 from weft.frontends.triton.runtime.ignored_options import tell_ignored
 from weft.frontends.triton.runtime.jit import COUNTS, OPTIONS, Grid, JITCallable, JITFunction, is_count, python_frames
 from weft.frontends.triton.runtime.kernel_handle import Origin
@@ -160,6 +161,8 @@ class Launcher:
             kernel = compile_for_device(self.function, described, groups, device, options)
         kernel.origin = Origin(self.function, described, groups, dict(options))
         self.kernels[key] = kernel
+        if COMPILED.calls:
+            COMPILED(**compiling_facts(self.function, described, options))
         self._watch([self.function, *values])
         return kernel
 

@@ -18,10 +18,18 @@ READ_ONLY = 2
 
 def place_of(value: Any) -> bool | int:
     """Where a tensor is: True or READ_ONLY on the CPU, else -1 for the first GPU, -2 for the next, and so on."""
-    if not value.is_cpu:
-        return -1 - value.get_device()
-    storage = value.untyped_storage()
+    storage = value.untyped_storage()  # what stands for a tensor in a library may have little else
+    if storage.device.type != "cpu":
+        return -1 - (storage.device.index or 0)
     return storage.resizable() or place_of_foreign(storage)
+
+
+def is_on_gpu(value: Any) -> bool:
+    """Whether an argument lies on a GPU: a tensor, or what stands for one."""
+    known = getattr(value, "is_cuda", None)
+    if known is None and hasattr(value, "data_ptr"):
+        known = getattr(getattr(value, "device", None), "type", None) == "cuda"
+    return bool(known)
 
 
 def address_of(value: Any, name: str | None = None) -> int:

@@ -108,7 +108,7 @@ def launch_traced(kernel: Any, grid: Grid, args: Sequence[Any], keywords: dict[s
             if isinstance(side, float | str) or side is None:
                 raise KernelValueError(f"the sides of a grid are integers, not {side!r}")
         sides += [*here, 1, 1][:3]
-    stored = _stored(kernel.number)
+    stored = _stored(kernel.weft_number)
     tensors: list[Any] = []
     integers: list[Any] = []
     numbers: list[Any] = []
@@ -139,7 +139,7 @@ def launch_traced(kernel: Any, grid: Grid, args: Sequence[Any], keywords: dict[s
             integers.append(value)
     with torch.no_grad():
         results = torch.ops.weft.triton_launch(
-            _identity(kernel.number), _written(layout, variants), tensors, integers, numbers, sides, changed
+            _identity(kernel.weft_number), _written(layout, variants), tensors, integers, numbers, sides, changed
         )
         for position, place in enumerate(changed):
             tensors[place].copy_(results[position])

@@ -24,10 +24,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from weft.backends.cpu.target import host_target
 from weft.errors import WeftError
 from weft.frontends.triton.errors import AutotunerError, MemoryAccessError
-from weft.frontends.triton.runtime.jit import Grid, JITFunction, KernelInterface
+from weft.frontends.triton.runtime.jit import Grid, JITFunction, KernelInterface, register
+from weft.frontends.triton.runtime.memory_places import is_on_gpu
 from weft.frontends.triton.target import cuda_is_there, driver
 from weft.frontends.triton.tuning.compile_ahead import compiled_ahead
 from weft.frontends.triton.tuning.config import Config
+from weft.frontends.triton.tuning.tuner_members import TunerMembers
 from weft.runtime.cache import DiskCache, cache_key
 from weft.runtime.sources import source_digest, versions
 
@@ -48,7 +50,7 @@ class Heuristics(KernelInterface):
 
     def __init__(self, fn: Any, arg_names: Sequence[str], values: Mapping[str, Callable[..., Any]]) -> None:
         self.fn, self.arg_names, self.values = fn, list(arg_names), dict(values)
-        self.register()
+        register(self)
 
     def run(self, *args: Any, grid: Grid, warmup: bool = False, **keywords: Any) -> Any:
         named = dict(zip(self.arg_names, args, strict=False))
@@ -75,7 +77,7 @@ def kernel_of(fn: Any) -> JITFunction:
     return fn
 
 
-class Autotuner(KernelInterface):
+class Autotuner(TunerMembers):
     """A kernel whose parameters are chosen by measuring, once for each key of its arguments."""
 
     def __init__(
@@ -124,7 +126,8 @@ class Autotuner(KernelInterface):
         self.pruned: dict[Config, str] = {}
         """Configs that were not measured because they seem too costly, with the reason."""
         self.bench_time = 0.0
-        self.register()
+        self.nargs: dict[str, Any] | None = None
+        register(self)
 
     def run(self, *args: Any, grid: Grid, warmup: bool = False, **keywords: Any) -> Any:
         if warmup:
@@ -155,10 +158,10 @@ class Autotuner(KernelInterface):
         parts: list[Any] = []
         for value in args:
             if type(value) not in _PLAIN and (dtype := getattr(value, "dtype", None)) is not None:
-                parts += dtype, getattr(value, "is_cuda", False)
+                parts += dtype, is_on_gpu(value)
         for name, value in keywords.items():
             if type(value) not in _PLAIN and (dtype := getattr(value, "dtype", None)) is not None:
-                parts += name, dtype, getattr(value, "is_cuda", False)
+                parts += name, dtype, is_on_gpu(value)
         for name in self.keys:
             if name in keywords:
                 value = keywords[name]
@@ -173,7 +176,7 @@ class Autotuner(KernelInterface):
         named = dict(zip(self.arg_names, args, strict=False))
         return [
             self.fn.warmup(*args, grid=grid, **{**keywords, **config.all_kwargs()})
-            for config in self.prune_configs({**named, **keywords}, keywords)
+            for config in self._candidates({**named, **keywords}, keywords)
         ]
 
     def _key(self, named: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -183,7 +186,13 @@ class Autotuner(KernelInterface):
         ]
         return (*values, *types, *((_ON_CPU,) if cuda_is_there() and not _is_on_gpu(named) else ()))
 
-    def prune_configs(self, named: Mapping[str, Any], keywords: Mapping[str, Any]) -> list[Config]:
+    def _candidates(self, named: Mapping[str, Any], keywords: Mapping[str, Any]) -> list[Config]:
+        if type(self).prune_configs is TunerMembers.prune_configs:
+            return self._pruned(named, keywords)
+        self.nargs = {name: value for name, value in named.items() if name not in keywords}
+        return self.prune_configs(dict(keywords))
+
+    def _pruned(self, named: Mapping[str, Any], keywords: Mapping[str, Any]) -> list[Config]:
         """The configs that are worth measuring: those the user's functions leave, and one of each that differ here."""
         configs = self.configs
         positional = {name: value for name, value in named.items() if name not in keywords}
@@ -235,7 +244,7 @@ class Autotuner(KernelInterface):
                     hint="leave out of the launch what is tuned",
                 )
         start = time.perf_counter()
-        configs = self._worth_measuring(self.prune_configs(named, keywords), named, grid)
+        configs = self._worth_measuring(self._candidates(named, keywords), named, grid)
         place = self._place_on_disk(key, configs, _is_on_gpu(named))
         config = self._from_disk(place, configs)
         if config is None:
@@ -365,7 +374,7 @@ class Autotuner(KernelInterface):
 
 
 def _is_on_gpu(named: Mapping[str, Any]) -> bool:
-    return any(getattr(value, "is_cuda", False) for value in named.values())
+    return any(map(is_on_gpu, named.values()))
 
 
 def _waiting(named: Mapping[str, Any]) -> Callable[[], None]:
