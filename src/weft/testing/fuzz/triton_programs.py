@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from weft.ir.types import bf16
+from weft.testing.fuzz.triton_forms import PRELUDE, draw_form
 
 ARITHMETIC = ("{0} + {1}", "{0} - {1}", "{0} * {1}", "tl.maximum({0}, {1})", "tl.minimum({0}, {1})")
 FLOATING = (
@@ -80,7 +81,7 @@ class TritonCase:
         import weft.triton as triton
         import weft.triton.language as language
 
-        text, file = self.text(), f"<fuzz kernel {next(_numbers)}>"
+        text, file = f"{PRELUDE}\n\n{self.text()}", f"<fuzz kernel {next(_numbers)}>"
         linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
         scope: dict[str, Any] = {"triton": triton, "tl": language}
         exec(compile(text, file, "exec"), scope)
@@ -104,7 +105,7 @@ class TritonCase:
         settings = f"{given}, seed={self.seed}, device={self.device!r}"
         return (
             f'"""Found by `weft fuzz`: {first}"""\n\nimport weft.triton as triton\nimport weft.triton.language as tl\n'
-            f"from weft.testing.fuzz.triton_judge import reproduce\n\n\n{self.text()}\n\n"
+            f"from weft.testing.fuzz.triton_judge import reproduce\n\n\n{PRELUDE}\n\n{self.text()}\n\n"
             f'if __name__ == "__main__":\n    reproduce(kernel, {settings})\n'
         )
 
@@ -209,8 +210,8 @@ class _Drawing:
     def step(self) -> None:
         rng = self.rng
         kind = rng.choices(
-            ("map", "float", "whole", "reduce", "spread", "cast", "dot", "scan", "loop", "move", "branch"),
-            (4, 5, 3, 2.5, 2, 1.5, 1, 1, 1, 1.5, 0.7),
+            ("map", "float", "whole", "reduce", "spread", "cast", "dot", "scan", "loop", "move", "branch", "form"),
+            (4, 5, 3, 2.5, 2, 1.5, 1, 1, 1, 1.5, 0.7, 2),
         )[0]
         getattr(self, f"_{kind}")()
 
@@ -346,6 +347,17 @@ class _Drawing:
         self.lines.append(f"    {start.name} = {body}")
         self.tiles.remove(start)
         self.tiles.append(_Tile(start.name, start.type, start.shape, start.exact and not start.is_float))
+
+    def _form(self) -> None:
+        fit = [tile for tile in self.tiles if tile.exact and len(tile.shape) == 1 and tile.type in ("fp32", "i32")]
+        fit = [tile for tile in fit if tile.shape[0] & (tile.shape[0] - 1) == 0]
+        if not fit:
+            return
+        tile = self.rng.choice(fit)
+        form = draw_form(self.rng, f"v{self.count}", tile.name, tile.type, tile.shape[0])
+        self.count += 1
+        self.lines += form.lines
+        self.tiles += [_Tile(name, type_, shape, True) for name, type_, shape in form.made]
 
     def _branch(self) -> None:
         pair = self._pair(lambda tile: tile.type in ("fp32", "i32") and bool(tile.shape))
