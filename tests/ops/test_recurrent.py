@@ -11,7 +11,9 @@ from weft.errors import UnsupportedError
 from weft.frontends.text import compile_text
 from weft.ir.expr import symbol
 from weft.ir.types import Tensor, f32, f64, i32
+from weft.ops.control import LoopOp
 from weft.ops.graph import FuncOp, GraphBuilder, ReturnOp
+from weft.ops.movement import Copy
 from weft.ops.recurrent import Form, Weights, activation, gru, lstm, rnn
 
 T, B, SIZE, H = 6, 3, 5, 4
@@ -135,6 +137,17 @@ def test_a_layer_is_its_step_turn_by_turn(kind, form, step, lengths, reverse):
     function = layer(kind, reverse=reverse, lengths=lengths, **form)
     for found, wanted in zip(run(function, given), expected(kind, given, step, reverse, lengths), strict=True):
         np.testing.assert_allclose(found, wanted, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(("kind", "form", "step"), CASES)
+@pytest.mark.parametrize(("turns", "loops", "copies"), [(1, 0, False), (2, 1, True)])
+def test_one_turn_gains_nothing_from_a_loop_or_a_copy(kind, form, step, turns, loops, copies):
+    given = arrays(kind, turns, form.get("projection", 0))
+    function = layer(kind, turns=turns, lengths=True, **form)
+    for found, wanted in zip(run(function, given), expected(kind, given, step, False, True), strict=True):
+        np.testing.assert_allclose(found, wanted, rtol=1e-12, atol=1e-12)
+    assert sum(isinstance(op, LoopOp) for op in function.block.ops) == loops
+    assert any(isinstance(op, Copy) for op in function.block.ops) == copies
 
 
 @pytest.mark.parametrize(("kind", "form", "step"), [CASES[0], CASES[2], CASES[5], CASES[6]])

@@ -271,18 +271,16 @@ def loop(
     """Append `graph.loop`: the last values of what is carried, and the stacks.
 
     `turn` may use any value of the block around. `directions` are those of `scanned`, `stack_directions` those of what
-    `turn` stacks; all go forward by default, or backward with `reverse`.
+    `turn` stacks; all go forward by default, or backward with `reverse`. One turn is no loop: it stands in the block.
     """
+    if trip_count == 1 and condition is None:
+        return _one_turn(b, turn, carried, scanned)
     block = Block(arg_types=[tensor_type(Tensor(i64, ())), *(value.type for value in carried)])
     slices = [block.insert_arg(tensor_type(each), len(block.args)) for each in _slices(_tensors(scanned))]
     index, *states = block.args[: 1 + len(carried)]
     made = turn(_inside(b, block), index, states, slices)
     next_states, stacked, *going = cast("tuple[Sequence[SSAValue], Sequence[SSAValue], *tuple[SSAValue, ...]]", made)
-    if _tensors(next_states) != _tensors(carried):
-        raise ShapeError(
-            f"a loop carries {_listed(_tensors(carried))}, and a turn makes {_listed(_tensors(next_states))} of it",
-            hint="what is carried keeps its type and shape",
-        )
+    _check_carried(carried, next_states)
     usual = -1 if reverse else 1
     if len(going) != int(condition is not None):
         raise ShapeError("a loop has a condition for its first turn and for the others, or for none")
@@ -296,6 +294,25 @@ def loop(
         scanned=tuple(directions or (usual for _ in scanned)),
         stacked=tuple(stack_directions or (usual for _ in stacked)),
     )
+
+
+def _one_turn(
+    b: GraphBuilder, turn: Turn, carried: Sequence[SSAValue], scanned: Sequence[SSAValue]
+) -> tuple[tuple[SSAValue, ...], tuple[SSAValue, ...]]:
+    index = b.emit("full", value=0, shape=(), dtype=i64)
+    parts = _slices(_tensors(scanned))
+    slices = [b.reshape(value, shape=part.shape) for value, part in zip(scanned, parts, strict=True)]
+    finals, made = cast("tuple[Sequence[SSAValue], Sequence[SSAValue]]", turn(b, index, carried, slices))
+    _check_carried(carried, finals)
+    return tuple(finals), tuple(b.reshape(each, shape=(1, *b.tensor(each).shape)) for each in made)
+
+
+def _check_carried(carried: Sequence[SSAValue], finals: Sequence[SSAValue]) -> None:
+    if _tensors(finals) != _tensors(carried):
+        raise ShapeError(
+            f"a loop carries {_listed(_tensors(carried))}, and a turn makes {_listed(_tensors(finals))} of it",
+            hint="what is carried keeps its type and shape",
+        )
 
 
 def close_if(

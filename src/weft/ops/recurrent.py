@@ -67,7 +67,7 @@ class Form:
 
 def rnn(b: GraphBuilder, x: SSAValue, h: SSAValue, weights: Weights, form: Form) -> tuple[SSAValue, ...]:
     """`h' = cell(W x + b + R h + c)`: the states of all turns, and the last one."""
-    hidden = _turned(b, weights.hidden)
+    hidden = _turned(b, weights.hidden, x)
     bias = _sum(b, weights.input_bias, weights.hidden_bias)
 
     def turn(b: GraphBuilder, inputs: SSAValue, states: Sequence[SSAValue]) -> _Turn:
@@ -82,8 +82,8 @@ def lstm(b: GraphBuilder, x: SSAValue, h: SSAValue, c: SSAValue, weights: Weight
 
     What is kept: i, f, g, o and the cell of each turn.
     """
-    hidden = _turned(b, weights.hidden)
-    projection = None if weights.projection is None else _turned(b, weights.projection)
+    hidden = _turned(b, weights.hidden, x)
+    projection = None if weights.projection is None else _turned(b, weights.projection, x)
     bias = _sum(b, weights.input_bias, weights.hidden_bias)
 
     def turn(b: GraphBuilder, inputs: SSAValue, states: Sequence[SSAValue]) -> _Turn:
@@ -112,8 +112,8 @@ def gru(b: GraphBuilder, x: SSAValue, h: SSAValue, weights: Weights, form: Form)
     What is kept: r, z, n and what the state contributes to n before it is reset.
     """
     rows = _gates(b, weights.hidden, form.order, dim=0)
-    to_n = _turned(b, rows["n"])
-    hidden = _turned(b, weights.hidden if form.reset_after else b.concat(rows["r"], rows["z"], dim=0))
+    to_n = _turned(b, rows["n"], x)
+    hidden = _turned(b, weights.hidden if form.reset_after else b.concat(rows["r"], rows["z"], dim=0), x)
     bias = weights.input_bias if form.reset_after else _sum(b, weights.input_bias, weights.hidden_bias)
 
     def turn(b: GraphBuilder, inputs: SSAValue, states: Sequence[SSAValue]) -> _Turn:
@@ -207,9 +207,10 @@ def _product(b: GraphBuilder, x: SSAValue, weight: SSAValue) -> SSAValue:
     return b.dot(x, b.permute(weight, dims=(1, 0)))
 
 
-def _turned(b: GraphBuilder, weight: SSAValue) -> SSAValue:
-    """Weights [N, K] as [K, N] in memory: what all turns read is brought into order before them."""
-    return b.copy(b.permute(weight, dims=(1, 0)))
+def _turned(b: GraphBuilder, weight: SSAValue, x: SSAValue) -> SSAValue:
+    """Weights [N, K] as [K, N], in memory if there are turns of x that share them: brought into order before these."""
+    turned = b.permute(weight, dims=(1, 0))
+    return turned if b.tensor(x).shape[0] == 1 else b.copy(turned)
 
 
 def _biased(b: GraphBuilder, x: SSAValue, bias: SSAValue | None) -> SSAValue:

@@ -57,9 +57,10 @@ def marked(function: FuncOp) -> list[bool]:
     return [PACKED_BEFORE in dot.attributes for dot in dots]
 
 
-def test_a_copy_for_a_loop_alone_is_left_out() -> None:
-    function = chain(2)
-    assert marked(function) == [True]
+@pytest.mark.parametrize(("turns", "packed"), [(11, True), (10, False)])
+def test_a_copy_for_a_loop_alone_is_left_out(turns: int, packed: bool) -> None:
+    function = chain(turns)
+    assert marked(function) == [packed]
     (runner,) = (op for op in function.block.ops if isinstance(op, LoopOp))
     assert list(runner.captures) == [function.block.args[1]]
 
@@ -67,9 +68,12 @@ def test_a_copy_for_a_loop_alone_is_left_out() -> None:
 @pytest.mark.parametrize(
     ("made", "packed"),
     [
-        (chain(8, copied=False), True),
-        (chain(7, copied=False), False),
-        (chain(8, rows=129), False),
+        (chain(11, copied=False), True),
+        (chain(10, copied=False), False),
+        (chain(4, rows=100, copied=False), True),
+        (chain(31, rows=1, copied=False), False),
+        (chain(8, rows=129), True),
+        (chain(8, rows=513), False),
     ],
 )
 def test_where_it_pays(made: FuncOp, packed: bool) -> None:
@@ -86,12 +90,12 @@ def test_constants_are_packed_when_a_program_is_loaded() -> None:
 
 @pytest.mark.parametrize(("rows", "width", "nested"), [(1, 37, 1), (3, 32, 1), (16, 7, 1), (3, 37, 2)])
 def test_packed_products_against_float64(rows: int, width: int, nested: int) -> None:
-    function = chain(8, rows=rows, width=width, nested=nested)
+    function = chain(36, rows=rows, width=width, nested=nested)
     rng = generator()
     h = rng.standard_normal((rows, width)).astype(np.float32)
     w = (rng.standard_normal((width, width)) / np.sqrt(width)).astype(np.float32)
     wanted = h.astype(np.float64)
-    for _ in range(8 * nested):
+    for _ in range(36 * nested):
         wanted = np.tanh(wanted @ w.T.astype(np.float64))
     with recording() as records:
         compiled = compile_text(str(function), config=Config(cache=False, verify=True))

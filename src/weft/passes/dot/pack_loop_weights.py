@@ -21,12 +21,13 @@ from weft.ops.control import LoopOp, functions_run
 from weft.ops.graph import FuncOp, GraphBuilder
 from weft.ops.matmul.dot import Dot
 from weft.ops.movement import Copy
-from weft.passes.claim_libraries import FEW_PACKED_ROWS
 from weft.passes.grouping.build_groups import PACKED_BEFORE
 from weft.passes.simplify.constant_values import constant_arguments
 
-_LEAST_TURNS = 8
-"""Turns that gain what it takes to pack weights which nothing copies otherwise."""
+_FEW_ROWS = 512
+"""With at most so many rows, what a library takes to pack weights in every turn is more than it gains."""
+_ORDERED, _MANY_ROWS = 32, 8
+"""Rows of all turns that gain what it takes to bring weights into order, and the most that count in one turn."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,8 @@ class PackLoopWeights(ModulePass):
     graph.func @f_loop0(%h, %t) {                    %t = graph.permute %w
       %y = graph.dot %h, %t                           %y = graph.dot %h, %t {weft.packed_before}
 
-    Matmuls of so few rows are taken as with constants; a copy that was made for them alone is left out.
+    Matmuls of so few rows are taken as with constants; a copy that was made for them alone is left out. So it is where
+    turns are too few to gain what any order takes: they read the weights where these lie.
     """
 
     name: ClassVar[str] = "pack_loop_weights"
@@ -55,11 +57,14 @@ def _pack(loop: LoopOp) -> None:
     for number, value in enumerate(loop.captures):
         argument = body.block.args[first + number]
         dots = [dot for dot in body.block.ops if isinstance(dot, Dot) and viewed(dot.operands[1]) is argument]
-        if argument in constants or not dots or not all(map(_is_worth, dots)):
+        if argument in constants or not dots:
             continue
         copied = _copied_for_one(value) if _is_read_by(argument, dots) else None
-        turns = loop.trip_count
-        if copied is None and (loop.conditional or not isinstance(turns, int) or turns < _LEAST_TURNS):
+        if copied is not None and _are_few_turns(loop, dots):
+            _capture(loop, body, argument, copied)
+            continue
+        known = not loop.conditional and isinstance(loop.trip_count, int)
+        if not all(map(_is_worth, dots)) or (copied is None and (not known or _are_few_turns(loop, dots))):
             continue
         for dot in dots:
             dot.attributes[PACKED_BEFORE] = UnitAttr()
@@ -71,8 +76,17 @@ def _is_worth(dot: Dot) -> bool:
     """Whether a kernel with packed weights is quicker than a library; of rows without a number that is not known."""
     result, weights = tensor_of(dot.results[0].type), tensor_of(dot.operands[1].type)
     rows = result.shape[-2]
-    few = isinstance(rows, int) and rows <= FEW_PACKED_ROWS
+    few = isinstance(rows, int) and rows <= _FEW_ROWS
     return result.dtype in (f32, f64) and few and weights.is_static and weights.shape[-1] != 1
+
+
+def _are_few_turns(loop: LoopOp, dots: list[Dot]) -> bool:
+    """Whether a loop is known to turn too seldom to gain what it takes to bring weights into order."""
+    if loop.conditional or not isinstance(loop.trip_count, int):
+        return False
+    rows = [tensor_of(dot.results[0].type).shape[-2] for dot in dots]
+    most = max(min(each, _MANY_ROWS) if isinstance(each, int) else _MANY_ROWS for each in rows)
+    return loop.trip_count * most < _ORDERED
 
 
 def _copied_for_one(value: SSAValue) -> SSAValue | None:
