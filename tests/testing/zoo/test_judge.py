@@ -96,3 +96,35 @@ def test_a_model_that_eager_does_not_run_has_no_verdict():
             return {"input": torch.randn(4, 9)}
 
     assert {each.status for _, each in Judge(speed=False).verdicts(Refuses())} == {"none"}
+
+
+class OnlySingle(Tiny):
+    """A model that eager runs in f32 and narrower alone; the gradient of its first bias is zero but for rounding."""
+
+    def build(self):
+        class Narrow(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.inner = Tiny().build()
+
+            def forward(self, input):
+                if input.dtype == torch.float64:
+                    raise TypeError("no float64")
+                return self.inner(input)
+
+        return Narrow()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_without_float64_eager_says_what_rounding_does(dtype):
+    def rounded_otherwise(results):
+        by = 1 + torch.finfo(torch.float32).eps  # nothing where floats have 16 bits
+        return [r * by if r is not None and r.is_floating_point() else r for r in results]
+
+    def judged(change):
+        backend = changed(change)
+        return {each.status for _, each in Judge(dtype=dtype, backend=backend, speed=False).verdicts(OnlySingle())}
+
+    assert judged(rounded_otherwise) == {"right"}
+    far = 2e-2 if dtype == torch.float32 else 0.5
+    assert judged(lambda results: [r * (1 + far) if r is not None else r for r in results]) == {"wrong"}
