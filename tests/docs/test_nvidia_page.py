@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from weft.backends.nvidia.ir.kernel_passes import FirstThatMatches
+from weft.backends.nvidia.kernel_pipeline import nvidia_kernel_passes
 from weft.ops.dialect import parse_module
-from weft.pipelines import nvidia_kernel_passes
 from weft.tools.opt.opt import Options, at_level
 
 ROOT = Path(__file__).parents[2]

@@ -15,7 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from weft.backends.nvidia.ir.kernel_passes import FirstThatMatches, KernelPass
-from weft.pipelines import nvidia_kernel_passes
+from weft.backends.nvidia.kernel_pipeline import nvidia_kernel_passes
 from weft.tools.bench.cpu_tables import side_by_side
 from weft.tools.bench.gpu_report import markdown
 from weft.tools.bench.result_files import chart_of, read_files

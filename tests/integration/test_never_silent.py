@@ -141,7 +141,10 @@ def test_modules_of_torch_that_dynamo_passes_over_are_told(caplog: pytest.LogCap
 
     average = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4, momentum=None))
     x = torch.randn(3, 4)
-    for module in (average, Hooked()):
+    passed_over = (
+        (average, Hooked()) if torch.__version__ >= (2, 12) else (Hooked(),)
+    )  # 2.11 splits the average's graph
+    for module in passed_over:
         compiled(module, fallback="quiet")(x)
         assert not messages(caplog)
         for _ in range(2):

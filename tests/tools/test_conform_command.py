@@ -29,7 +29,7 @@ def test_an_unknown_operator_is_an_error_with_names_like_it(weft) -> None:
 
 
 def test_a_higher_order_operator(weft, tmp_path) -> None:
-    result = weft("conform", "hops", "invoke_subgraph", "--jobs", "1", "--reports", str(tmp_path), "--json")
+    result = weft("conform", "hops", "cond", "--jobs", "1", "--reports", str(tmp_path), "--json")
     figures = last_json(result)
     assert result.exit_code == 0, figures
     assert figures["whole"] == 1 and figures["wrong"] == figures["error"] == 0
@@ -41,4 +41,4 @@ def test_a_higher_order_operator(weft, tmp_path) -> None:
 def test_an_unknown_higher_order_operator_is_an_error_with_the_names(weft) -> None:
     result = weft("conform", "hops", "scann")
     assert result.exit_code == 2 and "no entry called scann" in result.stderr and "scan_simple" in result.stderr
-    assert weft("conform", "hops", "scan", "--dtype", "float33").exit_code == 2
+    assert weft("conform", "hops", "cond", "--dtype", "float33").exit_code == 2

@@ -95,7 +95,7 @@ def test_tied_weights_under_autocast() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_the_peak_is_what_was_predicted_and_logits_are_no_part_of_it(dtype: torch.dtype) -> None:
-    rows, width, classes = 512, 32, 2048
+    rows, width, classes = 512, 64, 4096
     values = [torch.randn(rows, width).to(dtype), torch.randn(classes, width).to(dtype)]
     wanted = torch.randint(0, classes, (rows,))
 
