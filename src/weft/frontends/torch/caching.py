@@ -142,7 +142,12 @@ def _check_calling(calling: Calling, plan: Plan) -> None:
     ]
     numbers = [output.value for output in calling.outputs if isinstance(output, Number)]
     named = {name for view in views for name in view.symbols}
-    named |= {name for number in numbers if isinstance(number, Expr) for name in symbols_of(number)}
+    for number in numbers:
+        if isinstance(number, FloatFormula):
+            number.check()
+            named |= number.symbols
+        elif isinstance(number, Expr):
+            named |= symbols_of(number)
     if (
         tensors != expected
         or not {*plan.symbols, *named} <= known

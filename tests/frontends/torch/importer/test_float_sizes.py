@@ -39,6 +39,25 @@ def test_a_graph_with_a_size_from_floats_is_compiled(name: str) -> None:
         torch.testing.assert_close(compiled(x), function(x))
 
 
+def test_floats_and_conditions_on_sizes_are_results(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:
+    monkeypatch.setenv("WEFT_CACHE_DIR", str(tmp_path))
+
+    def function(x: torch.Tensor) -> tuple[object, ...]:
+        rows, columns = x.shape
+        conditions = rows != columns, rows > 3 and columns < 9, not (rows == 9 or columns > 4)
+        return x * 2, rows / 7, *conditions, rows**0.5 + 1, rows * 2
+
+    for _ in ("compiled", "stored"):
+        torch.compiler.reset()
+        compiled = torch.compile(function, backend="weft", dynamic=True, options={"fallback": "error"})
+        for shape in ((9, 9), (13, 5), (2, 3)):
+            x = torch.randn(shape, requires_grad=True)
+            (result, *found), (_, *expected) = compiled(x), function(x)
+            assert found == expected and list(map(type, found)) == list(map(type, expected))
+            (gradient,) = torch.autograd.grad(result.sum(), x)
+            torch.testing.assert_close(gradient, torch.full(shape, 2.0))
+
+
 def test_a_formula_is_computed_in_floats() -> None:
     formula = FloatFormula(("@0", "ToFloat", 0.7, "Mul", "TruncToInt"), (S + 1,))
     for size in (0, 9, 19, 29):

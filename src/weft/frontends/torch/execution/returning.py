@@ -12,6 +12,7 @@ import torch
 
 from weft.frontends.torch.execution.copies import copy_all
 from weft.frontends.torch.importer.aliasing import replaced
+from weft.frontends.torch.importer.float_sizes import FloatFormula
 from weft.frontends.torch.importer.imported_graph import Calling, Number, Output, Passed, Returned, Viewed
 from weft.ir.expr import Expr, evaluate
 
@@ -59,6 +60,8 @@ def output_of(
     match output:
         case Passed(argument):
             return arguments[argument]
+        case Number(FloatFormula() as formula):
+            return formula.number(symbols)
         case Number(value):
             return evaluate(value, symbols) if isinstance(value, Expr) else value
         case Viewed(base, shape, strides, offset, dtype, is_conjugated, is_negated):
@@ -112,7 +115,7 @@ def picked_from(outputs: Sequence[Output]) -> Pick | None:
                 places.append((0, result))
             case Passed(argument):
                 places.append((1, argument))
-            case Number(value) if not isinstance(value, Expr):
+            case Number(value) if not isinstance(value, Expr | FloatFormula):
                 places.append((2, len(fixed)))
                 fixed.append(value)
             case _:

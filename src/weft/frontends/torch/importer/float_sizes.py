@@ -1,7 +1,7 @@
-"""Whole numbers that a program computes in floats from sizes, such as `int(s0 ** 0.5)`: calls do it as Python does.
+"""Numbers that a program computes in floats from sizes, such as `int(s0 ** 0.5)`: calls do it as Python does.
 
-To the graph such a number is a symbol like any other. Where floats are exact (`int(1.5 * s0)`, `ceil(s0 / 3)`) there is
-no need of one: the number is a quotient of sizes.
+To the graph a whole number is a symbol like any other; floats and conditions on sizes may be results of it. Where
+floats are exact (`int(1.5 * s0)`, `ceil(s0 / 3)`) there is no need of one: the number is a quotient of sizes.
 """
 
 # Sympy has no types.
@@ -43,6 +43,9 @@ _OPERATORS: Mapping[str, tuple[int, Callable[..., Any]]] = {
     "StrictLessThan": (2, operator.lt),
     "Equality": (2, operator.eq),
     "Unequality": (2, operator.ne),
+    "And": (2, operator.and_),
+    "Or": (2, operator.or_),
+    "Not": (1, operator.not_),
     **{
         f"OpaqueUnaryFn_{name}": (1, getattr(math, name))
         for name in (
@@ -56,7 +59,7 @@ _OF_NONNEGATIVE = (
     *("FloatPow", "Pow", "OpaqueUnaryFn_sqrt"),
 )
 """What is not negative if no operand is: torch knows of no bounds of a power of a float."""
-_SEVERAL = ("Add", "Mul", "Max", "Min")
+_SEVERAL = ("Add", "Mul", "Max", "Min", "And", "Or")
 CONDITIONS = ("GreaterThan", "StrictGreaterThan", "LessThan", "StrictLessThan", "Equality", "Unequality")
 _LARGEST_FACTOR = 1 << 20
 """Up to this, a factor's product with a size below 2**32 is exact in f64: then it may be taken as a fraction."""
@@ -74,6 +77,10 @@ class FloatFormula:
         return frozenset().union(*map(symbols_of, self.operands))
 
     def value(self, sizes: Mapping[str, int]) -> int:
+        return int(self.number(sizes))
+
+    def number(self, sizes: Mapping[str, int]) -> float:
+        """The value as Python has it: a whole number, a float or a truth value."""
         stack: list[float] = []
         for word in self.words:
             if not isinstance(word, str):
@@ -86,7 +93,7 @@ class FloatFormula:
                 del stack[-count:]
                 stack.append(function(*arguments))
         (result,) = stack
-        return int(result)
+        return result
 
     def check(self) -> None:
         """Raise where the words are no formula: stored ones may have been altered."""
@@ -121,16 +128,21 @@ def computed_size(expression: Any, shape_env: Any, convert: Callable[[Any, Any],
         return exact
     if type(expression).__name__ not in CONDITIONS and not _is_nonnegative(expression, shape_env):
         raise UnsupportedError(f"the size {expression} is computed in floats and may be negative")
-    words: list[str | int | float] = []
-    operands: list[Size] = []
-    _append(expression, words, operands, lambda part: convert(part, shape_env))
-    formula = FloatFormula(tuple(words), tuple(operands))
+    formula = formula_of(expression, shape_env, convert)
     if not formula.symbols:
         return formula.value({})
-    digest = hashlib.sha256(repr((words, [str(size) for size in operands])).encode()).hexdigest()
+    digest = hashlib.sha256(repr((list(formula.words), list(map(str, formula.operands)))).encode()).hexdigest()
     name = f"computed_{digest[:16]}"
     _formulas.setdefault(shape_env, {})[name] = formula
     return symbol(name)
+
+
+def formula_of(expression: Any, shape_env: Any, convert: Callable[[Any, Any], Size]) -> FloatFormula:
+    """How calls compute a number, a float or a condition; `convert` gives what an expression of integers stands for."""
+    words: list[str | int | float] = []
+    operands: list[Size] = []
+    _append(expression, words, operands, lambda part: convert(part, shape_env))
+    return FloatFormula(tuple(words), tuple(operands))
 
 
 def _is_nonnegative(expression: Any, shape_env: Any) -> bool:

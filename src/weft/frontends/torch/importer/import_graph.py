@@ -35,6 +35,7 @@ from weft.frontends.torch.importer.signature import annotate
 from weft.frontends.torch.importer.sizes import (
     Source,
     fix_facts,
+    formula_of_number,
     integer_sources,
     note_reshape,
     read_symbols,
@@ -214,10 +215,12 @@ class _Importer:
         outputs: list[Output] = []
         for source in items:
             value = self.nodes.values.get(source) if isinstance(source, fx.Node) else source
-            if isinstance(value, torch.SymFloat | torch.SymBool):
-                raise UnsupportedError(f"{value} as a result")
             if source in self.nodes.positions:
                 outputs.append(Passed(self.nodes.positions[source]))
+            elif isinstance(value, torch.SymFloat | torch.SymBool):
+                formula = formula_of_number(value)
+                self.nodes.symbols |= formula.symbols
+                outputs.append(Number(formula))
             elif isinstance(value, SSAValue | Complex):
                 owner = owners.get(source, source)
                 # Gradients may come in other strides than tracing saw: nothing is told of where they lie.

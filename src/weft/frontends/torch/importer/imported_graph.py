@@ -55,7 +55,7 @@ class Viewed:
 
 @dataclass(frozen=True)
 class Number:
-    """An output that is no tensor: None, a number, or an expression of sizes."""
+    """An output that is no tensor: None, a number, an expression of sizes, or how to compute a float or a condition."""
 
     value: Any
 

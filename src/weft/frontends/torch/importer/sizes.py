@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from weft.errors import UnsupportedError
-from weft.frontends.torch.importer.float_sizes import CONDITIONS, ROUNDED, FloatFormula, computed_size
+from weft.frontends.torch.importer.float_sizes import CONDITIONS, ROUNDED, FloatFormula, computed_size, formula_of
 from weft.ir.expr import (
     Expr,
     Size,
@@ -52,6 +52,12 @@ def size_of(value: int | torch.SymInt) -> Size:
 def size_of_expression(expression: Any, shape_env: Any) -> Size:
     """The size that a sympy expression of integers stands for."""
     return _converted(expression, shape_env)
+
+
+def formula_of_number(value: torch.SymFloat | torch.SymBool) -> FloatFormula:
+    """How calls compute a float or a condition from sizes."""
+    node: Any = value.node
+    return formula_of(node.expr, node.shape_env, _converted)
 
 
 def sizes_of(values: Iterable[int | torch.SymInt]) -> tuple[Size, ...]:
