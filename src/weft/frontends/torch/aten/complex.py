@@ -142,10 +142,12 @@ def div(b: ImportBuilder, x: Operand, y: Operand) -> Complex:
     left, right = lifted(b, x, dtype), lifted(b, y, dtype)
     if _is_real(y):
         return Complex(b, (b.emit("div", left.real, right.real), b.emit("div", left.imag, right.real)))
-    # Smith's way, which torch takes too: squares neither overflow nor vanish, and what is divided by infinity is 0.
+    # Smith's way, which torch takes too: squares neither overflow nor vanish, what is divided by infinity is 0, and by
+    # 0 each part is divided by itself.
     upright = b.emit("ge", b.emit("abs", right.real), b.emit("abs", right.imag))
     greater, lesser = (b.emit("where", upright, *pair) for pair in ((right.real, right.imag), (right.imag, right.real)))
-    ratio = b.emit("div", lesser, greater)
+    nothing = b.emit("eq", greater, b.number(0.0, right.dtype))
+    ratio = b.emit("where", nothing, lesser, b.emit("div", lesser, greater))
     size = b.emit("add", greater, b.emit("mul", lesser, ratio))
     one = b.number(1.0, right.dtype)
     over, under = b.emit("where", upright, one, ratio), b.emit("where", upright, ratio, one)
@@ -193,7 +195,8 @@ def exp(b: ImportBuilder, x: Complex) -> Complex:
 
     So exp(inf + 0i) is inf + 0i, exp(-inf + nan i) is 0 and exp(inf + inf i) is inf + nan i.
     """
-    value = _polar(b, b.emit("exp", x.real), x.imag)
+    size = b.emit("exp", x.real)
+    value = _polar(b, size, x.imag)
     zero = b.number(0.0, x.dtype)
     endless = b.emit("isinf", x.real)
     unturned = b.emit("logical_and", endless, b.emit("logical_not", b.emit("isfinite", x.imag)))
@@ -201,7 +204,7 @@ def exp(b: ImportBuilder, x: Complex) -> Complex:
     vanished = b.emit("logical_and", unturned, b.emit("lt", x.real, zero))
     imag = b.emit("where", vanished, zero, value.imag)
     # Not of finite sizes, whose slope along the turn is no zero.
-    straight = b.emit("logical_and", b.emit("logical_not", b.emit("isfinite", x.real)), b.emit("eq", x.imag, zero))
+    straight = b.emit("logical_and", b.emit("logical_not", b.emit("isfinite", size)), b.emit("eq", x.imag, zero))
     return Complex(b, (real, b.emit("where", straight, x.imag, imag)))
 
 
