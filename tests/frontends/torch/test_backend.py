@@ -290,7 +290,8 @@ def test_a_checkpointed_region_draws_its_random_numbers_once() -> None:
 
     with record_targets() as record:
         torch.testing.assert_close(gradient(compiled(function)), gradient(function))
-    assert record.opaque == {"run_and_save_rng_state", "run_with_rng_state"}
+    assert {"run_and_save_rng_state", "run_with_rng_state"} <= record.seen
+    assert not record.opaque, "torch's generator draws them, as it does outside of checkpoints"
 
 
 class Attention(nn.Module):

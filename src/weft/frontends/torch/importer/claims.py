@@ -358,6 +358,8 @@ _DRAWS = {
         *("native_dropout", "_fused_dropout", "rrelu_with_noise_functional"),
     )
 }
+_WITH_STATES = ("run_and_save_rng_state", "run_with_rng_state")
+"""What draws numbers in a checkpoint, to draw them again in the backward."""
 
 
 def is_draw(node: fx.Node) -> bool:
@@ -366,7 +368,10 @@ def is_draw(node: fx.Node) -> bool:
     Which numbers eager draws depends on its kernels: on the CPU those of a vectorised Box-Muller transform from 16
     elements on, or of MKL's generators; on a GPU those of as many threads as a launch has.
     """
-    drawn = getattr(node.target, "overloadpacket", None)
+    target = node.target
+    if getattr(target, "_name", None) in _WITH_STATES:
+        target = next(each for each in node.args if isinstance(each, torch._ops.OpOverload))
+    drawn = getattr(target, "overloadpacket", None)
     return drawn in _DRAWS or getattr(drawn, "_qualified_op_name", None) == SEEDS
 
 

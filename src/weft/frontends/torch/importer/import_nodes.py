@@ -176,7 +176,7 @@ class NodeImporter:
             )
         if is_draw(node):
             reason = "random numbers are drawn by torch's generator"
-            return self._opaque(as_drawn(node), node.args, node.kwargs, meta_of(node), reason, claim="generator")
+            return self._opaque(*as_drawn(node), node.kwargs, meta_of(node), reason, claim="generator")
         if is_matrix_call(node):
             return self._opaque(node.target, node.args, node.kwargs, meta_of(node), "LAPACK", claim="library")
         if is_host_copy(node):

@@ -71,16 +71,19 @@ def is_guarded(node: fx.Node) -> bool:
     )
 
 
-def as_drawn(node: fx.Node) -> Any:
-    """The operator to call for a node, if it draws random numbers the one that eager uses.
+def as_drawn(node: fx.Node) -> tuple[Any, tuple[Any, ...]]:
+    """The operator to call for a node and what to hand to it, if it draws random numbers the operator that eager uses.
 
-    Tracing turns `bernoulli_` of a new tensor into `bernoulli`, which draws row by row whatever the strides are.
+    Tracing turns `bernoulli_` of a new tensor into `bernoulli`, which draws row by row whatever the strides are. In
+    checkpoints the operator is an argument of what keeps the generator's state.
     """
     aten = torch.ops.aten
     new = (aten.empty.memory_format, aten.empty_permuted.default, aten.empty_strided.default, aten.empty_like.default)
-    if node.target is aten.bernoulli.p and isinstance(source := node.args[0], fx.Node) and source.target in new:
-        return aten.bernoulli_.float
-    return node.target
+    called = (node.target, *node.args)
+    for place, target in enumerate(called):
+        if target is aten.bernoulli.p and isinstance(source := called[place + 1], fx.Node) and source.target in new:
+            called = (*called[:place], aten.bernoulli_.float, *called[place + 1 :])
+    return called[0], called[1:]
 
 
 def make_opaque(

@@ -23,6 +23,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 from torch.utils.flop_counter import flop_registry
 
 from weft.frontends.torch.capture.checkpoint_marks import policy_of
+from weft.frontends.torch.remat.checkpointed_draws import is_tagged_random
 from weft.passes.remat.recompute_problem import RecomputeProblem, Value
 
 _FLOPS_A_BYTE: Mapping[str, int] = {"cpu": 8, "cuda": 150}
@@ -89,7 +90,7 @@ def _value(node: fx.Node, operands: tuple[int, ...], is_read: bool) -> Value:
     policy = policy_of(node)
     in_checkpoint = policy in (CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.PREFER_RECOMPUTE)
     # Torch lets what a checkpoint has drawn be drawn again from the same state.
-    again = (_is_pure(node) or (in_checkpoint and _is_random(node))) and policy is not CheckpointPolicy.MUST_SAVE
+    again = (_is_pure(node) or (in_checkpoint and is_tagged_random(node))) and policy is not CheckpointPolicy.MUST_SAVE
     # A number made of sizes is as quickly computed again, and graphs hand on sizes alone.
     kept = _is_single(node) and not in_checkpoint and not (again and isinstance(held, torch.SymFloat | torch.SymBool))
     return Value(bytes_of_value(held), work_of(node), operands, is_read, kept, again)
@@ -115,11 +116,7 @@ def _is_pure(node: fx.Node) -> bool:
         return not isinstance(target, torch._ops.HigherOrderOperator) and not node.is_impure()
     if target.namespace in _COLLECTIVES or target._schema.is_mutable:
         return False
-    return not _is_random(node) and not node.is_impure()
-
-
-def _is_random(node: fx.Node) -> bool:
-    return isinstance(node.target, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in node.target.tags
+    return not is_tagged_random(node) and not node.is_impure()
 
 
 def work_of(node: fx.Node) -> int:

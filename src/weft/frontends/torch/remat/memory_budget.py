@@ -27,6 +27,7 @@ from weft.diagnostics import warn
 from weft.errors import WeftError
 from weft.frontends.torch.devices import target_on
 from weft.frontends.torch.importer.graph_device import graph_device
+from weft.frontends.torch.remat.checkpointed_draws import keep_draws_on_gpus, states_of_draws_alone
 from weft.frontends.torch.remat.eliminate_common_nodes import eliminate_common_nodes
 from weft.frontends.torch.remat.joint_problem import JointProblem, joint_problem
 from weft.frontends.torch.remat.offload import is_worth_copying, offload, take_offload_marks
@@ -72,6 +73,7 @@ def partition_joint(joint: fx.GraphModule, arguments: Sequence[Any], *, config: 
     """The forward and backward graph of a joint one: as torch cuts it, or within the budget that there is."""
     joint.graph.eliminate_dead_code()
     eliminate_common_nodes(joint.graph)
+    keep_draws_on_gpus(joint.graph)
     costs = _costs_on_gpu(joint, config)
     wanted = take_offload_marks(joint.graph)
     results: int = options["num_fwd_outputs"]
@@ -91,7 +93,8 @@ def partition_joint(joint: fx.GraphModule, arguments: Sequence[Any], *, config: 
 
 
 def _cut(joint: fx.GraphModule, arguments: Sequence[Any], **options: Any) -> Parts:
-    with functorch_config.patch(cse=False), quick_cuts():  # our own elimination has run, and our own flows cut
+    # Our own elimination has run, and our own flows cut.
+    with functorch_config.patch(cse=False), quick_cuts(), states_of_draws_alone():
         return partitioners.min_cut_rematerialization_partition(joint, arguments, **options)
 
 
