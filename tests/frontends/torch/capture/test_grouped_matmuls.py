@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 moe = pytest.importorskip("transformers.integrations.moe")
 
@@ -46,3 +47,22 @@ def test_the_gradient_of_a_parameter_lies_as_the_parameter_does(ends: list[int])
     found = gradients(run, x, weights, given)
     assert found[2].stride() == weights.stride()
     torch.testing.assert_close(found, gradients(product, x, weights, given))
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_groups_in_a_checkpoint_are_part_of_its_graph(reentrant: bool) -> None:
+    torch.compiler.reset()
+
+    def kept(x: Tensor, weights: Tensor, ends: Tensor) -> Any:
+        return checkpoint(multiplied, x, weights, ends, use_reentrant=reentrant)
+
+    run = torch.compile(kept, backend="weft", fullgraph=not reentrant, options={"cache": False, "fallback": "error"})
+    x, weights, ends = torch.randn(20, 6), torch.randn(4, 6, 5), torch.tensor([5, 5, 14, 20], dtype=torch.int32)
+    if reentrant:  # torch allows no autograd.grad around it
+        x.requires_grad_()
+        run(x, weights, ends).square().sum().backward()
+        found, x.grad = x.grad, None
+        multiplied(x, weights, ends).square().sum().backward()
+        torch.testing.assert_close(found, x.grad)
+    else:
+        torch.testing.assert_close(gradients(run, x, weights, ends), gradients(multiplied, x, weights, ends))

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from torch._dynamo.exc import BackendCompilerFailed
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+from torch.utils.checkpoint import checkpoint
 
 from weft.errors import DataError
 from weft.lower.steps import LoopStep
@@ -156,3 +157,18 @@ def test_what_torch_would_carry_out_agrees():
     assert torch.autograd.gradcheck(lambda *a: torch.ops.weft.gru_layer(*a, False)[:2], gru)
     rnn = [*given[:2], given[3][:5], given[4][:5], None, None]
     assert torch.autograd.gradcheck(lambda *a: torch.ops.weft.rnn_layer(*a, False, True), rnn)
+
+
+def test_layers_in_a_checkpoint_are_loops():
+    torch._dynamo.reset()
+    module, x = nn.LSTM(5, 4), torch.randn(7, 2, 5)
+
+    def kept(x: torch.Tensor) -> torch.Tensor:
+        return checkpoint(lambda given: module(given)[0].sin(), x, use_reentrant=False)
+
+    with recording() as records, torch._dynamo.config.patch(allow_rnn=True):
+        compiled = torch.compile(kept, backend="weft", fullgraph=True, options={"cache": False})
+        found, wanted = (torch.autograd.grad(run(x.requires_grad_()).sum(), x)[0] for run in (compiled, kept))
+    torch.testing.assert_close(found, wanted)
+    assert all(any(isinstance(step, LoopStep) for step in record.plan.steps) for record in records)
+    assert not any(record.fallbacks for record in records)

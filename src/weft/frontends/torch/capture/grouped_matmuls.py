@@ -79,7 +79,14 @@ GROUPED_PRODUCTS: tuple[Any, ...] = (_operators.grouped_mm.default, _operators.g
 
 
 def with_traced_gradients(module: fx.GraphModule) -> fx.GraphModule:
-    """A graph that Dynamo captured, with such products that tracing can differentiate."""
+    """A graph that Dynamo captured, and those inside of it, with such products that tracing can differentiate."""
+    for part in module.modules():
+        if isinstance(part, fx.GraphModule):
+            _trace_gradients(part)
+    return module
+
+
+def _trace_gradients(module: fx.GraphModule) -> None:
     found = [
         node
         for node in module.graph.nodes
@@ -92,4 +99,3 @@ def with_traced_gradients(module: fx.GraphModule) -> fx.GraphModule:
         node.target = _operators.grouped_mm.default
     if found:
         module.recompile()
-    return module

@@ -338,7 +338,14 @@ _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
 def with_recurrent_layers(module: fx.GraphModule) -> fx.GraphModule:
-    """A graph that Dynamo captured, with recurrent layers that stay whole."""
+    """A graph that Dynamo captured, and those inside of it, with recurrent layers that stay whole."""
+    for part in module.modules():
+        if isinstance(part, fx.GraphModule):
+            _keep_whole(part)
+    return module
+
+
+def _keep_whole(module: fx.GraphModule) -> None:
     found = [
         node for node in module.graph.nodes if node.op == "call_function" and node.target in _LAYERS and _is_own(node)
     ]
@@ -346,7 +353,6 @@ def with_recurrent_layers(module: fx.GraphModule) -> fx.GraphModule:
         node.target = _LAYERS[node.target]
     if found:
         module.recompile()
-    return module
 
 
 def _is_own(node: fx.Node) -> bool:
