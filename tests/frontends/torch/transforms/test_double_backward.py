@@ -89,10 +89,14 @@ def test_of_several_results_of_which_some_have_no_gradient() -> None:
     torch.testing.assert_close(penalized(compiled(several), x, y), penalized(several, x, y))
 
 
-def test_a_penalty_on_gradients_trains_as_in_eager() -> None:
+@pytest.mark.parametrize("norm", [nn.Identity, nn.BatchNorm1d])
+def test_a_penalty_on_gradients_trains_as_in_eager(norm: Callable[[int], nn.Module]) -> None:
+    """Each step writes running statistics anew, which the second derivative has no use for."""
+
     def trained(wrap: Callable[[nn.Module], Any]) -> list[Tensor]:
         torch.manual_seed(0)
-        critic = nn.Sequential(nn.Linear(4, 16), nn.LeakyReLU(), nn.Linear(16, 16), nn.SiLU(), nn.Linear(16, 1))
+        middle = (nn.LeakyReLU(), nn.Linear(16, 16), norm(16), nn.SiLU())
+        critic = nn.Sequential(nn.Linear(4, 16), *middle, nn.Linear(16, 1))
         optimizer, run = torch.optim.SGD(critic.parameters(), lr=0.05), wrap(critic)
         for _ in range(3):
             x = torch.randn(8, 4, requires_grad=True)
