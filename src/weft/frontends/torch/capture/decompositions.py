@@ -21,6 +21,7 @@ from torch._decomp import decomposition_table as all_decompositions
 
 from weft.frontends.torch.capture import (
     bessel_functions,
+    fake_quantization,
     gamma_functions,
     matrix_functions,
     pooled_windows,
@@ -240,6 +241,9 @@ _OWN: dict[Any, Callable[..., Any]] = {
     _ops.fractional_max_pool3d.default: pooled_windows.fractional_max_pool3d,
     _ops.fractional_max_pool2d_backward.default: pooled_windows.fractional_max_pool_backward,
     _ops.fractional_max_pool3d_backward.default: pooled_windows.fractional_max_pool_backward,
+    _ops.fake_quantize_per_tensor_affine_cachemask.default: fake_quantization.per_tensor,
+    _ops._fake_quantize_per_tensor_affine_cachemask_tensor_qparams.default: fake_quantization.by_tensors,
+    _ops.fake_quantize_per_channel_affine_cachemask.default: fake_quantization.per_channel,
     _ops.index_reduce.default: index_reduce,
     _ops.glu_jvp.default: glu_jvp,
     _ops.frexp.Tensor: frexp,
