@@ -6,15 +6,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import accumulate
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.utils._pytree as pytree
 from xdsl.ir import SSAValue
 
 from weft.diagnostics import calling_line
-from weft.errors import DTypeError
+from weft.errors import DTypeError, WeftError
 from weft.frontends.torch.func.capturing import current_capture
 from weft.frontends.torch.func.derivatives import Argnums, differentiated, split_aux, with_tensors
 from weft.frontends.torch.func.program import Program, Slot
@@ -27,15 +28,17 @@ from weft.ops.rules import move_dim
 from weft.passes.differentiate import value_and_vjp_function
 from weft.passes.transform.arguments import bind_arguments, without_dead_ops
 from weft.passes.transform.jvp import jvp_function
-from weft.passes.transform.vmap import vmap_function
+from weft.passes.transform.vmap import Randomness, vmap_function
 
 
 class Jacobian(Transformed):
     """The derivatives of all results with respect to all elements of the arguments at `argnums`."""
 
-    def __init__(self, function: Callable[..., Any], argnums: Argnums, has_aux: bool, forward: bool) -> None:
+    def __init__(
+        self, function: Callable[..., Any], argnums: Argnums, has_aux: bool, forward: bool, randomness: Randomness
+    ) -> None:
         super().__init__(function)
-        self.argnums, self.has_aux, self.forward = argnums, has_aux, forward
+        self.argnums, self.has_aux, self.forward, self.randomness = argnums, has_aux, forward, randomness
 
     def prepared(self, args: tuple[Any, ...]) -> Sequence[Any]:
         return with_tensors(args, self.argnums)
@@ -44,7 +47,10 @@ class Jacobian(Transformed):
         if self.forward and not kwargs and current_capture() is not None:
             with unless_torch_has_no_rule():  # what has no second derivative in torch may have a tangent
                 return jacobian_by_gradients(self.inner.eager, args, self.argnums, self.has_aux)
-        make: Any = torch.func.jacfwd if self.forward else torch.func.jacrev
+        if self.forward:
+            make: Any = partial(torch.func.jacfwd, randomness=self.randomness)
+        else:
+            make = torch.func.jacrev
         return make(self.inner.eager, self.argnums, has_aux=self.has_aux)(*args, **kwargs)
 
     def program(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Program:
@@ -62,7 +68,7 @@ class Jacobian(Transformed):
         ends = [tensor_of(value.type) for value in values]
         starts = [tensor_of(inner.function.block.args[place].type) for place in wanted]
         build = _columns if self.forward else _rows
-        made, blocks = build(inner.function, wanted, ends, starts)
+        made, blocks = build(inner.function, wanted, ends, starts, self.randomness)
         found = list(made.returned.operands)
         aux_values, verdict = found[len(values) :][: len(aux)], found[len(values) + len(aux) :][: len(inner.verdict)]
         jacobian = pytree.tree_map(lambda leaf: arguments if isinstance(leaf, Slot) else leaf, tree)
@@ -82,12 +88,16 @@ def _refuse_complex(tree: Any) -> None:
 
 
 def _rows(
-    function: FuncOp, wanted: Sequence[int], ends: Sequence[Tensor], starts: Sequence[Tensor]
+    function: FuncOp,
+    wanted: Sequence[int],
+    ends: Sequence[Tensor],
+    starts: Sequence[Tensor],
+    randomness: Randomness,
 ) -> tuple[FuncOp, list[SSAValue]]:
     """By gradients: one for each element of the results."""
     results, taken = len(function.returned.operands), len(function.block.args)
     joint = value_and_vjp_function(function, wanted, range(len(ends)))
-    made = _batched(joint, ends, results, taken, len(wanted))
+    made = _batched(joint, ends, results, taken, len(wanted), randomness)
     b = GraphBuilder(made.block, before=made.returned)
     found = list(made.returned.operands)[results:]
     blocks: list[SSAValue] = []
@@ -99,12 +109,16 @@ def _rows(
 
 
 def _columns(
-    function: FuncOp, wanted: Sequence[int], ends: Sequence[Tensor], starts: Sequence[Tensor]
+    function: FuncOp,
+    wanted: Sequence[int],
+    ends: Sequence[Tensor],
+    starts: Sequence[Tensor],
+    randomness: Randomness,
 ) -> tuple[FuncOp, list[SSAValue]]:
     """By tangents: one for each element of the arguments."""
     results, taken = len(function.returned.operands), len(function.block.args)
     moving = [n for n, value in enumerate(function.returned.operands) if is_float(value)]
-    made = _batched(jvp_function(function, wanted), starts, results, taken, len(moving))
+    made = _batched(jvp_function(function, wanted), starts, results, taken, len(moving), randomness)
     b = GraphBuilder(made.block, before=made.returned)
     found = list(made.returned.operands)[results:]
     blocks: list[SSAValue] = []
@@ -129,12 +143,19 @@ def _part(b: GraphBuilder, x: SSAValue, first: Size, count: Size) -> SSAValue:
     return b.slice(x, starts=starts, shape=(count, *shape[1:]), steps=tuple(1 for _ in shape))
 
 
-def _batched(function: FuncOp, directions: Sequence[Tensor], results: int, taken: int, derivatives: int) -> FuncOp:
+def _batched(
+    function: FuncOp,
+    directions: Sequence[Tensor],
+    results: int,
+    taken: int,
+    derivatives: int,
+    randomness: Randomness,
+) -> FuncOp:
     """A function of arguments and directions for all directions of a basis at once: values stay as they are."""
     total: Size = sum((product(each.shape) for each in directions), 0)
     axes = [*(None for _ in range(taken)), *(0 for _ in directions)]
     outs = [*(None for _ in range(results)), *(0 for _ in range(derivatives))]
-    made = vmap_function(without_dead_ops(function), total, axes, outs)
+    made = vmap_function(without_dead_ops(function), total, axes, outs, randomness)
 
     def basis(tensor: Tensor, first: Size) -> Callable[[GraphBuilder, SSAValue], SSAValue]:
         def build(b: GraphBuilder, _: SSAValue) -> SSAValue:
@@ -152,12 +173,23 @@ def _batched(function: FuncOp, directions: Sequence[Tensor], results: int, taken
 
 def jacrev(function: Callable[..., Any], argnums: Argnums = 0, *, has_aux: bool = False) -> Callable[..., Any]:
     """The Jacobian by gradients, for functions of many arguments and few results."""
-    return Jacobian(function, argnums, has_aux, forward=False)
+    return Jacobian(function, argnums, has_aux, forward=False, randomness="same")
 
 
-def jacfwd(function: Callable[..., Any], argnums: Argnums = 0, *, has_aux: bool = False) -> Callable[..., Any]:
-    """The Jacobian by tangents, for functions of few arguments and many results."""
-    return Jacobian(function, argnums, has_aux, forward=True)
+def jacfwd(
+    function: Callable[..., Any], argnums: Argnums = 0, *, has_aux: bool = False, randomness: str = "error"
+) -> Callable[..., Any]:
+    """The Jacobian by tangents, for functions of few arguments and many results.
+
+    Random numbers are an error, as in torch, unless `randomness` says that all tangents have the "same" ones.
+    """
+    if randomness not in ("error", "same"):
+        raise WeftError(
+            f"jacfwd has no randomness {randomness!r}",
+            location=calling_line(),
+            hint='"same" is the derivative of a function whose random numbers are given; "error" refuses them',
+        )
+    return Jacobian(function, argnums, has_aux, forward=True, randomness=cast("Randomness", randomness))
 
 
 def hessian(function: Callable[..., Any], argnums: Argnums = 0) -> Callable[..., Any]:

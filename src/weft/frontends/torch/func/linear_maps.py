@@ -50,7 +50,7 @@ class Split:
                 location=calling_line(),
                 hint="return it as aux",
             )
-        self.inner = inner
+        self.inner, self.forward = inner, forward
         results = len(inner.function.returned.operands)
         if forward:
             joint = jvp_function(inner.function, wanted, apart=True)
@@ -111,7 +111,8 @@ class LinearMap(Transformed):
     def _check(self, args: Sequence[Any]) -> None:
         arguments = iter(self.split.program.function.block.args)
         expected = pytree.tree_map(lambda slot: _like(next(arguments), slot), tuple(self.split.takes))
-        check_tangents(expected, tuple(args))
+        named = ("tangent", "argument") if self.split.forward else ("gradient", "result")
+        check_tangents(expected, tuple(args), *named)
 
 
 def _like(value: Any, slot: Slot) -> torch.Tensor:
