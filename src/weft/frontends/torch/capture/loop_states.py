@@ -41,7 +41,7 @@ def with_own_loop_states(module: fx.GraphModule) -> fx.GraphModule:
 
 def _copy_shared(graph: fx.Graph, loop: fx.Node, place: int) -> bool:
     """Let a loop carry copies where it must; whether there are any."""
-    operands: Sequence[Any] = loop.args
+    operands: tuple[Any, ...] = tuple(loop.args)
     carried = list(operands[place])
     shared = _shared(carried, operands[place + 1 :], _memory_of_node)
     for n in shared:

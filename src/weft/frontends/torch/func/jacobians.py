@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 from itertools import accumulate
 from typing import Any, cast
 
@@ -17,10 +17,12 @@ from xdsl.ir import SSAValue
 from weft.diagnostics import calling_line
 from weft.errors import DTypeError, WeftError
 from weft.frontends.torch.func.capturing import current_capture
+from weft.frontends.torch.func.chunked_batches import check_chunk_size
 from weft.frontends.torch.func.derivatives import Argnums, differentiated, split_aux, with_tensors
+from weft.frontends.torch.func.linear_maps import Linearized
 from weft.frontends.torch.func.program import Program, Slot
 from weft.frontends.torch.func.tangents_by_gradients import jacobian_by_gradients, unless_torch_has_no_rule
-from weft.frontends.torch.func.transformed import Transformed
+from weft.frontends.torch.func.transformed import Transformed, is_traced
 from weft.ir.expr import Size, product
 from weft.ir.types import Tensor, i64, is_float, tensor_of
 from weft.ops.graph import FuncOp, GraphBuilder
@@ -35,10 +37,46 @@ class Jacobian(Transformed):
     """The derivatives of all results with respect to all elements of the arguments at `argnums`."""
 
     def __init__(
-        self, function: Callable[..., Any], argnums: Argnums, has_aux: bool, forward: bool, randomness: Randomness
+        self,
+        function: Callable[..., Any],
+        argnums: Argnums,
+        has_aux: bool,
+        forward: bool,
+        randomness: Randomness,
+        chunk: int | None = None,
     ) -> None:
         super().__init__(function)
-        self.argnums, self.has_aux, self.forward, self.randomness = argnums, has_aux, forward, randomness
+        self.argnums, self.has_aux, self.forward = argnums, has_aux, forward
+        self.randomness: Randomness = randomness
+        self.chunk = chunk
+
+    @cached_property
+    def _linearized(self) -> Linearized:
+        return Linearized(self.inner, False, self.has_aux, self.argnums)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self.chunk is None or is_traced(pytree.tree_leaves((args, kwargs))):
+            return super().__call__(*args, **kwargs)
+        return self._in_chunks(tuple(self.prepared(args)), kwargs, self.chunk)
+
+    def _in_chunks(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], chunk: int) -> Any:
+        """By some rows at a time, all of them of one forward pass."""
+        split, returned, residuals = self._linearized.at(args, kwargs)
+        _refuse_complex((split.takes, split.program.tree()))
+        value, aux = returned if self.has_aux else (returned, None)
+        ends, tree = pytree.tree_flatten(value)
+        total = sum(end.numel() for end in ends)
+        parts: list[Sequence[torch.Tensor]] = []
+        for start in range(0, max(total, 1), chunk):
+            count = min(chunk, total - start)
+            parts.append(split.batch(count)([*_basis_rows(ends, start, count), *residuals]))
+        rows = [torch.cat(column).split([end.numel() for end in ends]) for column in zip(*parts, strict=True)]
+        blocks = [
+            split.program.restored([part[n].reshape(*end.shape, *part[n].shape[1:]) for part in rows])
+            for n, end in enumerate(ends)
+        ]
+        jacobian = pytree.tree_unflatten(blocks, tree)
+        return (jacobian, aux) if self.has_aux else jacobian
 
     def prepared(self, args: tuple[Any, ...]) -> Sequence[Any]:
         return with_tensors(args, self.argnums)
@@ -50,7 +88,8 @@ class Jacobian(Transformed):
         if self.forward:
             make: Any = partial(torch.func.jacfwd, randomness=self.randomness)
         else:
-            make = torch.func.jacrev
+            chunk = self.chunk if current_capture() is None else None
+            make = partial(torch.func.jacrev, chunk_size=chunk)
         return make(self.inner.eager, self.argnums, has_aux=self.has_aux)(*args, **kwargs)
 
     def program(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Program:
@@ -129,6 +168,17 @@ def _columns(
     return made, blocks
 
 
+def _basis_rows(tensors: Sequence[torch.Tensor], start: int, count: int) -> list[torch.Tensor]:
+    """Some rows of the basis of all elements of some tensors, as a batch of directions of each."""
+    found: list[torch.Tensor] = []
+    for each in tensors:
+        rows = torch.arange(start, start + count, device=each.device)[:, None]
+        columns = torch.arange(each.numel(), device=each.device)
+        found.append((rows == columns).to(each.dtype).reshape(count, *each.shape))
+        start -= each.numel()
+    return found
+
+
 def _offsets(tensors: Sequence[Tensor]) -> list[Size]:
     """Where the directions of each tensor begin in a basis of all."""
     return [0, *accumulate(product(each.shape) for each in tensors)][:-1]
@@ -171,9 +221,16 @@ def _batched(
     return made
 
 
-def jacrev(function: Callable[..., Any], argnums: Argnums = 0, *, has_aux: bool = False) -> Callable[..., Any]:
-    """The Jacobian by gradients, for functions of many arguments and few results."""
-    return Jacobian(function, argnums, has_aux, forward=False, randomness="same")
+def jacrev(
+    function: Callable[..., Any], argnums: Argnums = 0, *, has_aux: bool = False, chunk_size: int | None = None
+) -> Callable[..., Any]:
+    """The Jacobian by gradients, for functions of many arguments and few results.
+
+    With `chunk_size`, so many rows are computed at a time, which takes less memory; inside of other transformations,
+    all are.
+    """
+    check_chunk_size(chunk_size)
+    return Jacobian(function, argnums, has_aux, forward=False, randomness="same", chunk=chunk_size)
 
 
 def jacfwd(
