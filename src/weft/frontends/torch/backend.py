@@ -27,6 +27,7 @@ from weft.frontends.torch.capture.class_types import check_classes
 from weft.frontends.torch.capture.constant_masks import without_constant_masks
 from weft.frontends.torch.capture.decompositions import decompositions
 from weft.frontends.torch.capture.grouped_matmuls import with_traced_gradients
+from weft.frontends.torch.capture.loop_states import with_own_loop_states
 from weft.frontends.torch.capture.margin_loss import margins_of_labels
 from weft.frontends.torch.capture.mask_shapes import check_masks
 from weft.frontends.torch.capture.processor_tables import make_tables
@@ -94,6 +95,7 @@ def weft_backend(
     check_masks(module)
     check_classes(module)
     module = without_constant_masks(with_recurrent_layers(with_traced_gradients(with_split_sizes(module))))
+    module = with_own_loop_states(module)
     captured = Captured(module, config, compile_program)
     if traced_under_transforms():
         return disable(captured)

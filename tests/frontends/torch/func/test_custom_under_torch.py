@@ -199,6 +199,33 @@ def test_a_reversed_gradient_with_options_by_name() -> None:
         torch.testing.assert_close(way(lambda x: f(x, by=2.0), x), torch.full_like(x, -2))
 
 
+def test_tensors_given_by_name_have_gradients_by_their_places() -> None:
+    f = custom(
+        lambda x, by=1.0, weight=None: x * weight * by,
+        vjp=lambda g, args, results: (g * args[2] * 5, None, g * args[0] * 7),
+    )
+    x, weight = points(2, 3), points(3, 2).mT.contiguous()
+    for way in GRADIENTS:
+        torch.testing.assert_close(way(lambda x: f(x, weight=weight), x), 5 * weight)
+        torch.testing.assert_close(way(lambda weight: f(x, weight=weight), weight), 7 * x)
+    batch = torch.vmap(lambda x, weight: f(x, weight=weight))(x, weight)
+    torch.testing.assert_close(batch, weft.vmap(lambda x, weight: f(x, weight=weight))(x, weight))
+
+
+@pytest.mark.parametrize("way", [lambda call: call, torch.func.vmap, weft.vmap])
+def test_names_that_rules_do_not_take_are_errors_with_a_line(way) -> None:
+    x = points(2, 3)
+    of_places = custom(lambda x, by=1.0: x * by, vjp=lambda g, args, results: (g,))
+    of_names = custom(lambda x, *, weight: x * weight, vjp=lambda g, args, results: (g,))
+    for call, words in (
+        (lambda x: of_places(x, by=2.0), "vjp rule of <lambda> takes no argument by"),
+        (lambda x: of_names(x, weight=x), "takes the tensor weight by name alone"),
+    ):
+        with pytest.raises(weft.WeftError, match=words) as raised:
+            way(call)(x)
+        assert "test_custom_under_torch.py:" in (raised.value.location or "")
+
+
 def test_batches_of_a_compiled_function_take_its_batching_rule() -> None:
     f = custom(torch.sin, batch=lambda size, batched, args: args[0].cos())
     xs = points(4, 3)

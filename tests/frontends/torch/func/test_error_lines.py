@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import weft
-from weft.func import checkpoint, custom, value_and_grad
+from weft.func import checkpoint, custom, jacfwd, value_and_grad
 
 X = torch.ones(3)
 
@@ -21,6 +21,8 @@ X = torch.ones(3)
         lambda: value_and_grad(lambda x: (x.sum(),), has_aux=True)(X),
         lambda: weft.vmap(torch.sin, randomness="some"),
         lambda: weft.vmap(torch.sin, out_axes=3)(X),
+        lambda: weft.jvp(torch.sin, X, X),  # pyright: ignore[reportArgumentType]
+        lambda: jacfwd(torch.sin, randomness="different"),
         lambda: weft.vmap(torch.sin, out_axes=None)(X),
         lambda: weft.grad(lambda x: checkpoint(torch.sin, save="nothing_known")(x).sum())(X),
         lambda: weft.grad(lambda a: torch.linalg.qr(a, mode="r")[1].sum())(torch.eye(3)),
@@ -33,6 +35,12 @@ def test_an_error_names_the_line(call) -> None:
         call()
     line = error.value.location or "none"
     assert "test_error_lines.py:" in line and line in str(error.value)
+
+
+def test_what_is_pulled_back_is_called_a_gradient_of_a_result() -> None:
+    pull = weft.vjp(lambda x: x * 2, X)[1]
+    with pytest.raises(weft.ShapeError, match="a gradient of"):
+        pull(torch.ones(4))
 
 
 def test_a_gradient_of_flex_attention_inside_of_a_captured_function_says_what_would_work() -> None:

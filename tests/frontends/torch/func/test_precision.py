@@ -101,3 +101,17 @@ def test_they_compose_in_any_order(first, second) -> None:
     assert (found - expected).norm() < 0.05 * expected.norm()
     around = second(weft.grad(first(layers)))(W, X)
     assert (around - expected).norm() < 0.05 * expected.norm()
+
+
+def test_a_named_value_in_an_inner_batch_is_no_loop_over_it() -> None:
+    def loss(w: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        rows = torch.func.vmap(lambda row: weft.func.checkpoint_name(torch.tanh(row @ w), "hidden"))(x)
+        return rows.sin().sum()
+
+    w, x = torch.randn(4, 4), torch.randn(3, 4)
+    torch._C._functorch._set_vmap_fallback_enabled(False)
+    try:
+        found = weft.grad(weft.func.checkpoint(loss, save="hidden"))(w, x)
+    finally:
+        torch._C._functorch._set_vmap_fallback_enabled(True)
+    torch.testing.assert_close(found, torch.func.grad(lambda w: torch.tanh(x @ w).sin().sum())(w))

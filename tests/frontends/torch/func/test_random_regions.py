@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch._higher_order_ops import scan
@@ -45,3 +46,18 @@ def test_every_turn_draws_its_own() -> None:
     found, pull = weft.vjp(turns, x)
     assert not any(torch.equal(found[n], found[n + 1]) for n in range(4))
     torch.testing.assert_close(pull(x)[0], found)
+
+
+def test_jacobians_are_of_one_draw_of_random_numbers() -> None:
+    def dropped(x: torch.Tensor) -> torch.Tensor:
+        return F.dropout(x * x, 0.5, True)
+
+    x = torch.rand(32) + 0.5
+    for jacobian in (weft.func.jacrev(dropped)(x), weft.func.jacfwd(dropped, randomness="same")(x)):
+        diagonal = jacobian.diagonal()
+        assert torch.equal(jacobian, torch.diag(diagonal))
+        kept = diagonal != 0
+        assert 0 < kept.sum() < 32
+        torch.testing.assert_close(diagonal[kept], 4 * x[kept])
+    with pytest.raises(weft.UnsupportedError, match="the same for all of the batch, or different"):
+        weft.func.jacfwd(dropped)(x)

@@ -60,4 +60,9 @@ def _gradient_of_named(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None
     return grad, None
 
 
+def _batch_of_named(_: Any, dims: tuple[Any, ...], x: torch.Tensor, name: str) -> tuple[torch.Tensor, Any]:
+    return torch.ops.weft.named(x, name), dims[0]
+
+
 torch.library.register_autograd("weft::named", _gradient_of_named)
+torch.library.register_vmap("weft::named", _batch_of_named)

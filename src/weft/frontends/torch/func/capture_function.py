@@ -43,6 +43,7 @@ from weft.diagnostics import calling_line, raising_line
 from weft.errors import UnsupportedError
 from weft.frontends.torch.capture import matrix_calls
 from weft.frontends.torch.capture.decompositions import decompositions
+from weft.frontends.torch.capture.loop_states import with_own_states
 from weft.frontends.torch.capture.margin_loss import margins_of_labels
 from weft.frontends.torch.capture.stop_gradients import stop_gradients, stopped
 from weft.frontends.torch.func import tensor_indices
@@ -240,7 +241,7 @@ class _UsersCalls(TorchFunctionMode):
         elif tensor_indices.is_written(func, args):
             found = tensor_indices.write(*args)
         else:
-            found = func(*args, **(kwargs or {}))
+            found = func(*with_own_states(func, args), **(kwargs or {}))
         if writes:
             self._no_grad.after_write(args, before)
             self._no_grad.refresh(args)

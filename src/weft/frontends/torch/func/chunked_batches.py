@@ -10,10 +10,24 @@ one. Inside of another transformation, whose graph holds the whole batch, there 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from numbers import Integral
 from typing import Any
 
 import torch
 import torch.utils._pytree as pytree
+
+from weft.diagnostics import calling_line
+from weft.errors import WeftError
+
+
+def check_chunk_size(size: Any) -> None:
+    """Raise for what is no number of samples."""
+    if size is not None and (not isinstance(size, Integral) or size < 1):
+        raise WeftError(
+            f"chunk_size={size!r}",
+            location=calling_line(),
+            hint="give a whole number, at least 1, or None for the whole batch",
+        )
 
 
 def call_in_chunks(

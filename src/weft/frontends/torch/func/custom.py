@@ -36,6 +36,7 @@ from weft.frontends.torch.func.capture_function import (
     traced,
 )
 from weft.frontends.torch.func.capturing import capturing, current_capture
+from weft.frontends.torch.func.custom_arguments import Names
 from weft.frontends.torch.func.custom_checks import checked_gradients, checked_tangents, is_inexact, zeros_for_none
 from weft.frontends.torch.func.custom_eager import eager_call
 from weft.frontends.torch.func.custom_traced import custom_rules, in_batches, traced_call
@@ -70,6 +71,7 @@ class Custom:
             raise WeftError(f"custom takes a function, got {type(function).__name__}", location=calling_line())
         self.function, self.vjp, self.jvp, self.batch = function, vjp, jvp, batch
         self.name = getattr(function, "__name__", type(function).__name__)
+        self.names = Names.of(self.name, function, {"vjp": vjp, "jvp": jvp, "batch": batch})
         self._linear: set[Any] = set()
         functools.update_wrapper(self, function, updated=())
 
@@ -103,6 +105,8 @@ class Custom:
         return f"{named}#{known.index(self)}"
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if kwargs:
+            args, kwargs = self.names.placed(args, kwargs)
         if torch.compiler.is_dynamo_compiling() and (self.batch is None or not in_batches()):
             return traced_call(self, args, kwargs)
         return self.untraced(args, kwargs)
@@ -250,7 +254,8 @@ def custom(
 
     `vjp(grads, args, results)` gives a tuple with the gradient of each argument, None for 0; `grads` is like what the
     function returns. `jvp(args, tangents)` gives the tangents of the results. `batch(size, batched, args)` gives the
-    results with the batch in front; `batched` is like `args`, and says which of the tensors have it in front.
+    results with the batch in front; `batched` is like `args`, and says which of the tensors have it in front. Tensors
+    that are given by name stand at their places among `args`; what else is given by name, rules are given so, too.
     """
     if function is None:
         return lambda given: Custom(given, vjp, jvp, batch)

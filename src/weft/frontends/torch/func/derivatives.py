@@ -221,25 +221,32 @@ def jvp(
     function: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any], *, has_aux: bool = False
 ) -> tuple[Any, ...]:
     """The value of a function and its derivative along `tangents`: (value, tangent), or (value, tangent, aux)."""
+    for name, given in (("primals", primals), ("tangents", tangents)):
+        if not isinstance(given, tuple | list):
+            raise WeftError(
+                f"jvp takes a tuple of {name}, got {type(given).__name__}",
+                location=calling_line(),
+                hint="give one for each argument: jvp(f, (x,), (dx,))",
+            )
     return kept(Jvp, function, has_aux)(tuple(primals), tuple(tangents))
 
 
-def check_tangents(primals: Any, tangents: Any) -> None:
-    """Raise where tangents are not of the types of their values."""
+def check_tangents(primals: Any, tangents: Any, what: str = "tangent", of: str = "argument") -> None:
+    """Raise where tangents, or gradients, are not of the types of their values."""
     (values, spec), (given, other) = pytree.tree_flatten(primals), pytree.tree_flatten(tangents)
     if spec != other:
         raise WeftError(
-            f"tangents of another structure, {other}, than the arguments, {spec}",
+            f"{what}s of another structure, {other}, than the {of}s, {spec}",
             location=calling_line(),
-            hint="give a tuple with a tangent for each argument",
+            hint=f"give a tree with a {what} for each {of}",
         )
     for value, tangent in zip(values, given, strict=True):
         types = [(tuple(x.shape), x.dtype) if isinstance(x, torch.Tensor) else type(x) for x in (value, tangent)]
         if types[0] != types[1]:
             raise ShapeError(
-                f"a tangent of {types[1]} for an argument of {types[0]}",
+                f"a {what} of {types[1]} for {'an' if of[0] in 'aeiou' else 'a'} {of} of {types[0]}",
                 location=calling_line(),
-                hint="a tangent has the shape and the type of its argument",
+                hint=f"a {what} has the shape and the type of its {of}",
             )
 
 

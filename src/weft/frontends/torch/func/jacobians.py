@@ -6,20 +6,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property, partial
 from itertools import accumulate
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.utils._pytree as pytree
 from xdsl.ir import SSAValue
 
 from weft.diagnostics import calling_line
-from weft.errors import DTypeError
+from weft.errors import DTypeError, WeftError
 from weft.frontends.torch.func.capturing import current_capture
+from weft.frontends.torch.func.chunked_batches import check_chunk_size
 from weft.frontends.torch.func.derivatives import Argnums, differentiated, split_aux, with_tensors
+from weft.frontends.torch.func.linear_maps import Linearized
 from weft.frontends.torch.func.program import Program, Slot
 from weft.frontends.torch.func.tangents_by_gradients import jacobian_by_gradients, unless_torch_has_no_rule
-from weft.frontends.torch.func.transformed import Transformed
+from weft.frontends.torch.func.transformed import Transformed, is_traced
 from weft.ir.expr import Size, product
 from weft.ir.types import Tensor, i64, is_float, tensor_of
 from weft.ops.graph import FuncOp, GraphBuilder
@@ -27,15 +30,53 @@ from weft.ops.rules import move_dim
 from weft.passes.differentiate import value_and_vjp_function
 from weft.passes.transform.arguments import bind_arguments, without_dead_ops
 from weft.passes.transform.jvp import jvp_function
-from weft.passes.transform.vmap import vmap_function
+from weft.passes.transform.vmap import Randomness, vmap_function
 
 
 class Jacobian(Transformed):
     """The derivatives of all results with respect to all elements of the arguments at `argnums`."""
 
-    def __init__(self, function: Callable[..., Any], argnums: Argnums, has_aux: bool, forward: bool) -> None:
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        argnums: Argnums,
+        has_aux: bool,
+        forward: bool,
+        randomness: Randomness,
+        chunk: int | None = None,
+    ) -> None:
         super().__init__(function)
         self.argnums, self.has_aux, self.forward = argnums, has_aux, forward
+        self.randomness: Randomness = randomness
+        self.chunk = chunk
+
+    @cached_property
+    def _linearized(self) -> Linearized:
+        return Linearized(self.inner, False, self.has_aux, self.argnums)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self.chunk is None or is_traced(pytree.tree_leaves((args, kwargs))):
+            return super().__call__(*args, **kwargs)
+        return self._in_chunks(tuple(self.prepared(args)), kwargs, self.chunk)
+
+    def _in_chunks(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], chunk: int) -> Any:
+        """By some rows at a time, all of them of one forward pass."""
+        split, returned, residuals = self._linearized.at(args, kwargs)
+        _refuse_complex((split.takes, split.program.tree()))
+        value, aux = returned if self.has_aux else (returned, None)
+        ends, tree = pytree.tree_flatten(value)
+        total = sum(end.numel() for end in ends)
+        parts: list[Sequence[torch.Tensor]] = []
+        for start in range(0, max(total, 1), chunk):
+            count = min(chunk, total - start)
+            parts.append(split.batch(count)([*_basis_rows(ends, start, count), *residuals]))
+        rows = [torch.cat(column).split([end.numel() for end in ends]) for column in zip(*parts, strict=True)]
+        blocks = [
+            split.program.restored([part[n].reshape(*end.shape, *part[n].shape[1:]) for part in rows])
+            for n, end in enumerate(ends)
+        ]
+        jacobian = pytree.tree_unflatten(blocks, tree)
+        return (jacobian, aux) if self.has_aux else jacobian
 
     def prepared(self, args: tuple[Any, ...]) -> Sequence[Any]:
         return with_tensors(args, self.argnums)
@@ -44,7 +85,11 @@ class Jacobian(Transformed):
         if self.forward and not kwargs and current_capture() is not None:
             with unless_torch_has_no_rule():  # what has no second derivative in torch may have a tangent
                 return jacobian_by_gradients(self.inner.eager, args, self.argnums, self.has_aux)
-        make: Any = torch.func.jacfwd if self.forward else torch.func.jacrev
+        if self.forward:
+            make: Any = partial(torch.func.jacfwd, randomness=self.randomness)
+        else:
+            chunk = self.chunk if current_capture() is None else None
+            make = partial(torch.func.jacrev, chunk_size=chunk)
         return make(self.inner.eager, self.argnums, has_aux=self.has_aux)(*args, **kwargs)
 
     def program(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Program:
@@ -62,7 +107,7 @@ class Jacobian(Transformed):
         ends = [tensor_of(value.type) for value in values]
         starts = [tensor_of(inner.function.block.args[place].type) for place in wanted]
         build = _columns if self.forward else _rows
-        made, blocks = build(inner.function, wanted, ends, starts)
+        made, blocks = build(inner.function, wanted, ends, starts, self.randomness)
         found = list(made.returned.operands)
         aux_values, verdict = found[len(values) :][: len(aux)], found[len(values) + len(aux) :][: len(inner.verdict)]
         jacobian = pytree.tree_map(lambda leaf: arguments if isinstance(leaf, Slot) else leaf, tree)
@@ -82,12 +127,16 @@ def _refuse_complex(tree: Any) -> None:
 
 
 def _rows(
-    function: FuncOp, wanted: Sequence[int], ends: Sequence[Tensor], starts: Sequence[Tensor]
+    function: FuncOp,
+    wanted: Sequence[int],
+    ends: Sequence[Tensor],
+    starts: Sequence[Tensor],
+    randomness: Randomness,
 ) -> tuple[FuncOp, list[SSAValue]]:
     """By gradients: one for each element of the results."""
     results, taken = len(function.returned.operands), len(function.block.args)
     joint = value_and_vjp_function(function, wanted, range(len(ends)))
-    made = _batched(joint, ends, results, taken, len(wanted))
+    made = _batched(joint, ends, results, taken, len(wanted), randomness)
     b = GraphBuilder(made.block, before=made.returned)
     found = list(made.returned.operands)[results:]
     blocks: list[SSAValue] = []
@@ -99,12 +148,16 @@ def _rows(
 
 
 def _columns(
-    function: FuncOp, wanted: Sequence[int], ends: Sequence[Tensor], starts: Sequence[Tensor]
+    function: FuncOp,
+    wanted: Sequence[int],
+    ends: Sequence[Tensor],
+    starts: Sequence[Tensor],
+    randomness: Randomness,
 ) -> tuple[FuncOp, list[SSAValue]]:
     """By tangents: one for each element of the arguments."""
     results, taken = len(function.returned.operands), len(function.block.args)
     moving = [n for n, value in enumerate(function.returned.operands) if is_float(value)]
-    made = _batched(jvp_function(function, wanted), starts, results, taken, len(moving))
+    made = _batched(jvp_function(function, wanted), starts, results, taken, len(moving), randomness)
     b = GraphBuilder(made.block, before=made.returned)
     found = list(made.returned.operands)[results:]
     blocks: list[SSAValue] = []
@@ -113,6 +166,17 @@ def _columns(
             part = _part(b, tangents, first, product(start.shape))
             blocks.append(b.reshape(move_dim(b, part, 0, end.rank), shape=(*end.shape, *start.shape)))
     return made, blocks
+
+
+def _basis_rows(tensors: Sequence[torch.Tensor], start: int, count: int) -> list[torch.Tensor]:
+    """Some rows of the basis of all elements of some tensors, as a batch of directions of each."""
+    found: list[torch.Tensor] = []
+    for each in tensors:
+        rows = torch.arange(start, start + count, device=each.device)[:, None]
+        columns = torch.arange(each.numel(), device=each.device)
+        found.append((rows == columns).to(each.dtype).reshape(count, *each.shape))
+        start -= each.numel()
+    return found
 
 
 def _offsets(tensors: Sequence[Tensor]) -> list[Size]:
@@ -129,12 +193,19 @@ def _part(b: GraphBuilder, x: SSAValue, first: Size, count: Size) -> SSAValue:
     return b.slice(x, starts=starts, shape=(count, *shape[1:]), steps=tuple(1 for _ in shape))
 
 
-def _batched(function: FuncOp, directions: Sequence[Tensor], results: int, taken: int, derivatives: int) -> FuncOp:
+def _batched(
+    function: FuncOp,
+    directions: Sequence[Tensor],
+    results: int,
+    taken: int,
+    derivatives: int,
+    randomness: Randomness,
+) -> FuncOp:
     """A function of arguments and directions for all directions of a basis at once: values stay as they are."""
     total: Size = sum((product(each.shape) for each in directions), 0)
     axes = [*(None for _ in range(taken)), *(0 for _ in directions)]
     outs = [*(None for _ in range(results)), *(0 for _ in range(derivatives))]
-    made = vmap_function(without_dead_ops(function), total, axes, outs)
+    made = vmap_function(without_dead_ops(function), total, axes, outs, randomness)
 
     def basis(tensor: Tensor, first: Size) -> Callable[[GraphBuilder, SSAValue], SSAValue]:
         def build(b: GraphBuilder, _: SSAValue) -> SSAValue:
@@ -150,14 +221,32 @@ def _batched(function: FuncOp, directions: Sequence[Tensor], results: int, taken
     return made
 
 
-def jacrev(function: Callable[..., Any], argnums: Argnums = 0, *, has_aux: bool = False) -> Callable[..., Any]:
-    """The Jacobian by gradients, for functions of many arguments and few results."""
-    return Jacobian(function, argnums, has_aux, forward=False)
+def jacrev(
+    function: Callable[..., Any], argnums: Argnums = 0, *, has_aux: bool = False, chunk_size: int | None = None
+) -> Callable[..., Any]:
+    """The Jacobian by gradients, for functions of many arguments and few results.
+
+    With `chunk_size`, so many rows are computed at a time, which takes less memory; inside of other transformations,
+    all are.
+    """
+    check_chunk_size(chunk_size)
+    return Jacobian(function, argnums, has_aux, forward=False, randomness="same", chunk=chunk_size)
 
 
-def jacfwd(function: Callable[..., Any], argnums: Argnums = 0, *, has_aux: bool = False) -> Callable[..., Any]:
-    """The Jacobian by tangents, for functions of few arguments and many results."""
-    return Jacobian(function, argnums, has_aux, forward=True)
+def jacfwd(
+    function: Callable[..., Any], argnums: Argnums = 0, *, has_aux: bool = False, randomness: str = "error"
+) -> Callable[..., Any]:
+    """The Jacobian by tangents, for functions of few arguments and many results.
+
+    Random numbers are an error, as in torch, unless `randomness` says that all tangents have the "same" ones.
+    """
+    if randomness not in ("error", "same"):
+        raise WeftError(
+            f"jacfwd has no randomness {randomness!r}",
+            location=calling_line(),
+            hint='"same" is the derivative of a function whose random numbers are given; "error" refuses them',
+        )
+    return Jacobian(function, argnums, has_aux, forward=True, randomness=cast("Randomness", randomness))
 
 
 def hessian(function: Callable[..., Any], argnums: Argnums = 0) -> Callable[..., Any]:

@@ -20,7 +20,9 @@ from weft.diagnostics import calling_line
 from weft.errors import DTypeError
 from weft.frontends.torch.dtypes import to_torch
 from weft.frontends.torch.func.capture_function import fake_tensors
+from weft.frontends.torch.func.custom_batching import batch_by_rule
 from weft.frontends.torch.func.derivatives import (
+    Argnums,
     Jvp,
     check_tangents,
     differentiated,
@@ -28,7 +30,7 @@ from weft.frontends.torch.func.derivatives import (
     split_aux,
     with_tensors,
 )
-from weft.frontends.torch.func.execute import compile_program, drawn
+from weft.frontends.torch.func.execute import Call, compile_program, drawn
 from weft.frontends.torch.func.program import SLOT, Program, Slot
 from weft.frontends.torch.func.transformed import Transformed, is_traced, located, type_of
 from weft.ir.types import is_float, tensor_of
@@ -36,13 +38,22 @@ from weft.passes.differentiate import return_values, value_and_vjp_function
 from weft.passes.split_joint import split_joint
 from weft.passes.transform.arguments import forget_ends, order_arguments, without_dead_ops
 from weft.passes.transform.jvp import jvp_function
+from weft.passes.transform.vmap import vmap_function
 
 
 class Split:
     """A function's value and derivative for one signature: what runs first, and what runs for each direction."""
 
-    def __init__(self, inner: Program, args: Sequence[Any], forward: bool, has_aux: bool, config: Config) -> None:
-        wanted, arguments = differentiated(inner, args, tuple(range(len(args))))
+    def __init__(
+        self,
+        inner: Program,
+        args: Sequence[Any],
+        forward: bool,
+        has_aux: bool,
+        config: Config,
+        argnums: Argnums | None = None,
+    ) -> None:
+        wanted, arguments = differentiated(inner, args, tuple(range(len(args))) if argnums is None else argnums)
         values, _, tree, _ = split_aux(inner, has_aux, "linearize" if forward else "vjp")
         if bad := next((value for value in values if not is_float(value)), None):
             raise DTypeError(
@@ -50,7 +61,7 @@ class Split:
                 location=calling_line(),
                 hint="return it as aux",
             )
-        self.inner = inner
+        self.inner, self.forward = inner, forward
         results = len(inner.function.returned.operands)
         if forward:
             joint = jvp_function(inner.function, wanted, apart=True)
@@ -76,7 +87,16 @@ class Split:
         order_arguments(backward, [*range(taken - seeds, taken), *range(taken - seeds)])
         leaves, spec = pytree.tree_flatten(gives)
         self.program = replace(whole, function=backward, tensors=taken, leaves=tuple(leaves), out_spec=spec, checks=())
-        self.second = compile_program(self.program, config)
+        self.second, self.config, self._batches = compile_program(self.program, config), config, dict[int, Call]()
+
+    def batch(self, size: int) -> Call:
+        """What runs for so many directions at once."""
+        if size not in self._batches:
+            seeds = len(pytree.tree_leaves(self.takes))
+            axes = [0 if n < seeds else None for n in range(self.program.tensors)]
+            made = vmap_function(self.program.function, size, axes, None, "same", batch_by_rule)
+            self._batches[size] = compile_program(replace(self.program, function=made), self.config)
+        return self._batches[size]
 
     def __call__(self, tensors: Sequence[torch.Tensor]) -> tuple[Any, list[torch.Tensor]]:
         """What the function returns, and what its derivative needs."""
@@ -111,7 +131,8 @@ class LinearMap(Transformed):
     def _check(self, args: Sequence[Any]) -> None:
         arguments = iter(self.split.program.function.block.args)
         expected = pytree.tree_map(lambda slot: _like(next(arguments), slot), tuple(self.split.takes))
-        check_tangents(expected, tuple(args))
+        named = ("tangent", "argument") if self.split.forward else ("gradient", "result")
+        check_tangents(expected, tuple(args), *named)
 
 
 def _like(value: Any, slot: Slot) -> torch.Tensor:
@@ -124,9 +145,11 @@ def _like(value: Any, slot: Slot) -> torch.Tensor:
 class Linearized(Transformed):
     """Splits a function, once for each signature."""
 
-    def __init__(self, function: Callable[..., Any], forward: bool, has_aux: bool = False) -> None:
+    def __init__(
+        self, function: Callable[..., Any], forward: bool, has_aux: bool = False, argnums: Argnums | None = None
+    ) -> None:
         super().__init__(function)
-        self.forward, self.has_aux = forward, has_aux
+        self.forward, self.has_aux, self.argnums = forward, has_aux, argnums
         self._splits: dict[Any, Split] = {}
 
     def program(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Program:
@@ -139,21 +162,24 @@ class Linearized(Transformed):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         args = tuple(with_tensors(args, ()))
-        leaves, spec = pytree.tree_flatten(args)
-        if is_traced(leaves):
+        if is_traced(pytree.tree_leaves(args)):
             return self.eager(*args)
+        split, returned, residuals = self.at(args, kwargs)
+        derivative = LinearMap(split, residuals, lambda *given: self.eager(*args)[1](*given))
+        return (returned[0], derivative, returned[1]) if self.has_aux else (returned, derivative)
+
+    def at(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Split, Any, list[torch.Tensor]]:
+        """The derivative at a point: the split function, what the function returns, and what its derivative needs."""
+        leaves, spec = pytree.tree_flatten((args, dict(kwargs)))
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         key = (spec, *map(type_of, leaves))
         if key not in self._splits:
             fakes = iter(fake_tensors(tensors))
-            types = pytree.tree_map_only(torch.Tensor, lambda _: next(fakes), args)
+            types, names = pytree.tree_map_only(torch.Tensor, lambda _: next(fakes), (args, dict(kwargs)))
             with located():
-                inner = self.inner.program(types, {})
-                self._splits[key] = Split(inner, types, self.forward, self.has_aux, self.config)
-        split = self._splits[key]
-        returned, residuals = split(tensors)
-        derivative = LinearMap(split, residuals, lambda *given: self.eager(*args)[1](*given))
-        return (returned[0], derivative, returned[1]) if self.has_aux else (returned, derivative)
+                inner = self.inner.program(types, names)
+                self._splits[key] = Split(inner, types, self.forward, self.has_aux, self.config, self.argnums)
+        return self._splits[key], *self._splits[key](tensors)
 
 
 def vjp(function: Callable[..., Any], *primals: Any, has_aux: bool = False) -> tuple[Any, ...]:

@@ -18,12 +18,15 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from weft.frontends.torch.transforms.batched_gradients import call_for_batch, is_batched
 from weft.frontends.torch.transforms.program import Program, floats
 from weft.frontends.torch.transforms.random_state import RandomState
 
 
 def apply(program: Program, arguments: Sequence[Any], state: RandomState | None = None) -> tuple[Any, ...]:
     """The results of a program for tensors that torch may have wrapped, with all that torch keeps track of."""
+    if any(map(is_batched, arguments)):
+        return call_for_batch(program, arguments, lambda of, plain: apply(of, plain, state))
     if transforms_active():
         return _Applied.apply(program, state, *arguments)
     return program(arguments, state)

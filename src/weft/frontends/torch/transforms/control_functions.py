@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from weft.frontends.torch.capture.loop_states import with_own_states
 from weft.frontends.torch.transforms.traced_bodies import own_results, traced_once
 
 Body = Callable[..., Sequence[Any]]
@@ -71,7 +72,7 @@ class _Scan(torch.autograd.Function):
         rows = [x.select(0, 0) for x in xs] if all(x.shape[0] for x in xs) else None
         turn = _own(body) if rows is None else traced_once(_own(body), [*init, *rows, *captured])
         with own_results():
-            return tuple(_operators.scan(turn, init, xs, tuple(captured)))
+            return tuple(_operators.scan(*with_own_states(_operators.scan, (turn, init, xs, tuple(captured)))))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
@@ -232,7 +233,7 @@ class _While(torch.autograd.Function):
         operands = tuple(values[:carried]), tuple(values[carried:])
         ask, turn = (traced_once(each, values) for each in (lambda *x: going(*x), _own(body)))
         with own_results():
-            return tuple(_operators.while_loop(ask, turn, *operands))
+            return tuple(_operators.while_loop(*with_own_states(_operators.while_loop, (ask, turn, *operands))))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:

@@ -31,6 +31,7 @@ from torch.utils.weak import TensorWeakRef
 
 from weft.errors import UnsupportedError
 from weft.frontends.torch.transforms.apply_program import apply
+from weft.frontends.torch.transforms.batched_gradients import call_for_batch, is_batched
 from weft.frontends.torch.transforms.program import Program, floats
 from weft.frontends.torch.transforms.random_state import RandomState
 
@@ -225,7 +226,7 @@ def make_differentiable(
         return backward(ctx, arguments)
 
     def differentiable(grads: Any, ctx: Any, *rest: Any) -> Any:
-        if torch.is_grad_enabled():
+        if torch.is_grad_enabled() or any(map(is_batched, grads[0])):
             return unseen(function.metadata, program, ctx, grads[0], leading)
         return whole(grads, ctx, *rest)
 
@@ -246,11 +247,15 @@ def _gradients(
     program = of(*arguments)
     seeds = {result: grads[place] for result, place in _seeded(metadata, program) if grads[place] is not None}
     wanted = tuple(n for n in floats(arguments) if arguments[n].requires_grad)
-    derived = program.vjp(wanted, tuple(seeds))
-    taken = [*arguments, *seeds.values()]
-    _check_read(derived, kept, whole, leading, taken)
+    derived, taken = program.vjp(wanted, tuple(seeds)), [*arguments, *seeds.values()]
+
+    def pulled(of: Program, taken: Sequence[Any]) -> tuple[Any, ...]:
+        _check_read(of, kept, whole, leading, taken)
+        return apply(of, taken, kept.state)
+
+    gradients = call_for_batch(derived, taken, pulled) if any(map(is_batched, taken)) else pulled(derived, taken)
     found: list[Any] = [None] * len(whole)
-    for place, gradient in zip(wanted, apply(derived, taken, kept.state), strict=True):
+    for place, gradient in zip(wanted, gradients, strict=True):
         found[leading + place] = gradient
     return tuple(found)
 
