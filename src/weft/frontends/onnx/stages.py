@@ -204,7 +204,7 @@ class StagedProgram:
         if not importer.pending:
             step, made = self._last(importer)
             if kept is not None and importer.repeatable:
-                kept.keep_step(slots, state.structure, known_before, step.results, made, step.verdict)
+                kept.keep_step(slots, state.structure, known_before, step.results, made, step.verdict, importer.tables)
             return step
         return self._cut(importer, host, needed)
 
