@@ -21,7 +21,8 @@ from weft.frontends.onnx.dtypes import STRINGS
 from weft.frontends.onnx.import_nodes import LARGEST
 from weft.frontends.onnx.model import Model, ModelInput, ValueType
 from weft.frontends.onnx.read import read_model
-from weft.frontends.onnx.stages import StagedProgram, State
+from weft.frontends.onnx.stages import StagedProgram
+from weft.frontends.onnx.steps import State
 from weft.frontends.onnx.values import Absent, Items, Slot, Value
 from weft.frontends.text import program_key
 from weft.runtime.cores import checked_threads
@@ -80,6 +81,8 @@ class OnnxFunction:
 
     def run(self, arrays: Sequence[Any], named: Mapping[str, Any] | None = None) -> list[Any]:
         """As a call; names of inputs need not be Python's."""
+        if not named and self._names is not None and len(arrays) == len(self._names):
+            return self._run_plain(arrays)
         named = named or {}
         if self._names is not None and len(arrays) + len(named) == len(self._names):
             rest = self._names[len(arrays) :]

@@ -18,7 +18,8 @@ from weft.frontends.onnx.import_nodes import Importer
 from weft.frontends.onnx.model import ModelInput, Node
 from weft.frontends.onnx.read import read_model
 from weft.frontends.onnx.stage_functions import StageFunction
-from weft.frontends.onnx.stages import StagedProgram, Step
+from weft.frontends.onnx.stages import StagedProgram
+from weft.frontends.onnx.steps import Step
 from weft.frontends.onnx.values import Slot, Traced, Value, has_kernels
 from weft.frontends.text import read_function
 from weft.ir.attributes import to_attribute
