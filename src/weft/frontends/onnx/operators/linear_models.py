@@ -10,7 +10,7 @@ from itertools import combinations
 from typing import Any
 
 import numpy as np
-from xdsl.ir import SSAValue
+from xdsl.ir import Block, SSAValue
 
 from weft.errors import ModelError, ShapeError
 from weft.frontends.onnx.call import Call, static
@@ -27,7 +27,9 @@ from weft.frontends.onnx.operators.class_scores import (
 )
 from weft.frontends.onnx.operators.shapes import checked_shape
 from weft.frontends.onnx.operators.table import onnx_op
-from weft.frontends.onnx.values import Traced
+from weft.ir.types import Tensor, boolean, i64, tensor_type
+from weft.ops.control import close_loop
+from weft.ops.graph import GraphBuilder
 
 _MOST_WEIGHTS = 1 << 27
 
@@ -177,47 +179,64 @@ def _votes(c: Call, scores: SSAValue, pairs: list[tuple[int, int]], classes: int
 
 
 def _probable(c: Call, scores: SSAValue, votes: SSAValue, pairs: list[tuple[int, int]], labels: np.ndarray) -> Any:
-    """Labels and probabilities: Platt's sigmoid of each decision, coupled on the host."""
+    """Labels and probabilities: Platt's sigmoid of each decision, coupled."""
     b, classes = c.b, len(labels)
     scale, shift = (_offsets(c, name, len(pairs)) for name in ("prob_a", "prob_b"))
     decided = b.sigmoid(b.neg(b.add(b.mul(scores, c.table(scale)), c.table(shift))))
-    transform = c.string("post_transform", "NONE")
-    if transform != "NONE":
-        raise c.unsupported(f"attribute 'post_transform' is {transform!r} beside probabilities, expected NONE")
-
-    def coupled(won: np.ndarray, place: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        ratios = np.zeros((len(won), classes, classes), np.float64)
-        for at, (one, other) in enumerate(pairs):
-            likely = np.clip(won[:, at], 1e-7, 1 - 1e-7)
-            ratios[:, one, other], ratios[:, other, one] = likely, 1 - likely
-        return labels[place], coupled_probabilities(ratios).astype(np.float32)
-
-    return c.host(coupled, (Traced(decided), Traced(greatest(c, votes))), 2)
+    likely = b.clamp(decided, low=1e-7, high=1 - 1e-7)
+    places = np.zeros((2, len(pairs), classes * classes), np.float32)
+    for at, (one, other) in enumerate(pairs):
+        places[0, at, one * classes + other] = places[1, at, other * classes + one] = 1
+    unlikely = b.sub(b.full_like(likely, 1.0), likely)
+    ratios = b.add(b.dot(likely, c.table(places[0])), b.dot(unlikely, c.table(places[1])))
+    rows = static(b.tensor(scores))[0]
+    found = _coupled(c, b.reshape(ratios, shape=(rows, classes, classes)))
+    return labelled(c, greatest(c, votes), transformed(c, found), labels)
 
 
-def coupled_probabilities(ratios: np.ndarray) -> np.ndarray:
+def _coupled(c: Call, ratios: SSAValue) -> SSAValue:
     """Probabilities of classes by those of one out of two: the second method of Wu, Lin and Weng, as libsvm has it.
 
-    A row of `ratios` has at [i, j] how likely class i is where it is i or j.
+    A row of `ratios` has at [i, j] how likely class i is where it is i or j. A row is done once what is left of its
+    error is small; others go on, for 100 turns at most.
     """
-    rows, classes = ratios.shape[:2]
-    others = ratios.transpose(0, 2, 1)
-    weights = -others * ratios
-    diagonal = np.arange(classes)
-    weights[:, diagonal, diagonal] = (others**2).sum(2)
-    found = np.full((rows, classes), 1 / classes)
-    going = np.ones(rows, bool)
-    for _ in range(100):
-        sides = np.einsum("nij,nj->ni", weights, found)
-        whole = (found * sides).sum(1)
-        going &= np.abs(sides - whole[:, None]).max(1, initial=0) >= 0.005 / classes
-        if not going.any():
-            break
-        for at in range(classes):
-            own = weights[:, at, at]
-            step = np.where(going, (whole - sides[:, at]) / own, 0.0)
-            found[:, at] += step
-            whole = (whole + step * (step * own + 2 * sides[:, at])) / (1 + step) ** 2
-            sides = (sides + step[:, None] * weights[:, at]) / (1 + step[:, None])
-            found /= 1 + step[:, None]
-    return found
+    b = c.b
+    rows, classes, _ = static(b.tensor(ratios))
+    others = b.permute(ratios, dims=(0, 2, 1))
+    own = b.sum(b.mul(others, others), dims=(2,), keep=True)
+    is_own = c.table(np.eye(classes, dtype=bool)[None])
+    weights = b.where(is_own, own, b.neg(b.mul(others, ratios)))
+    dtype = b.tensor(ratios).dtype
+    start = b.full(value=1 / classes, shape=(rows, classes), dtype=dtype)
+    going = b.full(value=True, shape=(rows, 1), dtype=boolean)
+    flag = b.full(value=rows > 0, shape=(), dtype=boolean)
+    block = Block(arg_types=[tensor_type(Tensor(i64, ())), start.type, going.type])
+    inside = GraphBuilder(block, b.location)
+    found, goes_on = _coupling_turn(inside, weights, block.args[1], block.args[2])
+    (made, _), _ = close_loop(
+        b, block, [inside.any(goes_on, dims=(0, 1), keep=False), found, goes_on], [flag, start, going],
+        trip_count=100, carried=2, scanned=(), stacked=(),
+    )  # fmt: skip
+    return made
+
+
+def _coupling_turn(b: GraphBuilder, weights: SSAValue, found: SSAValue, going: SSAValue) -> tuple[SSAValue, SSAValue]:
+    """One turn over all classes, and which rows take another one."""
+    rows, classes = static(b.tensor(found))
+    sides = b.sum(b.mul(weights, b.reshape(found, shape=(rows, 1, classes))), dims=(2,), keep=False)
+    whole = b.sum(b.mul(found, sides), dims=(1,), keep=True)
+    error = b.max(b.abs(b.sub(sides, whole)), dims=(1,), keep=True)
+    going = b.logical_and(going, b.ge(error, b.full_like(error, 0.005 / classes)))
+    for at in range(classes):
+        row = b.reshape(
+            b.slice(weights, starts=(0, at, 0), shape=(rows, 1, classes), steps=(1, 1, 1)), shape=(rows, classes)
+        )
+        own, side = (b.slice(each, starts=(0, at), shape=(rows, 1), steps=(1, 1)) for each in (row, sides))
+        step = b.where(going, b.div(b.sub(whole, side), own), b.full_like(own, 0.0))
+        shrunk = b.add(step, b.full_like(step, 1.0))
+        is_this = b.eq(b.iota(shape=(rows, classes), dim=1, dtype=i64), b.full(value=at, shape=(), dtype=i64))
+        found = b.div(b.where(is_this, b.add(found, step), found), shrunk)
+        grown = b.mul(step, b.add(b.mul(step, own), b.add(side, side)))
+        whole = b.div(b.add(whole, grown), b.mul(shrunk, shrunk))
+        sides = b.div(b.add(sides, b.mul(row, step)), shrunk)
+    return found, going
