@@ -319,7 +319,7 @@ def _walked(c: Call, trees: Trees, x: SSAValue) -> SSAValue:
 
 
 class _Level:
-    """One step of the walk: tables of nodes, of which a node has a word for its ways and one for its test."""
+    """One step of the walk by tables of nodes: the feature that a node asks for, what it is compared with, its ways."""
 
     def __init__(self, c: Call, trees: Trees, dtype: DType) -> None:
         self.c, self.trees, self.dtype = c, trees, dtype
@@ -328,7 +328,8 @@ class _Level:
         self.tracks = bool(trees.missing[inner].any())
         self.feature = c.table(np.where(inner, trees.feature, 0).astype(np.int32))
         self.split = c.table(trees.split.astype(dtype.numpy))
-        self.ways = tuple(c.table(way.astype(np.int32)) for way in trees.ways)
+        # The node that follows where a test holds, and next to it the one where it does not.
+        self.ways = c.table(np.stack(trees.ways, 1).reshape(-1).astype(np.int32))
         self.mode = c.table(trees.mode.astype(np.int32)) if len(self.kinds) > 1 else None
         self.missing = c.table(trees.missing) if self.tracks else None
         self.sets = None if trees.sets is None else c.table(trees.sets.astype(dtype.numpy))
@@ -348,7 +349,8 @@ class _Level:
             return node
         if self.missing is not None:
             holds = b.logical_or(holds, b.logical_and(b.isnan(value), b.take(self.missing, node, dim=0)))
-        return b.where(holds, b.take(self.ways[0], node, dim=0), b.take(self.ways[1], node, dim=0))
+        fails = b.cast(b.logical_not(holds), dtype=i32)
+        return b.take(self.ways, b.add(b.add(node, node), fails), dim=0)
 
     def _member(self, b: GraphBuilder, node: SSAValue, value: SSAValue) -> SSAValue:
         assert self.sets is not None, "trees with sets"
