@@ -95,7 +95,7 @@ def test_wrong_arguments_are_told_with_the_signature(layer: Path) -> None:
     model = weft.load(layer)
     with pytest.raises(GuardError, match=r"x f32\[s0, 8\]"):
         model()
-    with pytest.raises(GuardError, match="got 0 by position, y"):
+    with pytest.raises(GuardError, match="got 0 by position and y by name"):
         model(y=layer_inputs())
     with pytest.raises(DTypeError, match="of type f32, got f64"):
         model(layer_inputs().astype(np.float64))

@@ -281,3 +281,10 @@ def test_checksums_of_members_are_those_of_the_format(layer: bytes) -> None:
     for member in read_members(memoryview(layer)).values():
         assert zlib.crc32(layer[member.start : member.start + member.size]) == member.crc
         assert member.start % 64 == 0
+
+
+def test_a_model_that_is_not_compiled_is_told_apart(tmp_path: Path) -> None:
+    (tmp_path / "m.onnx").write_bytes(b"\x08\x08\x12\x07pytorch")
+    with pytest.raises(CorruptArtifactError, match="not an artifact") as told:
+        weft.load(tmp_path / "m.onnx")
+    assert told.value.hint == "`weft compile` makes one of a model"

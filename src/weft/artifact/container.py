@@ -120,7 +120,10 @@ def read_members(data: memoryview) -> dict[str, Member]:
 def _directory(data: memoryview) -> tuple[int, int, int]:
     """Where the directory is, how many members it lists, and its length."""
     ends = _END64.size + _LOCATOR.size + _END.size
-    if len(data) < ends or bytes(data[:4]) != b"PK\x03\x04":
+    start = b"PK\x03\x04"
+    if bytes(data[:4]) != start[: len(data)]:
+        raise CorruptArtifactError("not an artifact of Weft's", hint="`weft compile` makes one of a model")
+    if len(data) < ends:
         raise CorruptArtifactError("not an artifact of Weft's, or one that is cut off", hint="fetch the file again")
     fields = _END64.unpack_from(data, len(data) - ends)
     signature, count, length, at = fields[0], fields[7], fields[8], fields[9]

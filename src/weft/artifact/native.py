@@ -21,6 +21,7 @@ from weft.artifact.signature import Signature
 from weft.errors import ArtifactError
 from weft.ir.expr import evaluate
 from weft.lower.pack_panels import pack_matrices
+from weft.runtime.array_address import address_of
 from weft.runtime.cores import available_cores
 from weft.runtime.huge_pages import use_huge_pages
 
@@ -187,4 +188,4 @@ def packed(array: np.ndarray, packing: Packing) -> np.ndarray:
 
 def _pointers(arrays: Sequence[np.ndarray]) -> np.ndarray:
     # ctypes.data of an array without elements is an address all the same.
-    return np.array([array.__array_interface__["data"][0] for array in arrays] or [0], np.int64)
+    return np.array([address_of(array) for array in arrays] or [0], np.int64)

@@ -35,8 +35,8 @@ class Signature:
         """The arrays of a call in the order of the arguments, of the right types."""
         names = [argument.name for argument in self.free]
         if len(given) + len(named) != len(names) or not set(named) <= set(names[len(given) :]):
-            got = [f"{len(given)} by position", *named]
-            raise GuardError(f"{self.name} got {', '.join(got)}", hint=f"it takes {self}")
+            got = f"{len(given)} by position" + (f" and {', '.join(named)} by name" if named else "")
+            raise GuardError(f"{self.name} takes {', '.join(names) or 'nothing'}; got {got}", hint=f"it takes {self}")
         values = dict(zip(names, given, strict=False)) | dict(named)
         arrays = [self._array(name, values[name]) for name in names]
         for argument, array, dtype in zip(self.free, arrays, self._types, strict=True):

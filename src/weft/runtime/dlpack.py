@@ -14,6 +14,7 @@ import numpy as np
 
 from weft.errors import DTypeError, UnsupportedError
 from weft.ir.types import DTYPES, DType, bf16, boolean, dtype_of_numpy, f8e4m3, f8e5m2
+from weft.runtime.array_address import address_of
 from weft.runtime.strides import row_major
 
 CPU, CUDA = 1, 2
@@ -127,9 +128,7 @@ def _of_numpy(array: np.ndarray) -> Lent:
     if any(stride % array.itemsize for stride in array.strides):
         array = np.ascontiguousarray(array)
     strides = tuple(stride // array.itemsize for stride in array.strides)
-    return Lent(
-        array.__array_interface__["data"][0], array.shape, strides, dtype, None, array, not array.flags.writeable
-    )
+    return Lent(address_of(array), array.shape, strides, dtype, None, array, not array.flags.writeable)
 
 
 def _of_dlpack(array: Any, stream: int | None) -> Lent:

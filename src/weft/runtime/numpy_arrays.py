@@ -10,6 +10,7 @@ import numpy as np
 from weft.errors import UnsupportedError
 from weft.ir.types import DType, dtype_of_numpy
 from weft.runtime.array_adapter import ForeignCalls, NoForeignCalls
+from weft.runtime.array_address import address_of
 from weft.runtime.constant_sets import ConstantSet, make_set
 from weft.runtime.constants import strided_zeros
 from weft.runtime.dlpack import array_at, lent
@@ -21,10 +22,6 @@ from weft.runtime.plan_executor import PlanExecutor
 from weft.runtime.tape import Tape
 
 _ALIGNMENT = 64
-
-
-def _address(array: np.ndarray) -> int:
-    return array.__array_interface__["data"][0]
 
 
 def _strides(array: np.ndarray) -> tuple[int, ...]:
@@ -39,7 +36,7 @@ def _never_counted(array: np.ndarray) -> int:
 class NumpyArrays:
     """Arrays in the processor's memory."""
 
-    address = staticmethod(_address)
+    address = staticmethod(address_of)
     strides = staticmethod(_strides)
     version = staticmethod(_never_counted)
 
@@ -76,12 +73,12 @@ class NumpyArrays:
         return copy
 
     def view(self, array: np.ndarray, shape: Sequence[int], strides: Sequence[int], offset: int) -> np.ndarray:
-        return array_at(_address(array) + offset * array.itemsize, shape, strides, array.dtype, array)
+        return array_at(address_of(array) + offset * array.itemsize, shape, strides, array.dtype, array)
 
     def view_of_arena(
         self, arena: np.ndarray, start: int, dtype: DType, shape: Sequence[int], strides: Sequence[int], offset: int
     ) -> np.ndarray:
-        return array_at(_address(arena) + start + offset * dtype.bytes, shape, strides, dtype.numpy, arena)
+        return array_at(address_of(arena) + start + offset * dtype.bytes, shape, strides, dtype.numpy, arena)
 
     def placed(self, array: np.ndarray) -> np.ndarray:
         return array
@@ -151,7 +148,7 @@ class HostExecutor(PlanExecutor[Executable, np.ndarray]):
     def _enter(self, frame: Frame[np.ndarray]) -> None:
         if frame.arena is None:
             arena = np.empty(frame.binding.arena.size + _ALIGNMENT, np.uint8)
-            address = _address(arena)
+            address = address_of(arena)
             frame.place_arena(arena, -(-address // _ALIGNMENT) * _ALIGNMENT)
             use_huge_pages(address, arena.size)
 

@@ -24,7 +24,7 @@ def _own_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # pyrig
     monkeypatch.setenv("WEFT_CONFIG_DIR", str(tmp_path / "config"))
 
 
-def saved(path: Path, nodes: list[onnx.NodeProto], rows: int | str, outputs: tuple[str, ...] = ("y",)) -> Path:
+def saved(path: Path, nodes: list[onnx.NodeProto], rows: int | str | None, outputs: tuple[str, ...] = ("y",)) -> Path:
     graph = helper.make_graph(
         nodes,
         "scores",
@@ -52,6 +52,21 @@ def test_a_model_is_written_and_run(tmp_path: Path, rows: int | str) -> None:
 def test_open_sizes_are_named(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedError, match="size batch is open"):
         read_source(saved(tmp_path / "m.onnx", PRODUCT, "batch"))
+
+
+@pytest.mark.parametrize("rows", [None, "?"])
+def test_sizes_without_a_name_are_stated_by_their_place(tmp_path: Path, rows: Any) -> None:
+    model = saved(tmp_path / "m.onnx", PRODUCT, rows)
+    with pytest.raises(UnsupportedError, match=r"size tokens\.0 is open") as told:
+        read_source(model)
+    assert told.value.hint == "say how large it is: --size tokens.0=1"
+    assert "tensor<4x8xf32>" in read_source(model, sizes={"tokens.0": 4}).text
+
+
+def test_sizes_that_a_model_has_not_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedError, match="no open size bach") as told:
+        read_source(saved(tmp_path / "m.onnx", PRODUCT, "batch"), sizes={"batch": 4, "bach": 2})
+    assert told.value.hint == "it leaves open batch"
 
 
 def test_a_model_of_several_graphs_is_refused(tmp_path: Path) -> None:

@@ -56,6 +56,8 @@ class Scope(Protocol):
     """Whether the program is to be one graph: `If` is a branch outside of loops, too."""
     checks: list[tuple[SSAValue, Mistake]]
     """Conditions that must not hold, and what is wrong where they do."""
+    tables: list[np.ndarray]
+    """Arrays that were made of attributes alone: another import makes the same ones."""
 
     def traced(self, value: Value, node: Node) -> SSAValue: ...
 
@@ -172,6 +174,11 @@ class Call:
         if len(set(found)) != len(found):
             raise ShapeError(f"{self.node}: axes are {list(values)}, expected different ones")
         return found
+
+    def table(self, array: np.ndarray) -> SSAValue:
+        """An array that attributes alone decide, as a value of the graph."""
+        self.scope.tables.append(array)
+        return self.scope.traced(Known(array), self.node)
 
     def host(self, function: HostFunction, values: Sequence[Value] | None = None, count: int | None = None) -> Any:
         """Results that NumPy computes between compiled parts; at once where all elements are known."""

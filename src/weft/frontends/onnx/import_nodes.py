@@ -108,6 +108,8 @@ class Importer:
 
     checks: list[tuple[SSAValue, Mistake]] = field(default_factory=list[tuple[SSAValue, Mistake]])
     """Conditions on data that must not hold, of this stage."""
+    tables: list[np.ndarray] = field(default_factory=list[np.ndarray])
+    """Arrays that were made of attributes alone."""
 
     def __post_init__(self) -> None:
         self.builder = GraphBuilder(self.target.block)

@@ -21,7 +21,8 @@ from weft.frontends.onnx.dtypes import STRINGS
 from weft.frontends.onnx.import_nodes import LARGEST
 from weft.frontends.onnx.model import Model, ModelInput, ValueType
 from weft.frontends.onnx.read import read_model
-from weft.frontends.onnx.stages import StagedProgram, State
+from weft.frontends.onnx.stages import StagedProgram
+from weft.frontends.onnx.steps import State
 from weft.frontends.onnx.values import Absent, Items, Slot, Value
 from weft.frontends.text import program_key
 from weft.runtime.cores import checked_threads
@@ -73,12 +74,15 @@ class OnnxFunction:
         numbers = all(each.type.kind == "tensor" and each.type.dtype != STRINGS for each in self.inputs)
         self._names = tuple(each.name for each in self.inputs) if numbers else None
         """The names of inputs, where each is one array."""
+        self._maps = tuple(place for place, each in enumerate(self.outputs) if _is_maps(each.type))
 
     def __call__(self, *arrays: Any, **named: Any) -> tuple[Any, ...]:
         return tuple(self.run(arrays, named))
 
     def run(self, arrays: Sequence[Any], named: Mapping[str, Any] | None = None) -> list[Any]:
         """As a call; names of inputs need not be Python's."""
+        if not named and self._names is not None and len(arrays) == len(self._names):
+            return self._run_plain(arrays)
         named = named or {}
         if self._names is not None and len(arrays) + len(named) == len(self._names):
             rest = self._names[len(arrays) :]
@@ -100,13 +104,19 @@ class OnnxFunction:
             for each in (*self.inputs, *self.defaults)
             if each.name in given or each.name not in optional
         }
-        return self._program.run(self._program.start(values), slots)
+        return self._results(self._program.start(values), slots)
 
     def _run_plain(self, arrays: Sequence[Any]) -> list[Any]:
         """A call with an array for each input."""
         sizes: dict[str, int] = {}
         slots = [self._array(each, each.type, array, sizes) for each, array in zip(self.inputs, arrays, strict=True)]
-        return self._program.run(self._plain_start, slots)
+        return self._results(self._plain_start, slots)
+
+    def _results(self, start: State, slots: list[np.ndarray]) -> list[Any]:
+        found = self._program.run(start, slots)
+        for place in self._maps:
+            found[place] = found[place].tolist()
+        return found
 
     @cached_property
     def _plain_start(self) -> State:
@@ -143,6 +153,8 @@ class OnnxFunction:
             if value is None:
                 return Absent()
             return self._value(given, type_.element or ValueType("tensor"), value, slots, sizes)
+        if type_.kind == "map" or _is_maps(type_):
+            raise UnsupportedError(f"input {given.name!r} is {type_}: maps come out of models, and do not go in")
         if type_.kind == "sequence":
             if not isinstance(value, list | tuple):
                 raise self._wrong(given, f"a {type(value).__name__}")
@@ -174,6 +186,11 @@ class OnnxFunction:
         return GuardError(
             f"input {given.name!r} is {found}, expected {given.type}", hint=f"the model takes {self.signature}"
         )
+
+
+def _is_maps(type_: ValueType) -> bool:
+    """Whether values are sequences of maps."""
+    return type_.kind == "sequence" and type_.element is not None and type_.element.kind == "map"
 
 
 def _on_host(value: Any, type_: ValueType) -> np.ndarray:

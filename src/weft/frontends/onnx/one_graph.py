@@ -18,7 +18,8 @@ from weft.frontends.onnx.import_nodes import Importer
 from weft.frontends.onnx.model import ModelInput, Node
 from weft.frontends.onnx.read import read_model
 from weft.frontends.onnx.stage_functions import StageFunction
-from weft.frontends.onnx.stages import StagedProgram, Step
+from weft.frontends.onnx.stages import StagedProgram
+from weft.frontends.onnx.steps import Step
 from weft.frontends.onnx.values import Slot, Traced, Value, has_kernels
 from weft.frontends.text import read_function
 from weft.ir.attributes import to_attribute
@@ -75,6 +76,7 @@ def _read(
     model = read_model(path, None)
     inputs = [each for each in model.graph.inputs if each.name not in model.graph.initializers]
     program = GraphTexts(model, Config(strict=True, freeze=True), checked=checked, whole=True)
+    _check_sizes(inputs, sizes)
     slots = [_example(each, sizes) for each in inputs]
     values: dict[str, Value] = {each.name: Slot(place, np.dtype(np.void), ()) for place, each in enumerate(inputs)}
     state = program.start(values)
@@ -95,6 +97,20 @@ def _read(
     )
 
 
+def open_size(given: ModelInput, place: int) -> str:
+    """What a size that an input leaves open is called: by the model, or by the input and the place; else nothing."""
+    size = (given.type.shape or ())[place]
+    return size if isinstance(size, str) else f"{given.name}.{place}" if size is None else ""
+
+
+def _check_sizes(inputs: Sequence[ModelInput], sizes: Mapping[str, int]) -> None:
+    """Refuse sizes that the model does not leave open."""
+    names = {open_size(each, place) for each in inputs for place in range(len(each.type.shape or ()))} - {""}
+    if unknown := sorted(set(sizes) - names):
+        told = f"it leaves open {', '.join(sorted(names))}" if names else "it states all of its sizes"
+        raise UnsupportedError(f"the model has no open size {unknown[0]}", hint=told)
+
+
 def _example(given: ModelInput, sizes: Mapping[str, int]) -> np.ndarray:
     """An array of the type of an input, without memory of its own."""
     dtype, shape = given.type.dtype, given.type.shape
@@ -104,12 +120,13 @@ def _example(given: ModelInput, sizes: Mapping[str, int]) -> np.ndarray:
             hint="an artifact takes tensors of numbers, whose rank is stated",
         )
     known: list[int] = []
-    for size in shape:
-        value = sizes.get(size) if isinstance(size, str) else size
-        if value is None:
+    for place, size in enumerate(shape):
+        name = open_size(given, place)
+        value = sizes.get(name) if name else size
+        if not isinstance(value, int):
             raise UnsupportedError(
-                f"the input {given.name!r} is {given.type}, whose size {size or '?'} is open",
-                hint=f"say how large it is: --size {size or 'NAME'}=1",
+                f"the input {given.name!r} is {given.type}, whose size {name} is open",
+                hint=f"say how large it is: --size {name}=1",
             )
         known.append(value)
     return np.broadcast_to(np.zeros((), dtype), known)

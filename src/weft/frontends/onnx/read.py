@@ -316,6 +316,9 @@ class _Reader:
             raise ModelError("a type holds another over 8 deep")
         if kind in ("sequence_type", "optional_type"):
             return ValueType(kind.removesuffix("_type"), element=self._type(getattr(proto, kind).elem_type, depth + 1))
+        if kind == "map_type":
+            # A map is a dictionary, which only the host makes.
+            return ValueType("map", element=self._type(proto.map_type.value_type, depth + 1))
         if kind == "tensor_type":
             tensor = proto.tensor_type
             dtype = None if tensor.elem_type == 0 else element_dtype(tensor.elem_type, "a value")

@@ -13,10 +13,9 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from xdsl.dialects.builtin import ArrayAttr, StringAttr
@@ -24,64 +23,19 @@ from xdsl.ir import SSAValue
 
 from weft.config import Config
 from weft.errors import ModelError, UnsupportedError
-from weft.frontends.onnx.call import HostFunction
 from weft.frontends.onnx.checks import Verdict, combined
 from weft.frontends.onnx.import_nodes import Importer, NeedsElements, RunsOnHost, StageFull, Target, call_host
-from weft.frontends.onnx.model import Model, Node, ValueType, free_names
+from weft.frontends.onnx.model import Model, ValueType, free_names
 from weft.frontends.onnx.stage_functions import StageFunction, StageFunctions
+from weft.frontends.onnx.steps import HostCall, Source, State, Step
 from weft.frontends.onnx.stored_steps import Imported, StoredStep, StoredSteps
 from weft.frontends.onnx.values import Absent, Items, Known, Slot, Traced, Value
 from weft.ops.graph import FuncOp, GraphBuilder, ReturnOp
 from weft.runtime.collection import without_collection
 from weft.tile.text import print_program
 
-Source: TypeAlias = Known | Absent | tuple[str, Any]
-"""Where a value of the next stage, or a result, comes from: `("slot", n)`, `("made", n)`, `("host", n)`, or items."""
-
 _KEPT = 256
 """Signatures that a state keeps steps for; the oldest goes first."""
-
-
-@dataclass(frozen=True)
-class HostCall:
-    """An operator that runs between two compiled functions."""
-
-    node: Node
-    function: HostFunction
-    operands: tuple[Source, ...]
-
-
-@dataclass(frozen=True)
-class Step:
-    """What is done for one signature at one state."""
-
-    function: Any
-    arguments: tuple[int, ...]
-    host: HostCall | None
-    carried: tuple[Source, ...]
-    following: State | None
-    results: tuple[Source, ...] = ()
-    verdict: Verdict | None = None
-
-
-@dataclass
-class State:
-    """A place in a model. `by_value` are the slots whose elements the import depends on."""
-
-    pending: tuple[Node, ...]
-    values: Mapping[str, Value]
-    by_value: set[int] = field(default_factory=set[int])
-    structure: Any = None
-    """How slots are the model's inputs, of the state before the first node."""
-    steps: OrderedDict[Any, Step] = field(default_factory=OrderedDict[Any, Step])
-
-    def key(self, slots: Sequence[np.ndarray]) -> Any:
-        shapes = tuple((array.dtype, array.shape) for array in slots)
-        return shapes, tuple((place, _elements(slots[place])) for place in sorted(self.by_value))
-
-
-def _elements(array: np.ndarray) -> Any:
-    return tuple(array.reshape(-1).tolist()) if array.dtype == object else array.tobytes()
 
 
 @dataclass
@@ -127,9 +81,11 @@ class StagedProgram:
             step = self.step(state, slots)
             made: Sequence[np.ndarray] = ()
             if step.function is not None:
-                made = [_on_host(each) for each in step.function(*(slots[place] for place in step.arguments))]
+                made = [_on_host(each) for each in step.function(*[slots[place] for place in step.arguments])]
             if step.verdict is not None:
                 step.verdict.raise_if(int(made[step.verdict.place]))
+            if step.made_results is not None:
+                return [made[place] for place in step.made_results]
             from_host: Sequence[np.ndarray] = ()
             if step.host is not None:
                 operands = [_taken(each, slots, made, ()) for each in step.host.operands]
@@ -204,7 +160,7 @@ class StagedProgram:
         if not importer.pending:
             step, made = self._last(importer)
             if kept is not None and importer.repeatable:
-                kept.keep_step(slots, state.structure, known_before, step.results, made, step.verdict)
+                kept.keep_step(slots, state.structure, known_before, step.results, made, step.verdict, importer.tables)
             return step
         return self._cut(importer, host, needed)
 

@@ -35,6 +35,9 @@ from weft.runtime.kept_constants import find_constants, keep_constants
 from weft.runtime.numpy_arrays import HostExecutor
 from weft.runtime.stored_programs import BAD_ENTRY, disk_cache
 
+_LARGEST_TABLE = 1 << 24
+"""The bytes of an array made of attributes up to which it is kept beside its program."""
+
 
 @dataclass(frozen=True)
 class Imported:
@@ -175,20 +178,29 @@ class StoredSteps:
         results: Sequence[Any],
         made: Imported,
         verdict: Verdict | None = None,
+        tables: Sequence[np.ndarray] = (),
     ) -> None:
-        """Keep what the model was imported to, if later processes can find all of it again."""
+        """Keep what the model was imported to, if later processes can find all of it again.
+
+        `tables` are arrays of any size that are decided by what is in the digest.
+        """
         if made.function is None or any(
             not isinstance(each, tuple) or each[0] not in ("slot", "made") for each in results
         ):
             return
         known = {id(array): place for place, array in enumerate(self._weights)}
+        decided = {id(array) for array in tables if array.nbytes <= _LARGEST_TABLE}
         weights: dict[str, int] = {}
         arrays: dict[str, tuple[str, list[int]]] = {}
         blobs: dict[str, bytes] = {}
         for name, array in (made.constants or {}).items():
             if id(array) in known:
                 weights[name] = known[id(array)]
-            elif array.size <= FOLDED and array.dtype.kind in "biuf" and np.dtype(array.dtype.str) == array.dtype:
+            elif (
+                (array.size <= FOLDED or id(array) in decided)
+                and array.dtype.kind in "biuf"
+                and np.dtype(array.dtype.str) == array.dtype
+            ):
                 arrays[name], blobs[name] = (array.dtype.str, list(array.shape)), array.tobytes()
             else:
                 return
@@ -243,6 +255,9 @@ def digest_of(model: Model) -> tuple[str, list[np.ndarray]]:
                     add(each)
             case tuple() | list():
                 digest.update(f"t{len(value)}".encode())
+                if all(type(each) in (int, float) for each in value):
+                    digest.update(repr(value).encode())  # the attributes of trees have a million numbers
+                    return
                 for each in value:
                     add(each)
             case bytes() | str():

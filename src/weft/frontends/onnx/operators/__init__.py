@@ -2,6 +2,7 @@
 
 from weft.frontends.onnx.operators import (
     casting,
+    class_scores,
     classical,
     contrib,
     contrib_attention,
@@ -9,6 +10,7 @@ from weft.frontends.onnx.operators import (
     control,
     elementwise,
     indexing,
+    linear_models,
     matmul,
     movement,
     neural,
@@ -24,10 +26,12 @@ from weft.frontends.onnx.operators import (
     signal,
     text,
     training,
+    trees,
 )
 
 __all__ = [
     "casting",
+    "class_scores",
     "classical",
     "contrib",
     "contrib_attention",
@@ -35,6 +39,7 @@ __all__ = [
     "control",
     "elementwise",
     "indexing",
+    "linear_models",
     "matmul",
     "movement",
     "neural",
@@ -50,4 +55,5 @@ __all__ = [
     "signal",
     "text",
     "training",
+    "trees",
 ]

@@ -1,15 +1,18 @@
-"""The operators of `ai.onnx.ml`: features, labels and trees."""
+"""The operators of `ai.onnx.ml` on features and labels; its models are in `linear_models.py` and `trees.py`."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
+from weft.errors import DataError, ShapeError
 from weft.frontends.onnx.call import Call
 from weft.frontends.onnx.operators.movement import lifted
+from weft.frontends.onnx.operators.shapes import checked_shape
 from weft.frontends.onnx.operators.table import onnx_op
-from weft.ir.types import i64
+from weft.ir.types import f32, i64
 
 _DOMAIN = "ai.onnx.ml"
 
@@ -66,96 +69,106 @@ def _key(value: Any) -> Any:
     return "nan" if isinstance(value, float) and value != value else value
 
 
-@onnx_op("TreeEnsemble", domain=_DOMAIN)
-def tree_ensemble(c: Call) -> Any:
+@onnx_op("Scaler", domain=_DOMAIN)
+def scaler(c: Call) -> Any:
     b, x = c.b, c.x(0)
-    rows = c.shape(0)[0]
+    x = x if b.tensor(x).dtype == f32 else b.cast(x, dtype=f32)
+    for name, how in (("offset", b.sub), ("scale", b.mul)):
+        numbers = np.array(c.floats(name, ()), np.float32)
+        if numbers.size not in (0, 1, c.shape(0)[-1] if c.shape(0) else 1):
+            raise ShapeError(f"{c.node}: attribute {name!r} has {numbers.size} numbers for {c.shape(0)[-1]} features")
+        x = how(x, lifted(c, numbers)) if numbers.size else x
+    return x
+
+
+@onnx_op("Normalizer", domain=_DOMAIN)
+def normalizer(c: Call) -> Any:
+    b, x, rank = c.b, c.x(0), c.rank(0)
+    x = x if b.tensor(x).dtype == f32 else b.cast(x, dtype=f32)
+    norm, last = c.string("norm", "MAX"), (rank - 1,)
+    match norm:
+        case "MAX":
+            size = b.max(b.abs(x), dims=last, keep=True)
+        case "L1":
+            size = b.sum(b.abs(x), dims=last, keep=True)
+        case "L2":
+            size = b.sqrt(b.sum(b.mul(x, x), dims=last, keep=True))
+        case _:
+            raise c.unsupported(f"attribute 'norm' is {norm!r}, expected MAX, L1 or L2")
+    return b.where(b.eq(size, b.full_like(size, 0.0)), x, b.div(x, size))
+
+
+@onnx_op("Imputer", domain=_DOMAIN)
+def imputer(c: Call) -> Any:
+    b, x = c.b, c.x(0)
     dtype = b.tensor(x).dtype
-    roots, modes, features = c.ints("tree_roots"), c.array("nodes_modes").reshape(-1), c.ints("nodes_featureids")
-    splits = c.array("nodes_splits").reshape(-1)
-    ways = [(c.ints(f"nodes_{side}nodeids"), c.ints(f"nodes_{side}leafs")) for side in ("true", "false")]
-    leaf_targets, weights = c.ints("leaf_targetids"), c.array("leaf_weights").reshape(-1)
-    targets = c.int("n_targets")
-    count, leaves = len(modes), len(weights)
-    if not all(len(each) == count for each in (features, splits, *ways[0], *ways[1])) or len(leaf_targets) != leaves:
-        raise c.unsupported("the attributes of its nodes have different lengths")
-    # One table of nodes, behind which the leaves stand: a leaf's ways lead to itself.
-    after = [
-        np.concatenate([np.where(np.array(leafs, bool), np.array(ids) + count, ids), np.arange(leaves) + count])
-        for ids, leafs in ways
-    ]
-    if any((each < 0).any() or (each >= count + leaves).any() for each in after) or leaves == 0:
-        raise c.unsupported("a node leads to one that is not there")
-    table = {
-        "feature": np.concatenate([np.array(features), np.zeros(leaves, np.int64)]).astype(np.int64),
-        "split": np.concatenate([splits, np.zeros(leaves, splits.dtype)]).astype(dtype.numpy),
-        "mode": np.concatenate([modes, np.zeros(leaves, modes.dtype)]).astype(np.int64),
-    }
-    members = _members(c, table)
-    tables = {name: lifted(c, array) for name, array in table.items() if name != "mode"}
-    chosen = [lifted(c, each.astype(np.int64)) for each in after]
-    node = b.broadcast(lifted(c, np.array(roots, np.int64).reshape(1, -1)), shape=(rows, len(roots)))
-    for _ in range(_depth(after, roots, count)):
-        value = b.gather(x, b.take(tables["feature"], node, dim=0), dim=1)
-        split = b.take(tables["split"], node, dim=0)
-        decided = b.le(value, split)
-        kinds = sorted(set(table["mode"][:count].tolist()))
-        for kind in kinds:
-            test = {1: "lt", 2: "ge", 3: "gt", 4: "eq", 5: "ne"}.get(kind)
-            is_kind = b.eq(b.take(lifted(c, table["mode"]), node, dim=0), b.full(value=kind, shape=(), dtype=i64))
-            if test is not None:
-                decided = b.where(is_kind, b.emit(test, value, split), decided)
-            elif kind == 6:
-                decided = b.where(is_kind, members(node, value), decided)
-        node = b.where(decided, b.take(chosen[0], node, dim=0), b.take(chosen[1], node, dim=0))
-    leaf = b.sub(node, b.full(value=count, shape=(), dtype=i64))
-    weight = b.take(lifted(c, weights.astype(dtype.numpy)), leaf, dim=0)
-    target = b.take(lifted(c, np.array(leaf_targets, np.int64)), leaf, dim=0)
-    shape = (rows, len(roots), targets)
-    hot = b.eq(b.reshape(target, shape=(*shape[:2], 1)), b.iota(shape=shape, dim=2, dtype=i64))
-    parts = b.where(hot, b.reshape(weight, shape=(*shape[:2], 1)), b.full(value=0, shape=(), dtype=dtype))
-    how = c.int("aggregate_function", 1)
-    if how not in (0, 1):
-        raise c.unsupported(f"attribute 'aggregate_function' is {how}, expected 0 (average) or 1 (sum)")
-    total = b.sum(parts, dims=(1,), keep=False)
-    if how == 0:
-        total = b.div(total, b.full_like(total, len(roots)))
-    after_sum = c.int("post_transform", 0)
-    if after_sum != 0:
-        raise c.unsupported(f"attribute 'post_transform' is {after_sum}, expected 0")
-    return total
+    whole = dtype.is_integer
+    several = c.ints("imputed_value_int64s", ()) if whole else c.floats("imputed_value_floats", ())
+    values = np.array(several, dtype.numpy)
+    if values.size not in (1, c.shape(0)[-1] if c.shape(0) else 1):
+        raise ShapeError(f"{c.node} has {values.size} values to put in, expected one, or one a feature")
+    replaced = c.int("replaced_value_int64", 0) if whole else c.float("replaced_value_float", 0.0)
+    is_missing = b.isnan(x) if replaced != replaced else b.eq(x, b.full_like(x, replaced))
+    return b.where(is_missing, lifted(c, values), x)
 
 
-def _depth(after: list[np.ndarray], roots: tuple[int, ...], count: int) -> int:
-    """The number of decisions on the longest way; a way that does not end is refused by its length."""
-    front, depth = set(roots), 0
-    while any(node < count for node in front):
-        front = {int(way[node]) for way in after for node in front}
-        depth += 1
-        if depth > count:
-            raise ValueError("the tree has a cycle")
-    return depth
+@onnx_op("FeatureVectorizer", domain=_DOMAIN)
+def feature_vectorizer(c: Call) -> Any:
+    b, parts = c.b, []
+    widths = c.ints("inputdimensions", [c.shape(place)[-1] for place in range(len(c.inputs))])
+    if len(widths) != len(c.inputs):
+        raise ShapeError(f"{c.node}: attribute 'inputdimensions' has {len(widths)} widths for {len(c.inputs)} inputs")
+    for place, width in enumerate(widths):
+        x = b.cast(c.x(place), dtype=f32)
+        shape = c.shape(place)
+        rows, own = (shape[0], 1) if len(shape) == 1 else (shape[0], int(np.prod(shape[1:])))
+        x = b.reshape(x, shape=(rows, own))
+        if width < 0 or own > width:
+            checked_shape(c, (width,))
+            x = b.slice(x, starts=(0, 0), shape=(rows, width), steps=(1, 1))
+        parts.append(x)
+        if own < width:
+            parts.append(b.full(value=0, shape=checked_shape(c, (rows, width - own)), dtype=f32))
+    return parts[0] if len(parts) == 1 else b.concat(*parts, dim=1)
 
 
-def _members(c: Call, table: dict[str, np.ndarray]) -> Any:
-    """Whether a value is one of a node's set: sets stand one after the other, with NaN between them."""
-    if not (table["mode"] == 6).any():
-        return None
-    numbers = c.array("membership_values").reshape(-1)
-    sets: list[list[float]] = [[]]
-    for number in numbers.tolist():
-        if number != number:
-            sets.append([])
-        else:
-            sets[-1].append(number)
-    width = max(len(each) for each in sets)
-    rows = np.full((len(table["mode"]), max(width, 1)), np.nan, table["split"].dtype)
-    for at, own in zip(np.flatnonzero(table["mode"] == 6), sets, strict=False):
-        rows[at, : len(own)] = own
+@onnx_op("OneHotEncoder", domain=_DOMAIN)
+def one_hot_encoder(c: Call) -> Any:
+    strings = c.dtype(0) == np.dtype(object)
+    known = c.strings("cats_strings", ()) if strings else c.ints("cats_int64s", ())
+    if not known:
+        raise c.unsupported(f"it states no categories of {'strings' if strings else 'integers'}")
+    strict = not c.flag("zeros", True)
+    if not strings and not strict:
+        b, x = c.b, c.x(0)
+        x = b.cast(x, dtype=i64) if b.tensor(x).dtype != i64 else x
+        shape = c.shape(0)
+        hot = b.eq(b.reshape(x, shape=(*shape, 1)), lifted(c, np.array(known, np.int64)))
+        return b.cast(hot, dtype=f32)
+    table = {key: place for place, key in enumerate(known)}
 
-    def test(node: Any, value: Any) -> Any:
-        several = c.b.take(lifted(c, rows), node, dim=0)
-        shape = c.b.tensor(value).shape
-        return c.b.any(c.b.eq(several, c.b.reshape(value, shape=(*shape, 1))), dims=(2,), keep=False)
+    def encode(array: np.ndarray) -> np.ndarray:
+        places = np.array([table.get(each, -1) for each in array.reshape(-1).tolist()], np.int64)
+        if strict and (places < 0).any():
+            raise DataError(f"{c.node}: {array.reshape(-1)[places < 0].tolist()[0]!r} is none of its categories")
+        hot = places[:, None] == np.arange(len(known))
+        return hot.astype(np.float32).reshape(*array.shape, len(known))
 
-    return test
+    return c.host(encode)
+
+
+@onnx_op("CategoryMapper", domain=_DOMAIN)
+def category_mapper(c: Call) -> Any:
+    words, numbers = c.strings("cats_strings", ()), c.ints("cats_int64s", ())
+    if len(words) != len(numbers):
+        raise c.unsupported(f"there are {len(words)} strings for {len(numbers)} integers")
+    if c.dtype(0) == np.dtype(object):
+        to_number, other = dict(zip(words, numbers, strict=True)), c.int("default_int64", -1)
+        return c.host(lambda array: _mapped(array, to_number, other, np.dtype(np.int64)))
+    to_word, unknown = dict(zip(numbers, words, strict=True)), c.string("default_string", "_Unused")
+    return c.host(lambda array: _mapped(array, to_word, unknown, np.dtype(object)))
+
+
+def _mapped(array: np.ndarray, table: Mapping[Any, Any], default: Any, dtype: np.dtype) -> np.ndarray:
+    found = [table.get(each, default) for each in array.reshape(-1).tolist()]
+    return np.array(found, dtype).reshape(array.shape)
