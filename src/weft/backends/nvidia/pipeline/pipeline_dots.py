@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from math import prod
-from typing import ClassVar
+from typing import ClassVar, TypeAlias
 
 from xdsl.dialects.builtin import IndexType, IntegerAttr, UnitAttr, i64
 from xdsl.ir import Attribute, Block, Operation, SSAValue
@@ -52,6 +53,8 @@ from weft.tile import dialect as tile
 _MOST_STAGES, _ALIGNMENT = 6, 1024
 _MOST_AHEAD = 10
 """Stages of weights that are on their way before the kernel ahead has ended."""
+_MANY_RINGS = 4
+"""Rings of an iteration that are read one after the other, each for a small part of it."""
 _FEW_SUMS = 64 * 128
 """Of one consumer, with registers left for another block."""
 
@@ -78,10 +81,15 @@ class PipelineDots(KernelPass):
 
     ahead: bool = True
     """Whether what the next program holds comes ahead, while this one is computed, where there is room."""
+    single: bool = False
+    """Whether rings may have one stage, where dots take turns of many: what is next of one comes while they read
+    others."""
 
     def apply(self, kernel: tile.KernelOp, target: NvidiaTarget) -> Refused | None:
         found = _pipelined(kernel, target)
-        return found if isinstance(found, Refused) else _pipeline(kernel, target, found, ahead=self.ahead)
+        if isinstance(found, Refused):
+            return found
+        return _pipeline(kernel, target, found, _single_stages if self.single else partial(_stages, self.ahead))
 
 
 @dataclass(frozen=True)
@@ -126,7 +134,7 @@ def _pipelined(kernel: tile.KernelOp, target: NvidiaTarget) -> _Pipelined | Refu
     return _Pipelined(unit, operands, epilogue_operands, needed, dots, rows, consumers)
 
 
-def _pipeline(kernel: tile.KernelOp, target: NvidiaTarget, found: _Pipelined, *, ahead: bool) -> Refused | None:
+def _pipeline(kernel: tile.KernelOp, target: NvidiaTarget, found: _Pipelined, stages_of: _Stages) -> Refused | None:
     operands, epilogue_operands, consumers = found.operands, found.epilogue_operands, found.consumers
     sharing = multicast_operands(kernel, operands)
     copied = [copy.map for batch in operands.batches.values() for copy in batch.copies]
@@ -142,9 +150,10 @@ def _pipeline(kernel: tile.KernelOp, target: NvidiaTarget, found: _Pipelined, *,
         sums = [tile.tile_type(dot.out).sizes for dot in found.dots]
         resident, most = (2, most) if in_parts and sum(map(prod, sums)) <= _FEW_SUMS else (1, _MOST_AHEAD)
         room = ((target.shared_per_block + SYSTEM_SHARED) // resident - SYSTEM_SHARED) // _ALIGNMENT * _ALIGNMENT
-    rings = _rings(operands, room - staging - dynamic_bytes(kernel), ahead, most)
-    if rings is None:
+    counts = stages_of(operands, room - staging - dynamic_bytes(kernel), most)
+    if counts is None:
         return Refused("there is no room for two stages of its operands")
+    rings = list(map(RingType.of, counts, operands.rings))
     set_integer(kernel, RESIDENT, resident)
     persistent = not worth_dynamic(kernel, target.multiprocessors, resident)
     ring = sum(each.bytes + each.count * BARRIER_BYTES for each in rings) + dynamic_bytes(kernel)
@@ -172,11 +181,13 @@ def _needed(
     return ops_behind(index for op in (*operands.batches, *epilogue_operands, *loops) for index in op.indices)
 
 
-def _rings(operands: Operands, room: int, ahead: bool, most: int) -> list[RingType] | None:
+_Stages: TypeAlias = Callable[[Operands, int, int], "list[int] | None"]
+"""How many stages each ring has, by the room there is and the most that are of use; None where that is not enough."""
+
+
+def _stages(ahead: bool, operands: Operands, room: int, most: int) -> list[int] | None:
     """As many stages as there is room for, the same number in all rings but those of what is held."""
-    bytes_of = [sum(slot.bytes for slot in slots) + BARRIER_BYTES for slots in operands.rings]
-    held = sum(size for size, is_held in zip(bytes_of, operands.held, strict=True) if is_held)
-    moving = sum(bytes_of) - held
+    bytes_of, held, moving = _ring_bytes(operands)
     stages = min(most, (room - held) // moving) if moving else 0
     if stages < 2:
         return None
@@ -184,7 +195,27 @@ def _rings(operands: Operands, room: int, ahead: bool, most: int) -> list[RingTy
     for number, size in enumerate(bytes_of):
         if ahead and operands.held[number] and size <= left:
             counts[number], left = 2, left - size
-    return list(map(RingType.of, counts, operands.rings))
+    return counts
+
+
+def _single_stages(operands: Operands, room: int, most: int) -> list[int] | None:
+    """A stage of each ring, and another of those that come first in an iteration."""
+    bytes_of, held, moving = _ring_bytes(operands)
+    left = room - held - moving
+    if left < 0 or operands.held.count(False) < _MANY_RINGS:
+        return None
+    counts = [1 for _ in operands.rings]
+    for number, size in enumerate(bytes_of):
+        if not operands.held[number] and size <= left:
+            counts[number], left = 2, left - size
+    return counts
+
+
+def _ring_bytes(operands: Operands) -> tuple[list[int], int, int]:
+    """What a stage of each ring takes, of all that hold, and of all others."""
+    bytes_of = [sum(slot.bytes for slot in slots) + BARRIER_BYTES for slots in operands.rings]
+    held = sum(size for size, is_held in zip(bytes_of, operands.held, strict=True) if is_held)
+    return bytes_of, held, sum(bytes_of) - held
 
 
 def _fits(dot: tile.DotOp, dtype: DType, consumers: int, unit: MatmulUnit) -> bool:
