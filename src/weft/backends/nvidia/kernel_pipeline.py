@@ -123,7 +123,7 @@ def nvidia_kernel_passes() -> tuple[KernelPass, ...]:
                                     _multiplied(PipelineDots(ahead=False), AssignLayouts(converts=False)),
                                 ),
                                 Alternative(
-                                    "a stage of each of many rings, and none for stores",
+                                    "a stage of each of several rings, and none for stores",
                                     (PipelineDots(single=True), OverlapEpilogue(), MarkDynamic(), *_laid_out()),
                                 ),
                             ),

@@ -157,7 +157,7 @@ _FLASH_KEYS = {64: 128, 128: 128, 192: 96}
 """Keys of a block by the width of heads: what registers and two stages of shared memory hold."""
 _WIDE_KEYS = 32
 """Keys of a block where heads are wider than a tile; programs have as many columns of values as one holds."""
-_MOVED_BLOCKS = {64: (128, 128), 128: (128, 64), 192: (128, 32), 256: (128, 32)}
+_MOVED_BLOCKS = {64: (128, 128), 128: (128, 64), 192: (128, 48), 256: (128, 48)}
 """Rows and keys of a block by the width of heads, where tangents are summed up beside values."""
 _ALONE_BLOCKS = {192: (128, 48), 256: (128, 48)}
 """The same where tangents are summed up alone."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from math import prod
-from typing import ClassVar, TypeAlias
+from typing import ClassVar
 
 from xdsl.dialects.builtin import IndexType, IntegerAttr, UnitAttr, i64
 from xdsl.ir import Attribute, Block, Operation, SSAValue
@@ -44,6 +44,7 @@ from weft.backends.nvidia.matmul_unit import MatmulUnit
 from weft.backends.nvidia.pipeline.epilogue_operands import EpilogueOperand, epilogue_operands_of
 from weft.backends.nvidia.pipeline.multicast_operands import Multicast, multicast_operands
 from weft.backends.nvidia.pipeline.operand_copies import Batch, Operands, blocks_of, operands_of
+from weft.backends.nvidia.pipeline.ring_stages import RingStages, equal_stages, single_stages
 from weft.backends.nvidia.pipeline.tile_scheduler import ThreadBlockCluster, TileScheduler, worth_dynamic
 from weft.backends.nvidia.target import SYSTEM_SHARED, NvidiaTarget
 from weft.ir.expr import symbol
@@ -53,8 +54,6 @@ from weft.tile import dialect as tile
 _MOST_STAGES, _ALIGNMENT = 6, 1024
 _MOST_AHEAD = 10
 """Stages of weights that are on their way before the kernel ahead has ended."""
-_MANY_RINGS = 4
-"""Rings of an iteration that are read one after the other, each for a small part of it."""
 _FEW_SUMS = 64 * 128
 """Of one consumer, with registers left for another block."""
 
@@ -82,14 +81,13 @@ class PipelineDots(KernelPass):
     ahead: bool = True
     """Whether what the next program holds comes ahead, while this one is computed, where there is room."""
     single: bool = False
-    """Whether rings may have one stage, where dots take turns of many: what is next of one comes while they read
-    others."""
+    """Whether rings may have one stage each, where dots take turns of several."""
 
     def apply(self, kernel: tile.KernelOp, target: NvidiaTarget) -> Refused | None:
         found = _pipelined(kernel, target)
         if isinstance(found, Refused):
             return found
-        return _pipeline(kernel, target, found, _single_stages if self.single else partial(_stages, self.ahead))
+        return _pipeline(kernel, target, found, single_stages if self.single else partial(equal_stages, self.ahead))
 
 
 @dataclass(frozen=True)
@@ -134,7 +132,7 @@ def _pipelined(kernel: tile.KernelOp, target: NvidiaTarget) -> _Pipelined | Refu
     return _Pipelined(unit, operands, epilogue_operands, needed, dots, rows, consumers)
 
 
-def _pipeline(kernel: tile.KernelOp, target: NvidiaTarget, found: _Pipelined, stages_of: _Stages) -> Refused | None:
+def _pipeline(kernel: tile.KernelOp, target: NvidiaTarget, found: _Pipelined, stages_of: RingStages) -> Refused | None:
     operands, epilogue_operands, consumers = found.operands, found.epilogue_operands, found.consumers
     sharing = multicast_operands(kernel, operands)
     copied = [copy.map for batch in operands.batches.values() for copy in batch.copies]
@@ -179,43 +177,6 @@ def _needed(
     """The ops that the producer repeats: those that its places and the bounds of its loops are computed by."""
     loops = [op for op in kernel.walk() if isinstance(op, tile.ForOp) and operands.any_in(op)]
     return ops_behind(index for op in (*operands.batches, *epilogue_operands, *loops) for index in op.indices)
-
-
-_Stages: TypeAlias = Callable[[Operands, int, int], "list[int] | None"]
-"""How many stages each ring has, by the room there is and the most that are of use; None where that is not enough."""
-
-
-def _stages(ahead: bool, operands: Operands, room: int, most: int) -> list[int] | None:
-    """As many stages as there is room for, the same number in all rings but those of what is held."""
-    bytes_of, held, moving = _ring_bytes(operands)
-    stages = min(most, (room - held) // moving) if moving else 0
-    if stages < 2:
-        return None
-    counts, left = [1 if is_held else stages for is_held in operands.held], room - held - stages * moving
-    for number, size in enumerate(bytes_of):
-        if ahead and operands.held[number] and size <= left:
-            counts[number], left = 2, left - size
-    return counts
-
-
-def _single_stages(operands: Operands, room: int, most: int) -> list[int] | None:
-    """A stage of each ring, and another of those that come first in an iteration."""
-    bytes_of, held, moving = _ring_bytes(operands)
-    left = room - held - moving
-    if left < 0 or operands.held.count(False) < _MANY_RINGS:
-        return None
-    counts = [1 for _ in operands.rings]
-    for number, size in enumerate(bytes_of):
-        if not operands.held[number] and size <= left:
-            counts[number], left = 2, left - size
-    return counts
-
-
-def _ring_bytes(operands: Operands) -> tuple[list[int], int, int]:
-    """What a stage of each ring takes, of all that hold, and of all others."""
-    bytes_of = [sum(slot.bytes for slot in slots) + BARRIER_BYTES for slots in operands.rings]
-    held = sum(size for size, is_held in zip(bytes_of, operands.held, strict=True) if is_held)
-    return bytes_of, held, sum(bytes_of) - held
 
 
 def _fits(dot: tile.DotOp, dtype: DType, consumers: int, unit: MatmulUnit) -> bool:
