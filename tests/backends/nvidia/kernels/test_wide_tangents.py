@@ -10,7 +10,7 @@ import pytest
 from tests.seeds import generator
 from weft.backends.nvidia.check.protocol import check
 from weft.backends.nvidia.check.warp_protocol import protocol_of
-from weft.backends.nvidia.ir.warp_specialization import WarpSpecializeOp
+from weft.backends.nvidia.ir.warp_specialization import PingPongBarrierOp, WarpSpecializeOp
 from weft.backends.nvidia.target import target_named
 from weft.ir.expr import evaluate, product
 from weft.ir.types import DTYPES, DType, Tensor, bf16, boolean, f16
@@ -18,6 +18,7 @@ from weft.lower.machine import gpu_machine
 from weft.ops.base import REGISTRY
 from weft.pipelines import annotate, compile_kernels
 from weft.testing.kernels import Trial, group_of, run_interpreted
+from weft.tile import dialect as tile
 
 from ..ptx_machine import Memory
 from ..ptx_roles import Box, run_roles
@@ -198,6 +199,10 @@ def test_keys_and_values_come_by_rings_of_their_own(width: int, causal: bool, st
     assert launch.persistent and launch.threads == 384
     (roles,) = [op for op in kernel.block.ops if isinstance(op, WarpSpecializeOp)]
     assert [ring.count for ring in roles.rings if ring.stage_bytes < 128 * width * 2] == stages
+    # Where a stage is the only one, no consumer waits for its turn, and no dot waits for the next iteration.
+    assert not any(isinstance(op, PingPongBarrierOp) for op in kernel.walk())
+    loops = [op for op in roles.consumer.block.walk() if isinstance(op, tile.ForOp) and op.initial]
+    assert loops and all(len(loop.initial) == 2 for loop in loops)
     for block in range(3):
         check(protocol_of(kernel, block=block, blocks=3), runs=5)
 
