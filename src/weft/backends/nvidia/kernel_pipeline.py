@@ -109,7 +109,6 @@ def nvidia_kernel_passes() -> tuple[KernelPass, ...]:
                                 Alternative("each dot where it stands", ()),
                             ),
                         ),
-                        StageStores(),
                         FirstThatMatches(
                             "choose_room",
                             (
@@ -122,6 +121,10 @@ def nvidia_kernel_passes() -> tuple[KernelPass, ...]:
                                 Alternative(
                                     "and no room to convert layouts",
                                     _multiplied(PipelineDots(ahead=False), AssignLayouts(converts=False)),
+                                ),
+                                Alternative(
+                                    "a stage of each of several rings, and none for stores",
+                                    (PipelineDots(single=True), OverlapEpilogue(), MarkDynamic(), *_laid_out()),
                                 ),
                             ),
                         ),
@@ -164,4 +167,8 @@ def nvidia_kernel_passes() -> tuple[KernelPass, ...]:
 
 
 def _multiplied(pipeline: PipelineDots, layouts: AssignLayouts) -> tuple[KernelPass, ...]:
-    return (pipeline, PingPong(), OverlapEpilogue(), MarkDynamic(), layouts, InsertBarriers(), AllocateShared())
+    return (StageStores(), pipeline, PingPong(), OverlapEpilogue(), MarkDynamic(), *_laid_out(layouts))
+
+
+def _laid_out(layouts: AssignLayouts | None = None) -> tuple[KernelPass, ...]:
+    return (layouts or AssignLayouts(), InsertBarriers(), AllocateShared())

@@ -28,9 +28,11 @@ from weft.lower.attention.mask_reading import Kept
 from weft.lower.emit.blocked import BlockedKernel, store_outputs
 from weft.lower.emit.body import TileValue
 from weft.lower.machine import Machine
+from weft.lower.schedule.schedule import is_tangent_alone
 from weft.ops.body import Value
 from weft.ops.graph import GroupOp
 from weft.ops.layouts import StridedLayout
+from weft.ops.matmul.attention import WIDEST_HEAD
 from weft.ops.matmul.attention_tangent import AttentionWithTangent
 
 
@@ -42,9 +44,15 @@ def tangent_lowering(
     op: AttentionWithTangent,
     machine: Machine,
 ) -> AttentionLowering:
-    """How an attention is computed with its tangent: in tensor cores' tiles, or in vectors."""
-    flash = machine.capabilities.matrix_units and is_flash(op)
-    kind = FlashTangentLowering if flash else TangentLowering
+    """How an attention is computed with its tangent: in tensor cores' tiles, by one kernel or two, or in vectors."""
+    kind: type[_Tangents] = TangentLowering
+    widths = tensor_of(op.operands[0].type).shape[-1], tensor_of(op.results[0].type).shape[-1]
+    if machine.capabilities.matrix_units and is_flash(op) and all(width <= WIDEST_HEAD for width in widths):
+        kind = FlashTangentLowering
+        if is_tangent_alone(widths[1], machine):
+            from weft.lower.attention.tangent_alone import TangentAlone  # it uses the class below
+
+            kind = TangentAlone
     return kind(group, name, layouts, outputs, op, machine)
 
 
@@ -130,15 +138,18 @@ class FlashTangentLowering(_Tangents, FlashLowering):
     reads_pages: ClassVar[bool] = False
 
     def _attended(self) -> Sequence[TileValue]:
+        self._read_queries()
+        state = self._first()
+        self._visit(state)
+        most, *sums = state
+        return [self._typed(self.emit.math("mul", most, self._constant(self.unit))), *sums]
+
+    def _read_queries(self) -> None:
         self.queries = {
             number: self._operand(number, self._q_index(), "ie")
             for number in (0, self.moved.tangent("q"))
             if number is not None
         }
-        state = self._first()
-        self._visit(state)
-        most, *sums = state
-        return [self._typed(self.emit.math("mul", most, self._constant(self.unit))), *sums]
 
     def _first(self) -> list[TileValue]:
         start, masks = self._first_block()

@@ -74,20 +74,28 @@ class FlashLowering(AttentionLowering):
     reads_pages: ClassVar[bool] = True
 
     def lowered(self, inputs: Sequence[StridedLayout]) -> Lowered:
-        """The kernel, and before it one that sets its counter to 0, if it has one."""
-        kernel = self._emit(self.lead)
-        found = whole(kernel, len(inputs), len(self.outputs))
-        if kernel.op.counter is None:
+        return self._counted(whole(self._emit(self.lead), len(inputs), len(self.outputs)))
+
+    def _counted(self, found: Lowered) -> Lowered:
+        """A kernel, and before it one that sets its counter to 0, if it has one."""
+        (call,) = found.calls
+        if call.kernel.op.counter is None:
             return found
         group = new_group([], _zeroed)
         (zero,) = lower(group, f"{self.name}_counter", [], [contiguous(_COUNTED)], self.machine).calls
-        place = Argument("scratch", 0)
-        (call,) = found.calls
-        counted = KernelCall(kernel, (*call.arguments, place))
-        return Lowered((KernelCall(zero.kernel, (place,)), counted), (_COUNTED,))
+        place = Argument("scratch", len(found.scratch))
+        counted = KernelCall(call.kernel, (*call.arguments, place))
+        return Lowered((KernelCall(zero.kernel, (place,)), counted), (*found.scratch, _COUNTED))
+
+    @property
+    def _beside(self) -> Sequence[Tensor]:
+        """The tensors that the kernel reads beside those of its group."""
+        return ()
 
     def _emit(self, lead: Sequence[Run]) -> Kernel:
-        kernel = BlockedKernel(self.group, self.name, self.layouts, self.outputs, self.domain, parts=True)
+        kernel = BlockedKernel(
+            self.group, self.name, self.layouts, self.outputs, self.domain, parts=True, scratch=self._beside
+        )
         self._place(kernel, lead)
         self._store(kernel, self._attended())
         programs = product(kernel.frame.grid)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from xdsl.ir import SSAValue
@@ -140,12 +140,18 @@ def _place_in(value: SSAValue, domain: Domain) -> list[Size]:
     return list(domain.row_index[: tensor_of(value.type).rank])
 
 
-def store_outputs(kernel: BlockedKernel, products: Mapping[SSAValue, TileValue]) -> None:
-    """Compute what follows the matmuls and write the outputs. The axes must be those of the first one's tile."""
+def store_outputs(kernel: BlockedKernel, products: Mapping[SSAValue, TileValue], written: Collection[int] = ()) -> None:
+    """Compute what follows the matmuls and write the outputs, but those that are `written` already.
+
+    The axes must be those of the first matmul's tile.
+    """
     emit, group = kernel.emit, kernel.group
     for product, value in products.items():
         emit.given[product] = (tuple(_place_in(product, kernel.domain)), value)
     indices = output_indices(group, list(products), kernel.domain)
-    for output, layout, index, target in zip(group.yielded, kernel.outputs, indices, kernel.targets, strict=True):
+    places = zip(group.yielded, kernel.outputs, indices, kernel.targets, strict=True)
+    for number, (output, layout, index, target) in enumerate(places):
+        if number in written:
+            continue
         element = emit.at(Source(output, tensor_of(output.type)), index)
         emit.store(element, target, layout.address(index))

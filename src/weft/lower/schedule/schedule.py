@@ -157,8 +157,10 @@ _FLASH_KEYS = {64: 128, 128: 128, 192: 96}
 """Keys of a block by the width of heads: what registers and two stages of shared memory hold."""
 _WIDE_KEYS = 32
 """Keys of a block where heads are wider than a tile; programs have as many columns of values as one holds."""
-_MOVED_BLOCKS = {64: (128, 128, 64), 128: (128, 64, 128), 192: (128, 32, 128), 256: (64, 32, 128)}
-"""Rows, keys and columns of values of a block by the width of heads, where tangents are summed up beside values."""
+_MOVED_BLOCKS = {64: (128, 128), 128: (128, 64), 192: (128, 48), 256: (128, 48)}
+"""Rows and keys of a block by the width of heads, where tangents are summed up beside values."""
+_ALONE_BLOCKS = {192: (128, 48), 256: (128, 48)}
+"""The same where tangents are summed up alone."""
 _FLASH_ROWS = {64: 192}
 """Rows of a block by the width of heads, where three warp groups share keys: they have no registers left for masks."""
 _SLOWER_ROWS = 1.13
@@ -182,10 +184,11 @@ def choose_attention_blocks(
         return _fixed_attention_blocks((queries, keys, width, out_width), fixed)
     if machine.capabilities.matrix_units and isinstance(width, int) and isinstance(out_width, int):
         depth, across = (_rounded(size, _LINE_ELEMENTS) for size in (width, out_width))
-        if moved:
-            rows, columns, most = _MOVED_BLOCKS[max(depth, across)]
+        if moved and max(depth, across) <= WIDEST_HEAD:
+            alone = is_tangent_alone(out_width, machine)
+            rows, columns = (_ALONE_BLOCKS if alone else _MOVED_BLOCKS)[max(depth, across)]
             rows = 64 if isinstance(queries, int) and queries <= 64 else rows
-            return Blocks("attention", (rows, min(columns, 64) if masked else columns, depth, min(across, most)))
+            return Blocks("attention", (rows, min(columns, 64) if masked else columns, depth, across))
         rows = 128 if masked else _FLASH_ROWS.get(max(depth, across), 128)
         if isinstance(queries, int):
             rows = next((side for side in (64, 128) if queries <= side), rows)
@@ -207,6 +210,11 @@ def choose_attention_blocks(
     whole = isinstance(out_width, int) and out_width <= _MOST_WIDTH
     across = _rounded(out_width, _WIDTH_UNIT) if whole and isinstance(out_width, int) else _UNKNOWN_WIDTH
     return Blocks("attention", (rows, columns, depth, 1 if out_width == 1 else across))
+
+
+def is_tangent_alone(out_width: Size, machine: Machine = CPU) -> bool:
+    """Whether the tangent of attention has a kernel of its own behind that of attention: registers hold one's sums."""
+    return isinstance(out_width, int) and out_width > _WIDEST_TOGETHER and machine.capabilities.matrix_units
 
 
 def _flash_work(queries: int, keys: int, side: int, *, causal: bool) -> int:

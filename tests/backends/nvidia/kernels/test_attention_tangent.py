@@ -70,7 +70,7 @@ def test_the_tile_kernel_is_attention_and_its_tangent(
 
 
 @needs_ptxas
-@pytest.mark.parametrize(("width", "causal", "dtype"), [(64, False, bf16), (128, True, f16), (256, False, bf16)])
+@pytest.mark.parametrize(("width", "causal", "dtype"), [(64, False, bf16), (128, True, f16)])
 def test_it_assembles(width: int, causal: bool, dtype: DType) -> None:
     shape = (4, 32, 4096, width)
     (call,) = with_tangent(shape, shape, causal=causal, dtype=dtype).lowered.calls

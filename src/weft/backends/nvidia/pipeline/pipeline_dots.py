@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from math import prod
 from typing import ClassVar
 
@@ -43,6 +44,7 @@ from weft.backends.nvidia.matmul_unit import MatmulUnit
 from weft.backends.nvidia.pipeline.epilogue_operands import EpilogueOperand, epilogue_operands_of
 from weft.backends.nvidia.pipeline.multicast_operands import Multicast, multicast_operands
 from weft.backends.nvidia.pipeline.operand_copies import Batch, Operands, blocks_of, operands_of
+from weft.backends.nvidia.pipeline.ring_stages import RingStages, equal_stages, single_stages
 from weft.backends.nvidia.pipeline.tile_scheduler import ThreadBlockCluster, TileScheduler, worth_dynamic
 from weft.backends.nvidia.target import SYSTEM_SHARED, NvidiaTarget
 from weft.ir.expr import symbol
@@ -78,10 +80,14 @@ class PipelineDots(KernelPass):
 
     ahead: bool = True
     """Whether what the next program holds comes ahead, while this one is computed, where there is room."""
+    single: bool = False
+    """Whether rings may have one stage each, where dots take turns of several."""
 
     def apply(self, kernel: tile.KernelOp, target: NvidiaTarget) -> Refused | None:
         found = _pipelined(kernel, target)
-        return found if isinstance(found, Refused) else _pipeline(kernel, target, found, ahead=self.ahead)
+        if isinstance(found, Refused):
+            return found
+        return _pipeline(kernel, target, found, single_stages if self.single else partial(equal_stages, self.ahead))
 
 
 @dataclass(frozen=True)
@@ -126,7 +132,7 @@ def _pipelined(kernel: tile.KernelOp, target: NvidiaTarget) -> _Pipelined | Refu
     return _Pipelined(unit, operands, epilogue_operands, needed, dots, rows, consumers)
 
 
-def _pipeline(kernel: tile.KernelOp, target: NvidiaTarget, found: _Pipelined, *, ahead: bool) -> Refused | None:
+def _pipeline(kernel: tile.KernelOp, target: NvidiaTarget, found: _Pipelined, stages_of: RingStages) -> Refused | None:
     operands, epilogue_operands, consumers = found.operands, found.epilogue_operands, found.consumers
     sharing = multicast_operands(kernel, operands)
     copied = [copy.map for batch in operands.batches.values() for copy in batch.copies]
@@ -142,9 +148,10 @@ def _pipeline(kernel: tile.KernelOp, target: NvidiaTarget, found: _Pipelined, *,
         sums = [tile.tile_type(dot.out).sizes for dot in found.dots]
         resident, most = (2, most) if in_parts and sum(map(prod, sums)) <= _FEW_SUMS else (1, _MOST_AHEAD)
         room = ((target.shared_per_block + SYSTEM_SHARED) // resident - SYSTEM_SHARED) // _ALIGNMENT * _ALIGNMENT
-    rings = _rings(operands, room - staging - dynamic_bytes(kernel), ahead, most)
-    if rings is None:
+    counts = stages_of(operands, room - staging - dynamic_bytes(kernel), most)
+    if counts is None:
         return Refused("there is no room for two stages of its operands")
+    rings = list(map(RingType.of, counts, operands.rings))
     set_integer(kernel, RESIDENT, resident)
     persistent = not worth_dynamic(kernel, target.multiprocessors, resident)
     ring = sum(each.bytes + each.count * BARRIER_BYTES for each in rings) + dynamic_bytes(kernel)
@@ -170,21 +177,6 @@ def _needed(
     """The ops that the producer repeats: those that its places and the bounds of its loops are computed by."""
     loops = [op for op in kernel.walk() if isinstance(op, tile.ForOp) and operands.any_in(op)]
     return ops_behind(index for op in (*operands.batches, *epilogue_operands, *loops) for index in op.indices)
-
-
-def _rings(operands: Operands, room: int, ahead: bool, most: int) -> list[RingType] | None:
-    """As many stages as there is room for, the same number in all rings but those of what is held."""
-    bytes_of = [sum(slot.bytes for slot in slots) + BARRIER_BYTES for slots in operands.rings]
-    held = sum(size for size, is_held in zip(bytes_of, operands.held, strict=True) if is_held)
-    moving = sum(bytes_of) - held
-    stages = min(most, (room - held) // moving) if moving else 0
-    if stages < 2:
-        return None
-    counts, left = [1 if is_held else stages for is_held in operands.held], room - held - stages * moving
-    for number, size in enumerate(bytes_of):
-        if ahead and operands.held[number] and size <= left:
-            counts[number], left = 2, left - size
-    return list(map(RingType.of, counts, operands.rings))
 
 
 def _fits(dot: tile.DotOp, dtype: DType, consumers: int, unit: MatmulUnit) -> bool:

@@ -78,6 +78,8 @@ def _delayed(loop: tile.ForOp, dot: tile.DotOp) -> _Delayed | None:
         return None
     if len(uses) != 1 or not isinstance(uses[0].operation, tile.YieldOp) or load.parent is not loop.block:
         return None
+    if isinstance(dot.accumulator.owner, tile.DotOp):
+        return None  # that one runs beside what is made, and takes as long
     if len(list(dot.a.uses)) > 1 or len(list(dot.b.uses)) > 1 or narrows.parent is not loop.block:
         return None
     if any(isinstance(op, tile.LoadOp) and op is not load and op.pointer is load.pointer for op in loop.block.ops):
