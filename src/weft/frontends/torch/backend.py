@@ -50,6 +50,7 @@ from weft.frontends.torch.importer.donated_placeholders import DONATED, take_don
 from weft.frontends.torch.importer.freezing import frozen_arguments, warn_of_quantization
 from weft.frontends.torch.importer.graph_device import graph_device
 from weft.frontends.torch.importer.import_graph import import_graph
+from weft.frontends.torch.importer.inline_regions import inline_regions
 from weft.frontends.torch.locations import first_line
 from weft.frontends.torch.remat.memory_budget import PEAK, partition_joint
 from weft.frontends.torch.report import (
@@ -134,11 +135,13 @@ def _by_aot_autograd(
         return compile_backward(graph, inputs, compilers["backward"])
 
     def compile_inference(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[[list[Any]], Sequence[Any]]:
+        inline_regions(graph)
         traced.note(graph.graph)
         state_causal_masks(graph)
         return shortcut.watched(compilers["inference"](graph, inputs))
 
     def partition(joint: fx.GraphModule, *args: Any, **kwargs: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
+        inline_regions(joint)
         mark_gathers(joint)
         traced.note(joint.graph)
         state_causal_masks(joint)
