@@ -9,13 +9,14 @@ for, and makes a view of all operands first; here each is one look into a tuple.
 
 from __future__ import annotations
 
-from abc import ABCMeta
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar, overload
 
 from xdsl.ir import Attribute, Operation, OpResult, SSAValue
 from xdsl.ir.core import SSAValues
 from xdsl.irdl.operations import BaseAccessor, BeforeVariadicSingleAccessor, UniqueVariadicAccessor, VarIRConstruct
+
+from weft.ir.quick_identity import PlainClass
 
 item: Callable[[tuple[Any, ...], Any], Any] = tuple.__getitem__  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
 """An element of a tuple, whatever its class makes of brackets."""
@@ -62,11 +63,8 @@ def results_of(op: Operation, types: Iterable[Any]) -> Values[OpResult]:
     return Values([OpResult(each, op, place) for place, each in enumerate(types)])
 
 
-class OpClass(ABCMeta):
-    """The class of op classes. xDSL's are abstract classes, of which `isinstance` asks a register of subclasses, in
-    twice the time; no op is in one. What an op's definition names is found by `quick_accessor`."""
-
-    __instancecheck__ = type.__instancecheck__
+class OpClass(PlainClass):
+    """The class of op classes: what an op's definition names is found by `quick_accessor`."""
 
     def __setattr__(cls, name: str, value: Any) -> None:
         super().__setattr__(name, quick_accessor(value) if isinstance(value, BaseAccessor) else value)

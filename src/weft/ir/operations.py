@@ -24,6 +24,8 @@ class WeftOp(IRDLOperation, metaclass=OpClass):
     It is made, walked and cloned as xDSL's operations are, in a fraction of the time.
     """
 
+    __hash__, __eq__ = object.__hash__, object.__eq__
+
     def __post_init__(self) -> None:
         if _has_defaults(type(self)):
             super().__post_init__()
