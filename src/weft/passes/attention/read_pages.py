@@ -166,9 +166,9 @@ class ReadPages(ModulePass):
         for function in op.body.block.ops:
             if not isinstance(function, FuncOp):
                 continue
-            layouts = ValueLayouts(function)
-            for each in list(function.block.ops):
-                for take in _takes(each, layouts) if isinstance(each, AnyAttention) else ():
+            if attentions := [each for each in function.block.ops if isinstance(each, AnyAttention)]:
+                layouts = ValueLayouts(function)
+                for take in [take for each in attentions for take in _takes(each, layouts)]:
                     take.attributes[INLINED] = UnitAttr()
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -71,12 +71,14 @@ def result_targets(function: FuncOp) -> dict[SSAValue, Target]:
     """
     returned = list(function.returned.operands)
     strides = strides_of(function, "result_strides", len(returned))
-    pairs = list(zip(returned, strides, strict=True))
+    layouts = [
+        StridedLayout(stride) if stride else contiguous(tensor_of(value.type))
+        for value, stride in zip(returned, strides, strict=True)
+    ]
+    written = [(value, own, *_written_for(value, own)) for value, own in zip(returned, layouts, strict=True)]
     targets: dict[SSAValue, Target] = {}
     for direct in (True, False):
-        for value, stride in pairs:
-            own = StridedLayout(stride) if stride else contiguous(tensor_of(value.type))
-            root, layout = _written_for(value, own)
+        for value, own, root, layout in written:
             if layout is None or (root is value) is not direct or root in targets:
                 continue
             targets[root] = Target(value, own, layout)
@@ -170,12 +172,14 @@ def strides_of(op: FuncOp | GroupOp | OpaqueOp | LaunchOp, name: str, count: int
 class ValueLayouts:
     """How the values of a function lie in memory once it is planned; views are what they make of their operands."""
 
-    def __init__(self, function: FuncOp) -> None:
+    def __init__(self, function: FuncOp, targets: Mapping[SSAValue, Target] | None = None) -> None:
+        """`targets` are the `result_targets`, where they have been found."""
         arguments = list(function.block.args)
         strides = strides_of(function, "arg_strides", len(arguments))
         self.known: dict[SSAValue, StridedLayout] = {}
         self.known.update((value, StridedLayout(s)) for value, s in zip(arguments, strides, strict=True) if s)
-        self.known.update((root, target.layout) for root, target in result_targets(function).items())
+        targets = result_targets(function) if targets is None else targets
+        self.known.update((root, target.layout) for root, target in targets.items())
         for op in function.block.ops:
             if isinstance(op, OpaqueOp | LaunchOp):
                 given = strides_of(op, "result_strides", len(op.results))

@@ -56,13 +56,25 @@ def epilogue_cost(
     elements = product(tensor_of(products[0].results[0].type).shape)
     if not epilogue or not isinstance(elements, int):
         return None
-    found = _Epilogue(group, products, epilogue, elements, group_of, consumers)
-    seconds = [found.seconds(kept) for kept in range(len(epilogue) + 1)]
+    seconds = _Epilogue(group, products, epilogue, elements, group_of, consumers).seconds()
     best = min(range(len(seconds)), key=lambda kept: (seconds[kept], -kept))
     fused = seconds[-1]
     if seconds[best] > _GAIN * fused:
         best = len(epilogue)
     return EpilogueCost(fused, min(seconds[:-1]), best)
+
+
+@dataclass(frozen=True)
+class _Readers:
+    """Who reads what an op of a product's kernel makes."""
+
+    places: tuple[int, ...]
+    """The ops of the epilogue, by their places in it."""
+    others: bool
+    """Whether there are others,"""
+    merging: int
+    """and how many kernels of these could compute what they read."""
+    bytes: int
 
 
 @dataclass
@@ -74,35 +86,48 @@ class _Epilogue:
     group_of: Mapping[Operation, Group]
     consumers: Mapping[SSAValue, Sequence[Operation]]
 
-    def seconds(self, kept: int) -> float:
-        """What it takes with so many of its ops on the accumulators, and the others behind them."""
-        ahead, behind = self.ops[:kept], set[Operation](self.ops[kept:])
-        made = [result for op in (*self.products, *ahead) for result in op.results]
-        moved = sum(self._moved(value, set[Operation](ahead), behind) for value in made)
-        moved += sum(self._bytes(result) for op in behind for result in op.results if self._is_wanted(result))
-        moved += sum(2 * self._bytes(value) for value in self._made_for(ahead))
-        steps = sum(_STEPS.get(op.name.removeprefix("graph."), 1) for op in ahead)
-        alone = behind and not self._made_for(self.ops[kept:]) and not any(self._merging(op) for op in behind)
-        return moved / _MEMORY + steps * self.elements * _STEP + (_LAUNCH if alone else 0.0)
+    def __post_init__(self) -> None:
+        self.places: dict[Operation, int] = {op: place for place, op in enumerate(self.ops)}
 
-    def _moved(self, value: SSAValue, ahead: set[Operation], behind: set[Operation]) -> int:
+    def seconds(self) -> list[float]:
+        """What it takes with the first ops on the accumulators, for each number of them, and the others behind them."""
+        made = [self._readers(value) for op in (*self.products, *self.ops) for value in op.results]
+        given = [sum(self._bytes(result) for result in op.results if self._is_wanted(result)) for op in self.ops]
+        asked = [self._made_for(op) for op in self.ops]
+        joined = [bool(values) or self._is_merging(op) for op, values in zip(self.ops, asked, strict=True)]
+        steps = [_STEPS.get(op.name.removeprefix("graph."), 1) for op in self.ops]
+        first = len(made) - len(self.ops)
+        found: list[float] = []
+        for kept in range(len(self.ops) + 1):
+            moved = sum(self._moved(readers, kept) for readers in made[: first + kept]) + sum(given[kept:])
+            moved += sum(2 * self._bytes(value) for value in set[SSAValue]().union(*asked[:kept]))
+            alone = kept < len(self.ops) and not any(joined[kept:])
+            launch = _LAUNCH if alone else 0.0
+            found.append(moved / _MEMORY + sum(steps[:kept]) * self.elements * _STEP + launch)
+        return found
+
+    def _readers(self, value: SSAValue) -> _Readers:
+        users = self.consumers.get(value, ())
+        places = tuple(self.places[user] for user in users if user in self.places)
+        others = {self.group_of.get(user) for user in users if user not in self.places}
+        return _Readers(places, bool(others), sum(map(self._merges, others)), self._bytes(value))
+
+    def _moved(self, readers: _Readers, kept: int) -> int:
         """The bytes that a value of the product's kernel is written and read with, by kernels that could compute it."""
-        users = [user for user in self.consumers.get(value, ()) if user not in ahead]
-        if not users:
+        behind = any(place >= kept for place in readers.places)
+        if not behind and not readers.others:
             return 0
-        readers = {self.group_of.get(user) for user in users if user not in behind}
-        merging = [reader for reader in readers if self._merges(reader)]
-        reads = 1 if behind and (merging or any(user in behind for user in users)) else len(merging)
-        return self._bytes(value) * (1 + reads)
+        reads = 1 if kept < len(self.ops) and (readers.merging or behind) else readers.merging
+        return readers.bytes * (1 + reads)
 
     def _is_wanted(self, value: SSAValue) -> bool:
         """Whether others than kernels that could compute it read a value: these need it in memory."""
-        readers = [self.group_of.get(user) for user in self.consumers.get(value, ()) if user not in self.ops]
+        readers = [self.group_of.get(user) for user in self.consumers.get(value, ()) if user not in self.places]
         return any(not self._merges(reader) for reader in readers)
 
-    def _merging(self, op: Operation) -> bool:
+    def _is_merging(self, op: Operation) -> bool:
         """Whether kernels that could compute an op of the epilogue read what it makes."""
-        users = [user for result in op.results for user in self.consumers.get(result, ()) if user not in self.ops]
+        users = [user for result in op.results for user in self.consumers.get(result, ()) if user not in self.places]
         return any(self._merges(self.group_of.get(user)) for user in users)
 
     def _merges(self, reader: Group | None) -> bool:
@@ -111,17 +136,16 @@ class _Epilogue:
             return False
         return product(reader.shape) == self.elements
 
-    def _made_for(self, ops: Sequence[Operation]) -> list[SSAValue]:
-        """What kernels of elementwise ops make for ops of the epilogue alone."""
-        inside, found = set(self.ops), dict[SSAValue, None]()
-        for op in ops:
-            for value in self._sources(op):
-                maker = self.group_of.get(value.op) if isinstance(value, OpResult) else None
-                if maker is None or maker.kind != "pointwise" or product(tensor_of(value.type).shape) != self.elements:
-                    continue
-                if all(user in inside for user in self.consumers.get(value, ())):
-                    found[value] = None
-        return list(found)
+    def _made_for(self, op: Operation) -> list[SSAValue]:
+        """What kernels of elementwise ops make for an op of the epilogue, and for others of it alone."""
+        found: list[SSAValue] = []
+        for value in self._sources(op):
+            maker = self.group_of.get(value.op) if isinstance(value, OpResult) else None
+            if maker is None or maker.kind != "pointwise" or product(tensor_of(value.type).shape) != self.elements:
+                continue
+            if all(user in self.places for user in self.consumers.get(value, ())):
+                found.append(value)
+        return found
 
     def _sources(self, op: Operation) -> list[SSAValue]:
         """What an op reads, through views."""

@@ -83,7 +83,7 @@ class _Grouping:
         self.notes: dict[Operation, str] = {}
         self.targets = result_targets(function)
         self.replaced = replaced_arguments(function)
-        self.layouts = ValueLayouts(function)
+        self.layouts = ValueLayouts(function, self.targets)
         self.legality = FusionLegality(self._sources, self.consumers, self.apart, updates, column_sums)
 
     @property
