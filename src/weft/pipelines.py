@@ -11,8 +11,6 @@ from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.passes import ModulePass
 
-from weft.backends.cpu.microkernel import cpu_machine, panel_form
-from weft.backends.cpu.object_compiler import ObjectCompiler
 from weft.backends.cpu.target import CpuTarget, target_for
 from weft.backends.target import argument_names
 from weft.capabilities import PROCESSOR, Capabilities
@@ -37,8 +35,6 @@ from weft.passes.hoist_constants import HoistConstants
 from weft.passes.outline_regions import OutlineRegions
 from weft.passes.place_launches import PlaceLaunches
 from weft.passes.quantize.inline_dequantization import InlineDequantization
-from weft.passes.quantize.multiply_codes import MultiplyCodes
-from weft.passes.quantize.quantize_weights import QuantizeWeights
 from weft.passes.simplify.compare_indices import CompareIndices
 from weft.passes.simplify.eliminate_common import EliminateCommon
 from weft.passes.simplify.eliminate_dead import EliminateDead
@@ -51,11 +47,10 @@ from weft.runtime.blas import blas_symbols
 from weft.runtime.cache import DiskCache
 from weft.runtime.compiled import Compiled
 from weft.runtime.record import CompilationRecord, compilation, wants_blocks
-from weft.runtime.tune import Tuner
 from weft.tile.dialect import KernelOp
 
-# Passes of other targets, and of programs on many ranks, are imported where they are named: a first start waits for all
-# that is imported here.
+# What one target has, passes of programs on many ranks, and what measures are imported where they are named: a first
+# start waits for all that is imported here.
 
 if TYPE_CHECKING:  # imported by what compiles for a GPU: some 140 modules that no processor needs
     from weft.backends.nvidia.code import DeviceCode, Launch
@@ -75,6 +70,9 @@ def cpu_passes(
     """From an imported function to groups that are kernels; `blas` says that there is a library for products,
     `matrix_tiles` that the framework has one for bf16, `byte_products` that the processor sums up products of bytes,
     `wide_vectors` that its vectors are of 512 bits."""
+    from weft.passes.quantize.multiply_codes import MultiplyCodes
+    from weft.passes.quantize.quantize_weights import QuantizeWeights
+
     return [
         OutlineRegions(),
         FoldConstants(),
@@ -261,12 +259,17 @@ def compile_cpu(
 
     A `framework` that runs the program carries out products, too, where its library is quicker.
     """
+    from weft.backends.cpu.microkernel import cpu_machine, panel_form
+    from weft.backends.cpu.object_compiler import ObjectCompiler
+
     target = target or target_for(config.cpu)
     module = module_of(function)
     with compilation(function.sym_name.data) as report:
         report.imported(function)
         run_passes(module, cpu_passes_for(config, target, framework=framework), report, verify=config.verify)
         if config.tune:
+            from weft.runtime.tune import Tuner
+
             start = time.perf_counter()
             Tuner(target, cache=DiskCache() if config.cache else None).tune(function)
             report.measure("tune", start)
@@ -287,6 +290,8 @@ def compile_cpu(
 
 def plan_cpu(function: FuncOp, config: Config, target: CpuTarget, *, framework: bool = False) -> Plan:
     """The plan that `compile_cpu` would make of a function without measuring, and no code: what memory it takes."""
+    from weft.backends.cpu.microkernel import cpu_machine, panel_form
+
     report = CompilationRecord(function.sym_name.data)  # of no compilation: nobody sees it
     passes = cpu_passes_for(config, target, framework=framework)
     run_passes(module_of(function), passes, report, verify=config.verify)
@@ -310,7 +315,6 @@ def compile_nvidia(
     from weft.backends.nvidia.plan.deduplicate_kernels import deduplicate_kernels
     from weft.backends.nvidia.plan.fuse_horizontally import fuse_horizontally
     from weft.backends.nvidia.plan.fuse_small_kernels import fuse_small_kernels
-    from weft.runtime.tune_device import DeviceTuner
 
     module = module_of(function)
     capabilities = target.capabilities
@@ -320,6 +324,8 @@ def compile_nvidia(
         report.imported(function)
         run_passes(module, nvidia_passes(config, capabilities), report, verify=config.verify)
         if config.tune and timer is not None and capabilities.fast_matmuls:
+            from weft.runtime.tune_device import DeviceTuner
+
             start = time.perf_counter()
             cache = DiskCache() if config.cache else None
             DeviceTuner(target, machine, timer, kernel_passes, cache=cache).tune(function)

@@ -167,7 +167,7 @@ def test_the_option(monkeypatch: pytest.MonkeyPatch) -> None:
         clocks.append(Clock())
         return Tuner(*arguments, **named, timer=clocks[-1], progress=lambda _: None)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("weft.pipelines.Tuner", tuner)
+    monkeypatch.setattr("weft.runtime.tune.Tuner", tuner)
     compiled = compile_cpu(layers(2), Config(tune=True, cache=False))
     assert len(clocks) == 1 and clocks[0].asked
     assert "tune" in compiled.report.seconds

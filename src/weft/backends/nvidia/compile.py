@@ -16,7 +16,6 @@ from weft.backends.llvm.builder import Module
 from weft.backends.llvm.debug_lines import DebugLines, keep_lines
 from weft.backends.nvidia.code import AwaitedModules, DeviceCode, Launch
 from weft.backends.nvidia.emit.block import SHARED_SYMBOL
-from weft.backends.nvidia.emit.codegen import KernelCodegen
 from weft.backends.nvidia.emit.messages import VPRINTF
 from weft.backends.nvidia.ir.dialect import APART, LAUNCH, launch_of, set_launch
 from weft.backends.nvidia.ir.kernel_passes import KernelPass, PassNote, run_passes
@@ -104,6 +103,9 @@ def llvm_of(annotated: tile.KernelOp, launch: Launch, target: NvidiaTarget, *, d
 
     With `debug_lines` the module says which line of the user's program each instruction comes from.
     """
+    # Sixty modules: where workers write kernels, this process needs none of them.
+    from weft.backends.nvidia.emit.codegen import KernelCodegen
+
     module = Module(TRIPLE, target.lacks)
     module.globals[SHARED_SYMBOL] = f"@{SHARED_SYMBOL} = external addrspace(3) global [0 x i8], align 1024"
     if debug_lines:
