@@ -34,6 +34,9 @@ class DType:
     kind: str
     bits: int
 
+    def __hash__(self) -> int:
+        return hash(self.name)
+
     def __str__(self) -> str:
         return self.name
 
@@ -187,10 +190,12 @@ def remembered(function: Callable[[Attribute], _T]) -> Callable[[Attribute], _T]
 
     @wraps(function)
     def look_up(attribute: Attribute) -> _T:
-        memory = vars(attribute)
-        if key not in memory:
-            memory[key] = function(attribute)
-        return memory[key]
+        memory = attribute.__dict__
+        try:
+            return memory[key]
+        except KeyError:
+            found = memory[key] = function(attribute)
+            return found
 
     return look_up
 

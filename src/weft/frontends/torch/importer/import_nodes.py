@@ -195,8 +195,8 @@ class NodeImporter:
         if (
             self.capabilities.library_first
             and not self.config.strict
-            and not self._is_own_kernel(node)
             and needs_library(self._made_after(last))
+            and not self._is_own_kernel(node)
         ):
             self.erase_after(last)
             return self._opaque(
@@ -324,7 +324,8 @@ class NodeImporter:
             for part in (item.real, item.imag) if isinstance(item, Complex) else (item,):
                 if tensor_of(part.type) != result:
                     raise UnsupportedError(f"the converter gives {tensor_of(part.type)}, tracing {result}")
-            self.symbols |= set[str]().union(*map(symbols_of, result.shape))
+            if not result.is_static:
+                self.symbols |= set[str]().union(*map(symbols_of, result.shape))
             checked.append(item)
         return tuple(checked) if several else checked[0]
 
