@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache, wraps
+from functools import cache, lru_cache, wraps
 from typing import TypeVar
 
 import ml_dtypes
@@ -153,6 +153,9 @@ class Tensor:
     dtype: DType
     shape: tuple[Size, ...]
 
+    def __hash__(self) -> int:
+        return hash((self.dtype.name, self.shape))
+
     @property
     def rank(self) -> int:
         return len(self.shape)
@@ -219,6 +222,11 @@ def is_float(value: SSAValue) -> bool:
 
 def contiguous_strides(shape: Sequence[Size]) -> tuple[Size, ...]:
     """Row-major strides, in elements; a size of 0 counts as 1, as in torch."""
+    return _contiguous_strides(tuple(shape))
+
+
+@lru_cache(maxsize=4096)
+def _contiguous_strides(shape: tuple[Size, ...]) -> tuple[Size, ...]:
     strides: list[Size] = []
     step: Size = 1
     for size in reversed(shape):

@@ -24,6 +24,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, ClassVar, Literal, Self, TypeVar
 
 from xdsl.dialects.builtin import LocationAttr, TensorType
@@ -172,6 +173,11 @@ def op(
 
 def broadcast_shapes(*shapes: Sequence[Size]) -> tuple[Size, ...]:
     """NumPy's broadcasting, on symbolic sizes: sizes must be equal expressions, or 1."""
+    return _broadcast(*map(tuple, shapes))
+
+
+@lru_cache(maxsize=4096)  # layers repeat the same shapes
+def _broadcast(*shapes: tuple[Size, ...]) -> tuple[Size, ...]:
     rank = max((len(shape) for shape in shapes), default=0)
     result: list[Size] = []
     for position in range(-rank, 0):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 
 from weft.ir.expr import Size, is_nonnegative, substitute, symbol
@@ -97,6 +98,13 @@ def source_layout(op: GraphOp, layout: StridedLayout) -> StridedLayout | None:
 
 def reshaped_strides(shape: Sequence[Size], strides: Sequence[Size], target: Sequence[Size]) -> tuple[Size, ...] | None:
     """Strides of a reshape without a copy, or None: every run of merged dimensions must be evenly spaced."""
+    return _reshaped_strides(tuple(shape), tuple(strides), tuple(target))
+
+
+@lru_cache(maxsize=4096)  # layers repeat the same reshapes
+def _reshaped_strides(
+    shape: tuple[Size, ...], strides: tuple[Size, ...], target: tuple[Size, ...]
+) -> tuple[Size, ...] | None:
     if any(size == 0 for size in target):
         return contiguous_strides(target)
     result: list[Size] = []

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, ClassVar
 
 from xdsl.context import Context
@@ -236,6 +237,7 @@ def _is_written(x: SSAValue) -> bool:
     return isinstance(x.op, Elementwise | Pool)
 
 
+@lru_cache(maxsize=4096)  # layers repeat the same reshapes
 def target_shape(own: Shape, shape: Shape, target: Shape) -> Shape | None:
     """What an operand of shape `own` becomes where an op is computed in another shape; None if no view makes it."""
     result: list[Size] = [1] * len(target)

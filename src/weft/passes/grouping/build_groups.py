@@ -10,7 +10,7 @@ from xdsl.ir import Attribute, Block, Operation, OpResult, Region, SSAValue
 
 from weft.ir.attributes import from_attribute
 from weft.ir.types import tensor_of
-from weft.ops.base import GraphOp, View
+from weft.ops.base import View
 from weft.ops.control import ControlOp
 from weft.ops.graph import FuncOp, GroupOp, LaunchOp, OpaqueOp, YieldOp
 from weft.ops.layouts import StridedLayout, contiguous, source_layout, view_layout
@@ -37,7 +37,8 @@ TWO_DIGITS = "weft.two_digits"
 
 def is_free(op: Operation) -> bool:
     """Whether an op is computed wherever it is needed, instead of once."""
-    return isinstance(op, GraphOp) and (op.CHEAP or WIDENS in op.attributes or INLINED in op.attributes)
+    cheap: bool | None = getattr(op, "CHEAP", None)  # which all graph ops have, and no others
+    return cheap is not None and (cheap or WIDENS in op.attributes or INLINED in op.attributes)
 
 
 def is_claimed(op: Operation) -> bool:

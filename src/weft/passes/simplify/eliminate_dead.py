@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import ClassVar
 
 from xdsl.context import Context
@@ -38,11 +39,20 @@ class EliminateDead(ModulePass):
 
 def is_pure(op: Operation) -> bool:
     """Whether an op does nothing but make its results, the same ones whenever it runs."""
-    if isinstance(op, OpaqueOp | LaunchOp):
-        return op.attributes.get("pure") != to_attribute(False)
+    known = _all_are_pure(type(op))
+    if known is not None:
+        return known
     if isinstance(op, ControlOp):
         blocks = [region.block for region in op.bodies] or [each.block for each in functions_run(op)]
         return all(is_pure(each) for block in blocks for each in block.ops if not isinstance(each, YieldOp | ReturnOp))
     if isinstance(op, CustomOp):
         return all(is_pure(each) for each in op.body.ops if not isinstance(each, YieldOp))
-    return isinstance(op, GroupOp) or (isinstance(op, GraphOp) and not op.EFFECTS)
+    return op.attributes.get("pure") != to_attribute(False)
+
+
+@cache
+def _all_are_pure(kind: type[Operation]) -> bool | None:
+    """Whether all ops of a class are pure; None where it depends on the op."""
+    if issubclass(kind, OpaqueOp | LaunchOp | ControlOp | CustomOp):
+        return None
+    return issubclass(kind, GroupOp) or (issubclass(kind, GraphOp) and not kind.EFFECTS)
