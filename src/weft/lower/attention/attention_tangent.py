@@ -47,7 +47,8 @@ def tangent_lowering(
     """How an attention is computed with its tangent: in tensor cores' tiles, by one kernel or two, or in vectors."""
     kind: type[_Tangents] = TangentLowering
     widths = tensor_of(op.operands[0].type).shape[-1], tensor_of(op.results[0].type).shape[-1]
-    if machine.capabilities.matrix_units and is_flash(op) and all(width <= WIDEST_HEAD for width in widths):
+    fits = all(isinstance(width, int) and width <= WIDEST_HEAD for width in widths)
+    if machine.capabilities.matrix_units and is_flash(op) and fits:
         kind = FlashTangentLowering
         if is_tangent_alone(widths[1], machine):
             from weft.lower.attention.tangent_alone import TangentAlone  # it uses the class below

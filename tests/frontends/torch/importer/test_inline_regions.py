@@ -66,7 +66,7 @@ def test_sizes_may_be_symbolic() -> None:
 
 
 def test_regions_in_regions() -> None:
-    inner = torch.compiler.nested_compile_region(mixed)
+    inner: Callable[..., Any] = torch.compiler.nested_compile_region(mixed)
 
     def outer(x: Tensor, weight: Tensor) -> Tensor:
         return inner(inner(x, weight).sin(), weight * 2)

@@ -1,11 +1,16 @@
 """The operators of `ai.onnx.ml` on features and labels; its models are in `linear_models.py` and `trees.py`."""
 
+# NumPy leaves the types of arrays open that come in by narrowing, and functions for the host take whatever there is.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownLambdaType=false
+
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from xdsl.ir import SSAValue
 
 from weft.errors import DataError, ShapeError
 from weft.frontends.onnx.call import Call
@@ -114,7 +119,7 @@ def imputer(c: Call) -> Any:
 
 @onnx_op("FeatureVectorizer", domain=_DOMAIN)
 def feature_vectorizer(c: Call) -> Any:
-    b, parts = c.b, []
+    b, parts = c.b, list[SSAValue]()
     widths = c.ints("inputdimensions", [c.shape(place)[-1] for place in range(len(c.inputs))])
     if len(widths) != len(c.inputs):
         raise ShapeError(f"{c.node}: attribute 'inputdimensions' has {len(widths)} widths for {len(c.inputs)} inputs")

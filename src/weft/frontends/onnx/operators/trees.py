@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -82,7 +82,7 @@ def tree_ensemble_classifier(c: Call) -> Any:
     base = _numbers(c, "base_values")
     if len(labels) == 2 and (one := np.unique(trees.target)).size == 1 and base.size < 2:
         # Two classes and scores of one: the other's is what is left, of 1 where these are probabilities.
-        trees = Trees(**{**vars(trees), "target": np.zeros_like(trees.target), "targets": 1})
+        trees = replace(trees, target=np.zeros_like(trees.target), targets=1)
         score = scores_of(c, trees, "SUM")
         score = b.add(score, b.full_like(score, base[0].item())) if base.size else score
         is_likely = bool((trees.weight >= 0).all())

@@ -116,6 +116,7 @@ _LISTS: dict[str, str] = {
     "norm.Scalar": "linalg_vector_norm.default",
     "zero.default": "zero",
     "clone.default": "clone",
+    "copy.default": "copy.default",
 }
 """Operators over lists, and the operator on one tensor that each stands for."""
 

@@ -221,13 +221,12 @@ def jvp(
     function: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any], *, has_aux: bool = False
 ) -> tuple[Any, ...]:
     """The value of a function and its derivative along `tangents`: (value, tangent), or (value, tangent, aux)."""
-    for name, given in (("primals", primals), ("tangents", tangents)):
-        if not isinstance(given, tuple | list):
-            raise WeftError(
-                f"jvp takes a tuple of {name}, got {type(given).__name__}",
-                location=calling_line(),
-                hint="give one for each argument: jvp(f, (x,), (dx,))",
-            )
+    if not isinstance(primals, tuple | list):
+        raise WeftError(
+            f"jvp takes a tuple of primals, got {type(primals).__name__}",
+            location=calling_line(),
+            hint="give one for each argument: jvp(f, (x,), (dx,))",
+        )
     return kept(Jvp, function, has_aux)(tuple(primals), tuple(tangents))
 
 
