@@ -24,7 +24,8 @@ class WeftOp(IRDLOperation, metaclass=OpClass):
     It is made, walked and cloned as xDSL's operations are, in a fraction of the time.
     """
 
-    __hash__, __eq__ = object.__hash__, object.__eq__
+    __hash__ = object.__hash__
+    __eq__ = object.__eq__  # pyright: ignore[reportAssignmentType]  by place, as it is called
 
     def __post_init__(self) -> None:
         if _has_defaults(type(self)):

@@ -42,7 +42,8 @@ def _count(of: BlockOps) -> int:
 
 def _answer_quickly() -> None:
     """Let Python itself hash and compare xDSL's nodes and values, and say what they are instances of."""
-    BlockOps.__iter__, BlockOps.__len__ = _ops, _count
+    ops_of_a_block: Any = BlockOps
+    ops_of_a_block.__iter__, ops_of_a_block.__len__ = _ops, _count
     by_identity: Any
     for by_identity in (SSAValue, _IRNode):
         by_identity.__hash__, by_identity.__eq__ = object.__hash__, object.__eq__
