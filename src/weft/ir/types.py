@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache, wraps
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import ml_dtypes
 import numpy as np
@@ -193,7 +193,7 @@ def remembered(function: Callable[[Attribute], _T]) -> Callable[[Attribute], _T]
 
     @wraps(function)
     def look_up(attribute: Attribute) -> _T:
-        memory = attribute.__dict__
+        memory: dict[str, Any] = vars(attribute)
         try:
             return memory[key]
         except KeyError:
