@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 from xdsl.dialects import builtin
 from xdsl.dialects.test import TestOp
 from xdsl.ir import Block, BlockArgument, Operation, OpResult, SSAValue
@@ -39,3 +41,13 @@ def test_ops_of_a_block_may_be_erased_as_they_are_seen() -> None:
     for op in block.ops:
         block.erase_op(op)
     assert len(block.ops) == 0 and list(block.ops) == []
+
+
+def test_ops_may_be_derived_with_a_protocol() -> None:
+    class Named(Protocol):
+        label: str
+
+    class NamedOp(Operation, Named):
+        name = "test.named"
+
+    assert issubclass(NamedOp, Operation)

@@ -15,7 +15,7 @@ from abc import ABCMeta
 from collections.abc import Iterator
 from typing import Any
 
-from xdsl.ir import Block, BlockArgument, Operation, OpResult, Region, SSAValue
+from xdsl.ir import BlockArgument, Operation, OpResult, SSAValue
 from xdsl.ir.core import BlockOps, ErasedSSAValue, _IRNode
 
 
@@ -41,14 +41,17 @@ def _count(of: BlockOps) -> int:
 
 
 def _answer_quickly() -> None:
-    """Let Python itself hash and compare xDSL's nodes and values, and say what they are instances of."""
+    """Let Python itself hash and compare xDSL's nodes and values, and say which values are instances of what.
+
+    Ops and blocks keep xDSL's metaclass: whoever derives from them may have a metaclass of his own.
+    """
     ops_of_a_block: Any = BlockOps
     ops_of_a_block.__iter__, ops_of_a_block.__len__ = _ops, _count
     by_identity: Any
     for by_identity in (SSAValue, _IRNode):
         by_identity.__hash__, by_identity.__eq__ = object.__hash__, object.__eq__
     abstract: Any
-    for abstract in (SSAValue, OpResult, BlockArgument, ErasedSSAValue, _IRNode, Operation, Block, Region):
+    for abstract in (SSAValue, OpResult, BlockArgument, ErasedSSAValue):
         abstract.__class__ = PlainClass
 
 

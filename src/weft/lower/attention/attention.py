@@ -51,6 +51,7 @@ class AttentionLowering(AttentionTiles):
     """
 
     reads_pages: ClassVar[bool] = False
+    on_tensor_cores: ClassVar[bool] = False
     """Whether keys and values that lie in pages are read page by page."""
 
     group: GroupOp
@@ -95,7 +96,7 @@ class AttentionLowering(AttentionTiles):
         sides = result.shape[-2], self.keys, width, out_width
         moved = isinstance(self.op, AttentionWithTangent)
         given = {"masked": bool(self.op.masks), "moved": moved, "causal": self.causal}
-        chosen = choose_attention_blocks(*sides, self.machine, **given)
+        chosen = choose_attention_blocks(*sides, self.machine, on_tensor_cores=self.on_tensor_cores, **given)
         self.blocks = given_blocks(self.group, "attention") or chosen
         if self.pages:
             pages, *_ = self.pages.values()  # both are of one size

@@ -72,6 +72,7 @@ class FlashLowering(AttentionLowering):
     """The construction of one kernel. Blocks of keys are counted from the last that is visited, which is number 0."""
 
     reads_pages: ClassVar[bool] = True
+    on_tensor_cores: ClassVar[bool] = True
 
     def lowered(self, inputs: Sequence[StridedLayout]) -> Lowered:
         return self._counted(whole(self._emit(self.lead), len(inputs), len(self.outputs)))

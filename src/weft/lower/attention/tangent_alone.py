@@ -112,7 +112,7 @@ class TangentAlone(FlashTangentLowering):
         self.logarithms = self._result(1)
         emit = self.emit
         least: Value = emit.math("mul", self.logarithms, self._constant(-LOG2_E))
-        if self.op.masks:  # nothing is subtracted in a row without any key
+        if self.op.masks or not isinstance(self.keys, int):  # nothing is subtracted in a row without any key
             least = emit.where(self._is_empty(), self._constant(0.0), least)
         self.least = least
         state = self._first()

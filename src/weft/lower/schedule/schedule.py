@@ -161,6 +161,8 @@ _MOVED_BLOCKS = {64: (128, 128), 128: (128, 64), 192: (128, 48), 256: (128, 48)}
 """Rows and keys of a block by the width of heads, where tangents are summed up beside values."""
 _ALONE_BLOCKS = {192: (128, 48), 256: (128, 48)}
 """The same where tangents are summed up alone."""
+_VECTOR_BLOCKS = {64: (128, 128, 64), 128: (128, 64, 128), 192: (128, 32, 128), 256: (64, 32, 128)}
+"""Rows, keys and columns of values of a block with tangents where threads multiply, and not tensor cores."""
 _FLASH_ROWS = {64: 192}
 """Rows of a block by the width of heads, where three warp groups share keys: they have no registers left for masks."""
 _SLOWER_ROWS = 1.13
@@ -177,9 +179,10 @@ def choose_attention_blocks(
     masked: bool = False,
     moved: bool = False,
     causal: bool = False,
+    on_tensor_cores: bool = True,
 ) -> Blocks:
     """The tiles of attention: queries, keys, width of the queries and of the values; `moved` where there are tangents,
-    too."""
+    too, and `on_tensor_cores` where these multiply if there are any."""
     if (fixed := machine.capabilities.matmul_tile) is not None:
         return _fixed_attention_blocks((queries, keys, width, out_width), fixed)
     if machine.capabilities.matrix_units and isinstance(width, int) and isinstance(out_width, int):
@@ -187,6 +190,9 @@ def choose_attention_blocks(
         if moved and max(depth, across) <= WIDEST_HEAD:
             alone = is_tangent_alone(out_width, machine)
             rows, columns = (_ALONE_BLOCKS if alone else _MOVED_BLOCKS)[max(depth, across)]
+            if not on_tensor_cores:
+                rows, columns, most = _VECTOR_BLOCKS[max(depth, across)]
+                across = min(across, most)
             rows = 64 if isinstance(queries, int) and queries <= 64 else rows
             return Blocks("attention", (rows, min(columns, 64) if masked else columns, depth, across))
         rows = 128 if masked else _FLASH_ROWS.get(max(depth, across), 128)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -55,3 +56,15 @@ def test_transformed_loops_may_read_what_they_carry(function: Callable[[Tensor],
     torch.testing.assert_close(weft.jvp(function, (x[0],), (x[1],)), tangent)
     compiled = torch.compile(function, backend="weft", options={"fallback": "error"})
     torch.testing.assert_close(torch.func.jvp(compiled, (x[0],), (x[1],)), tangent)
+
+
+def test_sizes_that_loops_carry_and_read_are_not_copied() -> None:
+    def counted(x: Tensor) -> tuple[Any, Tensor]:
+        n = x.shape[0]
+        return while_loop(lambda i, m, y: i > n - 3, lambda i, m, y: (i - 1, m, y.sin() * 1.0), (n, n, x))
+
+    torch.compiler.reset()
+    x = torch.randn(5, dtype=torch.float64)
+    found = torch.compile(counted, backend="weft", dynamic=True)(x)
+    assert found[:2] == (2, 5)
+    torch.testing.assert_close(found[2], x.sin().sin().sin())

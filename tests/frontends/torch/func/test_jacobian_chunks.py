@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -36,7 +37,8 @@ def test_what_is_beside_the_value_is_that_of_one_call() -> None:
 
 def test_chunks_of_nothing_and_inside_of_other_transformations() -> None:
     assert jacrev(lambda x: x[:0] * 2, chunk_size=2)(X).shape == (0, 3, 5, 3)
-    rows = weft.vmap(jacrev(torch.sin, chunk_size=2))(X)
+    rows = weft.vmap(jacrev(torch.sin, chunk_size=np.int64(2)))(X)
+    torch.testing.assert_close(jacrev(torch.sin, chunk_size=np.int64(2))(X[0]), torch.diag(X[0].cos()))
     torch.testing.assert_close(rows, torch.diag_embed(X.cos()))
 
 

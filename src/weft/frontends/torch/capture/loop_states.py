@@ -72,4 +72,6 @@ def _memory(value: Any) -> Hashable:
 
 
 def _memory_of_node(node: Any) -> Hashable:
-    return _memory(node.meta.get("example_value")) or node if isinstance(node, fx.Node) else None
+    """What `_memory` says of a node's value; the node itself where tracing gave its tensor no memory."""
+    value = node.meta.get("example_value") if isinstance(node, fx.Node) else None
+    return (_memory(value) or node) if isinstance(value, Tensor) else None

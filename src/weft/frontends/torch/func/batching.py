@@ -16,7 +16,7 @@ from weft.diagnostics import calling_line
 from weft.errors import ShapeError, WeftError
 from weft.frontends.torch.func.capture_function import fake_tensor
 from weft.frontends.torch.func.capturing import current_capture
-from weft.frontends.torch.func.chunked_batches import call_in_chunks, check_chunk_size, joined
+from weft.frontends.torch.func.chunked_batches import call_in_chunks, checked_chunk_size, joined
 from weft.frontends.torch.func.custom_batching import batch_by_rule
 from weft.frontends.torch.func.program import Program, Slot
 from weft.frontends.torch.func.transformed import Transformed, is_traced
@@ -202,7 +202,7 @@ def vmap(
     an error unless `randomness` says whether the batch has the "same" or "different" ones. With `chunk_size`, so many
     samples are computed at a time, which takes less memory; inside of other transformations, all are.
     """
-    check_chunk_size(chunk_size)
+    chunk_size = checked_chunk_size(chunk_size)
     if randomness not in get_args(Randomness):
         raise WeftError(
             f"no randomness is called {randomness!r}",

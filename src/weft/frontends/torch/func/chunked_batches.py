@@ -20,14 +20,15 @@ from weft.diagnostics import calling_line
 from weft.errors import WeftError
 
 
-def check_chunk_size(size: Any) -> None:
-    """Raise for what is no number of samples."""
+def checked_chunk_size(size: Any) -> int | None:
+    """A number of samples as Python has it; raise for what is none."""
     if size is not None and (not isinstance(size, Integral) or size < 1):
         raise WeftError(
             f"chunk_size={size!r}",
             location=calling_line(),
             hint="give a whole number, at least 1, or None for the whole batch",
         )
+    return None if size is None else int(size)
 
 
 def call_in_chunks(

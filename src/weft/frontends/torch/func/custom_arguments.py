@@ -73,7 +73,7 @@ class Names:
 
 def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter] | None:
     try:
-        return list(inspect.signature(function).parameters.values())
+        return list(inspect.signature(function, follow_wrapped=False).parameters.values())
     except (TypeError, ValueError):  # a builtin says nothing of its arguments
         return None
 

@@ -17,7 +17,7 @@ from xdsl.ir import SSAValue
 from weft.diagnostics import calling_line
 from weft.errors import DTypeError, WeftError
 from weft.frontends.torch.func.capturing import current_capture
-from weft.frontends.torch.func.chunked_batches import check_chunk_size
+from weft.frontends.torch.func.chunked_batches import checked_chunk_size
 from weft.frontends.torch.func.derivatives import Argnums, differentiated, split_aux, with_tensors
 from weft.frontends.torch.func.linear_maps import Linearized
 from weft.frontends.torch.func.program import Program, Slot
@@ -229,7 +229,7 @@ def jacrev(
     With `chunk_size`, so many rows are computed at a time, which takes less memory; inside of other transformations,
     all are.
     """
-    check_chunk_size(chunk_size)
+    chunk_size = checked_chunk_size(chunk_size)
     return Jacobian(function, argnums, has_aux, forward=False, randomness="same", chunk=chunk_size)
 
 
