@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 onnx = pytest.importorskip("onnx", reason="onnx is not installed")
-from onnx import TensorProto, helper  # noqa: E402
+from onnx import TensorProto, helper, numpy_helper  # noqa: E402
 from onnx.reference import ReferenceEvaluator  # noqa: E402
 
 import weft.onnx  # noqa: E402
@@ -251,6 +251,52 @@ def test_trees_that_choose_between_two_classes(shift: float) -> None:
     first = 1 - score if shift == 0 else -score
     np.testing.assert_allclose(found, np.stack([first, score], 1), rtol=1e-4, atol=1e-6)
     assert chosen.tolist() == np.where(score > (0.5 if shift == 0 else 0), 9, 4).tolist()
+
+
+def joined(x: np.ndarray, ways: list[tuple[int, int]], leaves: list[tuple[int, float]], **others: Any) -> Any:
+    """A `TreeEnsemble` whose nodes ask whether the first feature is at most 0; ways of -1 - n lead to the leaf n."""
+    sides = {
+        f"nodes_{side}{what}": [int(way < 0) if what == "leafs" else (-1 - way if way < 0 else way) for way in column]
+        for side, column in zip(("true", "false"), zip(*ways, strict=True), strict=True)
+        for what in ("nodeids", "leafs")
+    }
+    tensors = {
+        "nodes_modes": np.zeros(len(ways), np.uint8),
+        "nodes_splits": np.zeros(len(ways), x.dtype),
+        "leaf_weights": np.array([weight for _, weight in leaves], x.dtype),
+    }
+    attributes: dict[str, Any] = {
+        "n_targets": 1, "tree_roots": [0], "nodes_featureids": [0] * len(ways), **sides,
+        "leaf_targetids": [target for target, _ in leaves],
+        **{name: numpy_helper.from_array(array) for name, array in tensors.items()},
+    }  # fmt: skip
+    return one("TreeEnsemble", [x], version=5, **{**attributes, **others})
+
+
+@pytest.mark.parametrize("ways, roots", [([(-1, -2), (-1, -2)], [0, 1]), ([(-1, -2)], [0, 0])])
+def test_trees_may_share_leaves(ways: list[tuple[int, int]], roots: list[int]) -> None:
+    """Each tree counts a leaf that two of them end in, also where all leaves are of one target."""
+    x = rows(9)
+    proto = joined(x, ways, [(1, 2.0), (1, 3.0)], n_targets=2, tree_roots=roots)
+    (found,) = weft.onnx.load(proto).run([x])
+    np.testing.assert_array_equal(found, np.stack([np.zeros(9), 2 * np.where(x[:, 0] <= 0, 2.0, 3.0)], 1))
+
+
+def test_ways_that_meet_again_are_walked_once() -> None:
+    """A ladder: both ways of each node lead to the next one, so that there are 2 to the 40th ways."""
+    x, nodes = rows(9), range(40)
+    ways = [(node + 1, node + 1) if node < 39 else (-1, -2) for node in nodes]
+    (found,) = weft.onnx.load(joined(x, ways, [(0, 2.0), (0, 3.0)])).run([x])
+    np.testing.assert_array_equal(found[:, 0], np.where(x[:, 0] <= 0, 2.0, 3.0))
+    listed = {
+        "nodes_treeids": [0] * 42, "nodes_nodeids": list(range(42)), "nodes_featureids": [0] * 42,
+        "nodes_values": [0.0] * 42, "nodes_modes": ["BRANCH_LEQ"] * 40 + ["LEAF"] * 2,
+        "nodes_truenodeids": [*range(1, 41), 0, 0], "nodes_falsenodeids": [*range(1, 40), 41, 0, 0],
+    }  # fmt: skip
+    weights = {"treeids": [0, 0], "nodeids": [40, 41], "ids": [0, 0], "weights": [2.0, 3.0]}
+    listed |= {f"target_{name}": each for name, each in weights.items()}
+    (found,) = weft.onnx.load(one("TreeEnsembleRegressor", [x], **listed)).run([x])
+    np.testing.assert_array_equal(found[:, 0], np.where(x[:, 0] <= 0, 2.0, 3.0))
 
 
 @pytest.mark.parametrize("norm", ["MAX", "L1", "L2"])

@@ -266,13 +266,17 @@ def scores_of(c: Call, trees: Trees, how: str) -> SSAValue:
 
 
 def _tree_targets(trees: Trees) -> np.ndarray | None:
-    """The target that each tree counts for, if it is one each."""
+    """The target that each tree counts for, if it is one each and no two trees share a node."""
     owner = np.full(len(trees.mode), -1)
     front, of_tree = trees.roots, np.arange(len(trees.roots))
     while front.size:
         fresh = owner[front] < 0
-        front, of_tree = front[fresh], of_tree[fresh]
-        owner[front] = of_tree
+        owner[front[fresh]] = of_tree[fresh]
+        if (owner[front] != of_tree).any():
+            return None
+        # Two ways to one node are followed once: their number may double from level to level.
+        front, at = np.unique(front[fresh], return_index=True)
+        of_tree = of_tree[fresh][at]
         inner = ~trees.is_leaf[front]
         front = np.concatenate([way[front[inner]] for way in trees.ways])
         of_tree = np.concatenate([of_tree[inner]] * 2)
