@@ -16,6 +16,7 @@ from weft.errors import ModelError, ShapeError
 from weft.frontends.onnx.call import Call, static
 from weft.frontends.onnx.operators.class_scores import (
     DOMAIN,
+    MOST_WEIGHTS,
     class_labels,
     features,
     greatest,
@@ -30,8 +31,6 @@ from weft.frontends.onnx.operators.table import onnx_op
 from weft.ir.types import Tensor, boolean, i64, tensor_type
 from weft.ops.control import close_loop
 from weft.ops.graph import GraphBuilder
-
-_MOST_WEIGHTS = 1 << 27
 
 
 @onnx_op("LinearRegressor", domain=DOMAIN)
@@ -159,7 +158,7 @@ def _pair_weights(c: Call, counts: tuple[int, ...], pairs: list[tuple[int, int]]
         raise ModelError(f"{c.node}: attribute 'coefficients' has {len(rows)} rows, expected {len(counts) - 1}")
     ends = np.cumsum(counts).tolist()
     spans = [slice(end - count, end) for end, count in zip(ends, counts, strict=True)]
-    weights = np.zeros(checked_shape(c, (sum(counts), len(pairs)), _MOST_WEIGHTS), np.float32)
+    weights = np.zeros(checked_shape(c, (sum(counts), len(pairs)), MOST_WEIGHTS), np.float32)
     for place, (one, other) in enumerate(pairs):
         weights[spans[one], place] = rows[other - 1, spans[one]]
         weights[spans[other], place] = rows[one, spans[other]]

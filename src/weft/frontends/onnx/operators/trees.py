@@ -16,6 +16,7 @@ from weft.errors import ModelError
 from weft.frontends.onnx.call import Call, static
 from weft.frontends.onnx.operators.class_scores import (
     DOMAIN,
+    MOST_WEIGHTS,
     class_labels,
     features,
     greatest,
@@ -36,7 +37,6 @@ _MEMBER, _LEAF = 6, 7
 _LEVELS = 16
 """Levels of trees that are walked without a loop."""
 _DEEPEST = 1 << 12
-_MOST_WEIGHTS = 1 << 27
 
 
 @dataclass(frozen=True)
@@ -255,7 +255,7 @@ def scores_of(c: Call, trees: Trees, how: str) -> SSAValue:
         if trees.targets == 1:
             total = b.sum(parts, dims=(1,), keep=True)
         else:
-            checked_shape(c, (len(own), trees.targets), _MOST_WEIGHTS)
+            checked_shape(c, (len(own), trees.targets), MOST_WEIGHTS)
             counts = (own[:, None] == np.arange(trees.targets)).astype(dtype)
             total = b.dot(parts, c.table(counts))
     else:
@@ -289,7 +289,7 @@ def _tree_targets(trees: Trees) -> np.ndarray | None:
 def _gathered(c: Call, trees: Trees, leaf: SSAValue, dtype: np.dtype, how: str) -> SSAValue:
     """The weights of all targets, a row a leaf."""
     b = c.b
-    shape = checked_shape(c, (len(trees.mode), trees.targets), _MOST_WEIGHTS)
+    shape = checked_shape(c, (len(trees.mode), trees.targets), MOST_WEIGHTS)
     nothing = {"MIN": np.inf, "MAX": -np.inf}.get(how, 0.0)
     table = np.full(shape, nothing, dtype)
     at = trees.node, trees.target
