@@ -299,6 +299,33 @@ def test_ways_that_meet_again_are_walked_once() -> None:
     np.testing.assert_array_equal(found[:, 0], np.where(x[:, 0] <= 0, 2.0, 3.0))
 
 
+def test_tests_of_membership_have_sets_of_their_own() -> None:
+    """Sets of different sizes, which nodes of other tests stand between."""
+    x = generator().integers(0, 6, (40, 1)).astype(np.float32)
+    sets = np.array([1, 3, np.nan, 0, 4, 5, np.nan], np.float32)
+    proto = joined(
+        x, [(1, 2), (-1, -2), (-3, -4)], [(0, 1.0), (0, 2.0), (0, 3.0), (0, 4.0)],
+        nodes_modes=numpy_helper.from_array(np.array([6, 0, 6], np.uint8)),
+        membership_values=numpy_helper.from_array(sets), nodes_splits=numpy_helper.from_array(np.full(3, 2, x.dtype)),
+    )  # fmt: skip
+    (found,) = weft.onnx.load(proto).run([x])
+    expected = [{1: 1, 3: 2}.get(int(each), 3 if each in (0, 4, 5) else 4) for each in x[:, 0]]
+    np.testing.assert_array_equal(found[:, 0], expected)
+
+
+def test_sets_that_are_too_large_together_are_refused() -> None:
+    """One large set makes a row of all of them large."""
+    x, count = rows(9), 1 << 15
+    ways = [(-1, -2)] * count
+    sets = np.concatenate([np.zeros(1 << 15, np.float32), np.full(count, np.nan, np.float32)])
+    proto = joined(
+        x, ways, [(0, 1.0), (0, 2.0)], membership_values=numpy_helper.from_array(sets),
+        nodes_modes=numpy_helper.from_array(np.full(count, 6, np.uint8)),
+    )  # fmt: skip
+    with pytest.raises(WeftError, match="that memory can hold"):
+        weft.onnx.load(proto).run([x])
+
+
 @pytest.mark.parametrize("norm", ["MAX", "L1", "L2"])
 def test_features_are_prepared(norm: str) -> None:
     x = rows()

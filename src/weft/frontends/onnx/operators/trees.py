@@ -58,7 +58,7 @@ class Trees:
     weight: np.ndarray
     targets: int
     sets: np.ndarray | None = None
-    """For each node the numbers that its feature may be one of, filled up with NaN."""
+    """For each node of `BRANCH_MEMBER` the numbers that its feature may be one of, filled up with NaN."""
 
     @property
     def is_leaf(self) -> np.ndarray:
@@ -216,22 +216,22 @@ def _joined(c: Call) -> Trees:
     def with_leaves(array: np.ndarray, filling: Any) -> np.ndarray:
         return np.concatenate([array, np.full(leaves, filling, array.dtype)])
 
-    sets = _sets(c, mode, split.dtype, leaves) if (mode == _MEMBER).any() else None
+    sets = _sets(c, int((mode == _MEMBER).sum()), split.dtype) if (mode == _MEMBER).any() else None
     return Trees(
         roots, with_leaves(feature, 0), with_leaves(split, 0), with_leaves(mode, _LEAF), (sides[0], sides[1]),
         with_leaves(missing != 0, False), np.arange(leaves) + count, target, weight, c.int("n_targets"), sets,
     )  # fmt: skip
 
 
-def _sets(c: Call, mode: np.ndarray, dtype: np.dtype, leaves: int) -> np.ndarray:
-    """For each node its set: they are stated one after the other, with NaN between them."""
+def _sets(c: Call, count: int, dtype: np.dtype) -> np.ndarray:
+    """The sets of so many nodes: they are stated one after the other, with NaN between them."""
     numbers = c.array("membership_values").reshape(-1)
     ends = np.flatnonzero(np.isnan(numbers))
-    several = [each[~np.isnan(each)] for each in np.split(numbers, ends)]
+    several = [each[~np.isnan(each)] for each in np.split(numbers, ends)][:count]
     width = max(len(each) for each in several)
-    rows = np.full((len(mode) + leaves, max(width, 1)), np.nan, dtype)
-    for at, own in zip(np.flatnonzero(mode == _MEMBER), several, strict=False):
-        rows[at, : len(own)] = own
+    rows = np.full(checked_shape(c, (count, max(width, 1)), MOST_WEIGHTS), np.nan, dtype)
+    for row, own in zip(rows, several, strict=False):
+        row[: len(own)] = own
     return rows
 
 
@@ -336,7 +336,11 @@ class _Level:
         self.ways = c.table(np.stack(trees.ways, 1).reshape(-1).astype(np.int32))
         self.mode = c.table(trees.mode.astype(np.int32)) if len(self.kinds) > 1 else None
         self.missing = c.table(trees.missing) if self.tracks else None
-        self.sets = None if trees.sets is None else c.table(trees.sets.astype(dtype.numpy))
+        if trees.sets is not None:
+            self.sets = c.table(trees.sets.astype(dtype.numpy))
+            # Other nodes have any set: what it says of them is not read.
+            places = np.maximum(np.cumsum(trees.mode == _MEMBER) - 1, 0)
+            self.set_places = c.table(places.astype(np.int32))
 
     def after(self, b: GraphBuilder, x: SSAValue, node: SSAValue) -> SSAValue:
         value = b.gather(x, b.take(self.feature, node, dim=0), dim=1)
@@ -357,8 +361,7 @@ class _Level:
         return b.take(self.ways, b.add(b.add(node, node), fails), dim=0)
 
     def _member(self, b: GraphBuilder, node: SSAValue, value: SSAValue) -> SSAValue:
-        assert self.sets is not None, "trees with sets"
-        several = b.take(self.sets, node, dim=0)
+        several = b.take(self.sets, b.take(self.set_places, node, dim=0), dim=0)
         shape = b.tensor(value).shape
         return b.any(b.eq(several, b.reshape(value, shape=(*shape, 1))), dims=(2,), keep=False)
 
