@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from itertools import combinations
 from typing import Any
 
@@ -88,7 +89,7 @@ def test_support_vector_machines(kernel: str) -> None:
     agrees("SVMRegressor", [rows()], n_supports=6, one_class=1, **support(kernel, [6]))
 
 
-@pytest.mark.parametrize("counts", [[4, 3], [4, 3, 5], [2, 3, 2, 2]])
+@pytest.mark.parametrize("counts", [[4, 3], [4, 3, 5], [2, 3, 2, 2], [1] * 30])
 def test_probabilities_of_support_vector_machines(counts: list[int]) -> None:
     """Probabilities of pairs are coupled to those that contradict them least, up to libsvm's threshold."""
     classes, x = len(counts), rows()
@@ -109,6 +110,19 @@ def test_probabilities_of_support_vector_machines(counts: list[int]) -> None:
         whole[classes, classes] = 0
         exact = np.linalg.solve(whole, np.eye(classes + 1)[classes])[:classes]
         np.testing.assert_allclose(likely, exact, atol=1e-2)
+
+
+def test_support_vector_machines_of_many_classes() -> None:
+    """What is made of a file grows with its number of pairs: 300 classes have 45,000 of them."""
+    counts, x = [1] * 300, rows(2)
+    fitted = support("RBF", counts) | {"vectors_per_class": counts, "classlabels_ints": list(range(300))}
+    pairs = 300 * 299 // 2
+    proto = one("SVMClassifier", [x], 2, **fitted, prob_a=[-1.5] * pairs, prob_b=[0.2] * pairs)
+    begun = time.process_time()
+    labels, likely = weft.onnx.load(proto).run([x])
+    assert time.process_time() - begun < 30
+    assert labels.shape == (2,)
+    np.testing.assert_allclose(likely.sum(1), 1, rtol=1e-4)
 
 
 class Forest:
