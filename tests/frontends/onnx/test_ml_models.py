@@ -340,6 +340,14 @@ def test_sets_that_are_too_large_together_are_refused() -> None:
         weft.onnx.load(proto).run([x])
 
 
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+def test_scores_are_of_the_features_type(dtype: Any) -> None:
+    x = rows(9).astype(dtype)
+    (found,) = weft.onnx.load(joined(x, [(-1, -2)], [(0, 2.5), (0, 3.5)])).run([x])
+    assert found.dtype == dtype
+    np.testing.assert_array_equal(found[:, 0], np.where(x[:, 0] <= 0, 2.5, 3.5))
+
+
 @pytest.mark.parametrize("norm", ["MAX", "L1", "L2"])
 def test_features_are_prepared(norm: str) -> None:
     x = rows()

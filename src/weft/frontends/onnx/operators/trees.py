@@ -108,7 +108,9 @@ def tree_ensemble(c: Call) -> Any:
     after = c.int("post_transform", 0)
     if after not in range(5):
         raise c.unsupported(f"attribute 'post_transform' is {after}, expected one of 0 to 4")
-    return transformed(c, scores, ("NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO", "PROBIT")[after])
+    made = transformed(c, scores, ("NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO", "PROBIT")[after])
+    dtype = c.b.tensor(c.x(0)).dtype
+    return c.b.cast(made, dtype=dtype) if dtype.is_float and c.b.tensor(made).dtype != dtype else made
 
 
 def _numbers(c: Call, name: str) -> np.ndarray:
