@@ -414,6 +414,18 @@ def test_scores_are_given_by_label(labels: Any) -> None:
         weft.onnx.load(one("ZipMap", [rows(4, 3)], **labels)).run([rows(4, 3)])
 
 
+@pytest.mark.parametrize("op", ["SequenceConstruct", "Identity"])
+def test_what_is_declared_as_maps_and_is_not_is_refused(op: str) -> None:
+    maps = helper.make_sequence_type_proto(
+        helper.make_map_type_proto(TensorProto.INT64, helper.make_tensor_type_proto(TensorProto.FLOAT, []))
+    )
+    proto = model(
+        [helper.make_node(op, ["x"], ["y"])], [info("x", shape=["n", 2])], [helper.make_value_info("y", maps)]
+    )
+    with pytest.raises(WeftError, match=r"output 'y' is declared as sequence\(map\("):
+        weft.onnx.load(proto)(rows(4, 2))
+
+
 def test_a_later_process_finds_large_trees(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tables of nodes are kept beside the program: nothing is imported again."""
     forest, x = Forest(40, 12, 1, True), rows(3)
