@@ -394,6 +394,33 @@ def test_a_tree_that_leads_back_is_refused() -> None:
         weft.onnx.load(one("TreeEnsembleRegressor", [rows()], **attributes)).run([rows()])
 
 
+@pytest.mark.parametrize("tree", [1, -1, 1 << 61, -(1 << 61)])
+def test_weights_of_trees_that_are_none_are_refused(tree: int) -> None:
+    """Places of nodes are numbered through all trees: no number may come round to another's."""
+    nodes = {
+        "treeids": [0] * 8, "nodeids": list(range(8)), "featureids": [0] * 8, "values": [0.0] * 8,
+        "modes": ["BRANCH_LEQ"] * 3 + ["LEAF"] * 5, "truenodeids": [1, 3, 5, *[0] * 5],
+        "falsenodeids": [2, 4, 6, *[0] * 5],
+    }  # fmt: skip
+    weights = {"treeids": [tree], "nodeids": [3], "ids": [0], "weights": [1.0]}
+    attributes = {f"nodes_{name}": each for name, each in nodes.items()}
+    attributes |= {f"target_{name}": each for name, each in weights.items()}
+    with pytest.raises(WeftError, match="a node is named that is not there"):
+        weft.onnx.load(one("TreeEnsembleRegressor", [rows()], **attributes)).run([rows()])
+
+
+def test_many_nodes_that_lead_back_are_refused_in_time() -> None:
+    """All nodes of two rings are looked at in each turn."""
+    x, count = rows(9), 1 << 18
+    ways = [((node + 1) % count, 2 * node % count) for node in range(count)]
+    proto = joined(x, ways, [(0, 1.0)], tree_roots=list(range(0, count, 8)))
+    loaded = weft.onnx.load(proto)
+    begun = time.process_time()
+    with pytest.raises(WeftError, match="does not end"):
+        loaded.run([x])
+    assert time.process_time() - begun < 10
+
+
 @pytest.mark.parametrize("labels", [{"classlabels_int64s": [5, 2]}, {"classlabels_strings": ["no", "yes"]}])
 def test_scores_are_given_by_label(labels: Any) -> None:
     """What scikit-learn's converter writes for a classifier, unless it is told not to."""

@@ -37,6 +37,8 @@ _MEMBER, _LEAF = 6, 7
 _LEVELS = 16
 """Levels of trees that are walked without a loop."""
 _DEEPEST = 1 << 12
+_TURNS = 16
+"""How often all nodes are looked at in search of the longest way, or 2 to the 22nd nodes where there are few."""
 
 
 @dataclass(frozen=True)
@@ -176,7 +178,7 @@ def _finder(c: Call, tree: np.ndarray, number: np.ndarray) -> Any:
     low, high = min(number.min(), 0), number.max()
     if tree.min() < 0 or low < 0 or (int(tree.max()) + 1) * (int(high) + 1) >= 1 << 62:
         raise ModelError(f"{c.node} has trees or nodes of numbers below 0, or of too large ones")
-    span = int(high) + 1
+    span, last = int(high) + 1, tree.max()
     keys = tree * span + number
     order = np.argsort(keys, kind="stable")
     ordered = keys[order]
@@ -184,9 +186,10 @@ def _finder(c: Call, tree: np.ndarray, number: np.ndarray) -> Any:
         raise ModelError(f"{c.node} has two nodes of one number in a tree")
 
     def find(of_tree: np.ndarray, of_node: np.ndarray) -> np.ndarray:
+        outside = (of_tree < 0) | (of_tree > last) | (of_node < 0) | (of_node > high)
         wanted = of_tree * span + of_node
         at = np.minimum(np.searchsorted(ordered, wanted), len(ordered) - 1)
-        if ((ordered[at] != wanted) | (of_node < 0) | (of_node > high)).any():
+        if (outside | (ordered[at] != wanted)).any():
             raise ModelError(f"{c.node}: a node is named that is not there")
         return order[at]
 
@@ -370,11 +373,12 @@ class _Level:
 
 def _depth(c: Call, trees: Trees) -> int:
     """The number of decisions on the longest way; a way that does not end is refused by its length."""
-    front, depth = np.unique(trees.roots), 0
+    front, depth, seen = np.unique(trees.roots), 0, 0
     inner = ~trees.is_leaf
     while (front := front[inner[front]]).size:
+        seen += len(front)
         front = np.unique(np.concatenate([way[front] for way in trees.ways]))
         depth += 1
-        if depth > min(_DEEPEST, len(trees.mode)):
+        if depth > min(_DEEPEST, len(trees.mode)) or seen > max(_TURNS * len(trees.mode), 1 << 22):
             raise c.unsupported(f"a way through its trees takes over {depth - 1} decisions, or does not end")
     return depth
