@@ -421,6 +421,22 @@ def test_many_nodes_that_lead_back_are_refused_in_time() -> None:
     assert time.process_time() - begun < 10
 
 
+@pytest.mark.parametrize(
+    "others",
+    [
+        {"nodes_truenodeids": [-1], "nodes_trueleafs": [1]},
+        {"nodes_truenodeids": [1], "nodes_trueleafs": [0]},
+        {"nodes_falsenodeids": [(1 << 63) - 1]},
+        {"tree_roots": [1]},
+    ],
+)
+def test_nodes_and_leaves_that_are_not_there_are_refused(others: Any) -> None:
+    """Leaves stand behind the nodes here: neither may be named by a number of the other."""
+    x = rows(3)
+    with pytest.raises(WeftError, match="not there"):
+        weft.onnx.load(joined(x, [(-1, -2)], [(0, 1.0), (0, 2.0)], **others)).run([x])
+
+
 @pytest.mark.parametrize("labels", [{"classlabels_int64s": [5, 2]}, {"classlabels_strings": ["no", "yes"]}])
 def test_scores_are_given_by_label(labels: Any) -> None:
     """What scikit-learn's converter writes for a classifier, unless it is told not to."""

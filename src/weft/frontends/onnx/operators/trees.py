@@ -210,11 +210,13 @@ def _joined(c: Call) -> Trees:
         ids, is_leaf = (np.array(c.ints(f"nodes_{side}{what}"), np.int64) for what in ("nodeids", "leafs"))
         if len(ids) != count or len(is_leaf) != count:
             raise c.unsupported("the attributes of its nodes have different lengths")
+        if ((ids < 0) | (ids >= np.where(is_leaf != 0, leaves, count))).any():
+            raise c.unsupported("a node leads to one that is not there")
         sides.append(np.concatenate([ids + np.where(is_leaf != 0, count, 0), np.arange(leaves) + count]))
     if not len(feature) == len(split) == len(missing) == count or len(target) != leaves:
         raise c.unsupported("the attributes of its nodes have different lengths")
-    if leaves == 0 or any((each < 0).any() or (each >= count + leaves).any() for each in (*sides, roots)):
-        raise c.unsupported("a node leads to one that is not there")
+    if not roots.size or (roots < 0).any() or (roots >= count).any():
+        raise c.unsupported("attribute 'tree_roots' names no nodes, or such as are not there")
     if ((mode < 0) | (mode > _MEMBER)).any():
         raise c.unsupported("attribute 'nodes_modes' has a number that is none of 0 to 6")
 
