@@ -8,6 +8,9 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from tests.seeds import generator
+
+ML = "ai.onnx.ml"
 F32, I64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
 
 
@@ -36,3 +39,24 @@ def layer(rows: Any = "n") -> Any:
 
 def arrays_of(proto: onnx.ModelProto) -> dict[str, np.ndarray]:
     return {each.name: numpy_helper.to_array(each) for each in proto.graph.initializer}
+
+
+def one(op: str, arrays: list[np.ndarray], outputs: int = 1, version: int = 3, **attributes: Any) -> Any:
+    """A model of one node of `ai.onnx.ml`."""
+    names = [f"i{place}" for place in range(len(arrays))]
+    infos = [
+        info(name, helper.np_dtype_to_tensor_dtype(array.dtype), [None, *array.shape[1:]])
+        for name, array in zip(names, arrays, strict=True)
+    ]
+    made = [f"o{place}" for place in range(outputs)]
+    node = helper.make_node(op, names, made, domain=ML, name="it", **attributes)
+    outs = [onnx.ValueInfoProto(name=name) for name in made]
+    return model([node], infos, outs, opsets=[helper.make_opsetid(ML, version)])
+
+
+def rows(count: int = 23, width: int = 5) -> np.ndarray:
+    return generator().standard_normal((count, width)).astype(np.float32)
+
+
+def with_gaps(x: np.ndarray) -> np.ndarray:
+    return np.where(generator().random(x.shape) < 0.1, np.float32(np.nan), x)

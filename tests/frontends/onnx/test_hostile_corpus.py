@@ -17,7 +17,8 @@ onnx = pytest.importorskip("onnx", reason="onnx is not installed")
 from onnx import TensorProto, helper  # noqa: E402
 
 import weft.onnx  # noqa: E402
-from weft.errors import WeftError  # noqa: E402
+from weft.errors import ModelError, WeftError  # noqa: E402
+from weft.frontends.onnx import import_nodes  # noqa: E402
 from weft.testing.onnx_models import MODELS, info, layer, model  # noqa: E402
 
 SECONDS = 2.0
@@ -182,6 +183,16 @@ def test_all_of_them_together_take_little_memory() -> None:
     assert done.returncode == 0, done.stderr
     before, after = map(int, done.stdout.split())
     assert after - before < 512 << 10
+
+
+def test_a_node_that_asks_for_more_memory_than_there_is_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    def convert(call: Any) -> Any:
+        return np.empty(1 << 60, np.uint8)
+
+    monkeypatch.setattr(import_nodes, "converter_of", lambda *_: convert)
+    proto = model([helper.make_node("Neg", ["x"], ["y"], name="odd")], [info("x", shape=[2])], [info("y")])
+    with pytest.raises(ModelError, match=r"'odd'.*asks for more memory than there is: Unable to allocate"):
+        weft.onnx.load(proto)
 
 
 if __name__ == "__main__":

@@ -183,6 +183,8 @@ class Importer:
             raise
         except (ValueError, ArithmeticError, LookupError, TypeError) as error:
             raise ModelError(f"{node} is not as its operator allows: {str(error)[:200]}") from error
+        except MemoryError as error:
+            raise ModelError(f"{node} asks for more memory than there is: {str(error)[:200]}") from error
 
     def _valued(self, node: Node, made: Any) -> Rewrite | Sequence[Value]:
         """What a converter gave, as values."""

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from weft.config import Config
-from weft.errors import GuardError, ShapeError, UnsupportedError, WeftError
+from weft.errors import GuardError, ModelError, ShapeError, UnsupportedError, WeftError
 from weft.frontends.onnx import operators as operators  # fills the table of converters
 from weft.frontends.onnx.dtypes import STRINGS
 from weft.frontends.onnx.import_nodes import LARGEST
@@ -115,7 +115,11 @@ class OnnxFunction:
     def _results(self, start: State, slots: list[np.ndarray]) -> list[Any]:
         found = self._program.run(start, slots)
         for place in self._maps:
-            found[place] = found[place].tolist()
+            maps = found[place]
+            if not (isinstance(maps, np.ndarray) and maps.dtype == object and maps.ndim == 1):
+                name, given = self.outputs[place].name, self.outputs[place].type
+                raise ModelError(f"output {name!r} is declared as {given}, which is not what the model makes")
+            found[place] = maps.tolist()
         return found
 
     @cached_property

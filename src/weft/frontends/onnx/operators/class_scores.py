@@ -20,6 +20,8 @@ from weft.ir.types import f32, f64, i64
 from weft.ops import composites
 
 DOMAIN = "ai.onnx.ml"
+MOST_WEIGHTS = 1 << 27
+"""Tables of more numbers are not made of attributes: their sizes are a file's to state."""
 
 
 def features(c: Call, keeps_double: bool = False) -> SSAValue:

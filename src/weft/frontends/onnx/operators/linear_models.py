@@ -16,6 +16,7 @@ from weft.errors import ModelError, ShapeError
 from weft.frontends.onnx.call import Call, static
 from weft.frontends.onnx.operators.class_scores import (
     DOMAIN,
+    MOST_WEIGHTS,
     class_labels,
     features,
     greatest,
@@ -30,8 +31,6 @@ from weft.frontends.onnx.operators.table import onnx_op
 from weft.ir.types import Tensor, boolean, i64, tensor_type
 from weft.ops.control import close_loop
 from weft.ops.graph import GraphBuilder
-
-_MOST_WEIGHTS = 1 << 27
 
 
 @onnx_op("LinearRegressor", domain=DOMAIN)
@@ -110,7 +109,7 @@ def svm_classifier(c: Call) -> Any:
     pairs = list(combinations(range(len(counts)), 2))
     scores = b.dot(near, c.table(_pair_weights(c, counts, pairs)))
     scores = b.add(scores, c.table(offsets))
-    votes = _votes(c, scores, pairs, len(counts))
+    votes = _votes(c, scores, len(counts))
     if c.given("prob_a") and c.floats("prob_a"):
         return _probable(c, scores, votes, pairs, labels)
     if len(counts) > 2:
@@ -159,38 +158,40 @@ def _pair_weights(c: Call, counts: tuple[int, ...], pairs: list[tuple[int, int]]
         raise ModelError(f"{c.node}: attribute 'coefficients' has {len(rows)} rows, expected {len(counts) - 1}")
     ends = np.cumsum(counts).tolist()
     spans = [slice(end - count, end) for end, count in zip(ends, counts, strict=True)]
-    weights = np.zeros(checked_shape(c, (sum(counts), len(pairs)), _MOST_WEIGHTS), np.float32)
+    weights = np.zeros(checked_shape(c, (sum(counts), len(pairs)), MOST_WEIGHTS), np.float32)
     for place, (one, other) in enumerate(pairs):
         weights[spans[one], place] = rows[other - 1, spans[one]]
         weights[spans[other], place] = rows[one, spans[other]]
     return weights
 
 
-def _votes(c: Call, scores: SSAValue, pairs: list[tuple[int, int]], classes: int) -> SSAValue:
+def _votes(c: Call, scores: SSAValue, classes: int) -> SSAValue:
     """How many decisions each class wins."""
     b = c.b
-    wins = np.zeros((len(pairs), classes), np.float32)
-    losses = np.zeros_like(wins)
-    for place, (one, other) in enumerate(pairs):
-        wins[place, one], losses[place, other] = 1, 1
     first = b.cast(b.gt(scores, b.full_like(scores, 0.0)), dtype=b.tensor(scores).dtype)
-    second = b.sub(b.full_like(first, 1.0), first)
-    return b.add(b.dot(first, c.table(wins)), b.dot(second, c.table(losses)))
+    return b.sum(_against(c, first, classes), dims=(2,), keep=False)
+
+
+def _against(c: Call, decided: SSAValue, classes: int) -> SSAValue:
+    """For each row at [i, j] how far class i wins over class j; of a pair is given how far its first class does."""
+    b = c.b
+    rows, count = static(b.tensor(decided))
+    nothing = b.full(value=0.0, shape=(rows, 1), dtype=b.tensor(decided).dtype)
+    columns = b.concat(decided, b.sub(b.full_like(decided, 1.0), decided), nothing, dim=1)
+    places = np.full(checked_shape(c, (classes, classes), MOST_WEIGHTS), 2 * count, np.int32)
+    one, other = np.triu_indices(classes, 1)
+    places[one, other] = np.arange(count)
+    places[other, one] = np.arange(count) + count
+    return b.reshape(b.take(columns, c.table(places.reshape(-1)), dim=1), shape=(rows, classes, classes))
 
 
 def _probable(c: Call, scores: SSAValue, votes: SSAValue, pairs: list[tuple[int, int]], labels: np.ndarray) -> Any:
     """Labels and probabilities: Platt's sigmoid of each decision, coupled."""
-    b, classes = c.b, len(labels)
+    b = c.b
     scale, shift = (_offsets(c, name, len(pairs)) for name in ("prob_a", "prob_b"))
     decided = b.sigmoid(b.neg(b.add(b.mul(scores, c.table(scale)), c.table(shift))))
     likely = b.clamp(decided, low=1e-7, high=1 - 1e-7)
-    places = np.zeros((2, len(pairs), classes * classes), np.float32)
-    for at, (one, other) in enumerate(pairs):
-        places[0, at, one * classes + other] = places[1, at, other * classes + one] = 1
-    unlikely = b.sub(b.full_like(likely, 1.0), likely)
-    ratios = b.add(b.dot(likely, c.table(places[0])), b.dot(unlikely, c.table(places[1])))
-    rows = static(b.tensor(scores))[0]
-    found = _coupled(c, b.reshape(ratios, shape=(rows, classes, classes)))
+    found = _coupled(c, _against(c, likely, len(labels)))
     return labelled(c, greatest(c, votes), transformed(c, found), labels)
 
 
@@ -227,16 +228,28 @@ def _coupling_turn(b: GraphBuilder, weights: SSAValue, found: SSAValue, going: S
     whole = b.sum(b.mul(found, sides), dims=(1,), keep=True)
     error = b.max(b.abs(b.sub(sides, whole)), dims=(1,), keep=True)
     going = b.logical_and(going, b.ge(error, b.full_like(error, 0.005 / classes)))
-    for at in range(classes):
-        row = b.reshape(
-            b.slice(weights, starts=(0, at, 0), shape=(rows, 1, classes), steps=(1, 1, 1)), shape=(rows, classes)
-        )
-        own, side = (b.slice(each, starts=(0, at), shape=(rows, 1), steps=(1, 1)) for each in (row, sides))
-        step = b.where(going, b.div(b.sub(whole, side), own), b.full_like(own, 0.0))
-        shrunk = b.add(step, b.full_like(step, 1.0))
-        is_this = b.eq(b.iota(shape=(rows, classes), dim=1, dtype=i64), b.full(value=at, shape=(), dtype=i64))
-        found = b.div(b.where(is_this, b.add(found, step), found), shrunk)
-        grown = b.mul(step, b.add(b.mul(step, own), b.add(side, side)))
-        whole = b.div(b.add(whole, grown), b.mul(shrunk, shrunk))
-        sides = b.div(b.add(sides, b.mul(row, step)), shrunk)
+    block = Block(arg_types=[tensor_type(Tensor(i64, ())), found.type, sides.type, whole.type])
+    at, *state = block.args
+    (found, _, _), _ = close_loop(
+        b, block, _coupling_step(GraphBuilder(block, b.location), weights, going, at, *state), [found, sides, whole],
+        trip_count=classes, carried=3, scanned=(), stacked=(),
+    )  # fmt: skip
     return found, going
+
+
+def _coupling_step(
+    b: GraphBuilder, weights: SSAValue, going: SSAValue, at: SSAValue, found: SSAValue, sides: SSAValue, whole: SSAValue
+) -> list[SSAValue]:
+    """The probability of one class anew, with the sums that follow from it."""
+    rows, classes = static(b.tensor(found))
+    place = b.reshape(at, shape=(1,))
+    row = b.reshape(b.take(weights, place, dim=1), shape=(rows, classes))
+    own, side = (b.take(each, place, dim=1) for each in (row, sides))
+    step = b.where(going, b.div(b.sub(whole, side), own), b.full_like(own, 0.0))
+    shrunk = b.add(step, b.full_like(step, 1.0))
+    is_this = b.eq(b.iota(shape=(rows, classes), dim=1, dtype=i64), at)
+    found = b.div(b.where(is_this, b.add(found, step), found), shrunk)
+    grown = b.mul(step, b.add(b.mul(step, own), b.add(side, side)))
+    whole = b.div(b.add(whole, grown), b.mul(shrunk, shrunk))
+    sides = b.div(b.add(sides, b.mul(row, step)), shrunk)
+    return [found, sides, whole]

@@ -16,6 +16,7 @@ from weft.errors import ModelError
 from weft.frontends.onnx.call import Call, static
 from weft.frontends.onnx.operators.class_scores import (
     DOMAIN,
+    MOST_WEIGHTS,
     class_labels,
     features,
     greatest,
@@ -36,7 +37,8 @@ _MEMBER, _LEAF = 6, 7
 _LEVELS = 16
 """Levels of trees that are walked without a loop."""
 _DEEPEST = 1 << 12
-_MOST_WEIGHTS = 1 << 27
+_TURNS = 16
+"""How often all nodes are looked at in search of the longest way, or 2 to the 22nd nodes where there are few."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,7 @@ class Trees:
     weight: np.ndarray
     targets: int
     sets: np.ndarray | None = None
-    """For each node the numbers that its feature may be one of, filled up with NaN."""
+    """For each node of `BRANCH_MEMBER` the numbers that its feature may be one of, filled up with NaN."""
 
     @property
     def is_leaf(self) -> np.ndarray:
@@ -108,7 +110,9 @@ def tree_ensemble(c: Call) -> Any:
     after = c.int("post_transform", 0)
     if after not in range(5):
         raise c.unsupported(f"attribute 'post_transform' is {after}, expected one of 0 to 4")
-    return transformed(c, scores, ("NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO", "PROBIT")[after])
+    made = transformed(c, scores, ("NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO", "PROBIT")[after])
+    dtype = c.b.tensor(c.x(0)).dtype
+    return c.b.cast(made, dtype=dtype) if dtype.is_float and c.b.tensor(made).dtype != dtype else made
 
 
 def _numbers(c: Call, name: str) -> np.ndarray:
@@ -174,7 +178,7 @@ def _finder(c: Call, tree: np.ndarray, number: np.ndarray) -> Any:
     low, high = min(number.min(), 0), number.max()
     if tree.min() < 0 or low < 0 or (int(tree.max()) + 1) * (int(high) + 1) >= 1 << 62:
         raise ModelError(f"{c.node} has trees or nodes of numbers below 0, or of too large ones")
-    span = int(high) + 1
+    span, last = int(high) + 1, tree.max()
     keys = tree * span + number
     order = np.argsort(keys, kind="stable")
     ordered = keys[order]
@@ -182,9 +186,10 @@ def _finder(c: Call, tree: np.ndarray, number: np.ndarray) -> Any:
         raise ModelError(f"{c.node} has two nodes of one number in a tree")
 
     def find(of_tree: np.ndarray, of_node: np.ndarray) -> np.ndarray:
+        outside = (of_tree < 0) | (of_tree > last) | (of_node < 0) | (of_node > high)
         wanted = of_tree * span + of_node
         at = np.minimum(np.searchsorted(ordered, wanted), len(ordered) - 1)
-        if ((ordered[at] != wanted) | (of_node < 0) | (of_node > high)).any():
+        if (outside | (ordered[at] != wanted)).any():
             raise ModelError(f"{c.node}: a node is named that is not there")
         return order[at]
 
@@ -205,33 +210,35 @@ def _joined(c: Call) -> Trees:
         ids, is_leaf = (np.array(c.ints(f"nodes_{side}{what}"), np.int64) for what in ("nodeids", "leafs"))
         if len(ids) != count or len(is_leaf) != count:
             raise c.unsupported("the attributes of its nodes have different lengths")
+        if ((ids < 0) | (ids >= np.where(is_leaf != 0, leaves, count))).any():
+            raise c.unsupported("a node leads to one that is not there")
         sides.append(np.concatenate([ids + np.where(is_leaf != 0, count, 0), np.arange(leaves) + count]))
     if not len(feature) == len(split) == len(missing) == count or len(target) != leaves:
         raise c.unsupported("the attributes of its nodes have different lengths")
-    if leaves == 0 or any((each < 0).any() or (each >= count + leaves).any() for each in (*sides, roots)):
-        raise c.unsupported("a node leads to one that is not there")
+    if not roots.size or (roots < 0).any() or (roots >= count).any():
+        raise c.unsupported("attribute 'tree_roots' names no nodes, or such as are not there")
     if ((mode < 0) | (mode > _MEMBER)).any():
         raise c.unsupported("attribute 'nodes_modes' has a number that is none of 0 to 6")
 
     def with_leaves(array: np.ndarray, filling: Any) -> np.ndarray:
         return np.concatenate([array, np.full(leaves, filling, array.dtype)])
 
-    sets = _sets(c, mode, split.dtype, leaves) if (mode == _MEMBER).any() else None
+    sets = _sets(c, int((mode == _MEMBER).sum()), split.dtype) if (mode == _MEMBER).any() else None
     return Trees(
         roots, with_leaves(feature, 0), with_leaves(split, 0), with_leaves(mode, _LEAF), (sides[0], sides[1]),
         with_leaves(missing != 0, False), np.arange(leaves) + count, target, weight, c.int("n_targets"), sets,
     )  # fmt: skip
 
 
-def _sets(c: Call, mode: np.ndarray, dtype: np.dtype, leaves: int) -> np.ndarray:
-    """For each node its set: they are stated one after the other, with NaN between them."""
+def _sets(c: Call, count: int, dtype: np.dtype) -> np.ndarray:
+    """The sets of so many nodes: they are stated one after the other, with NaN between them."""
     numbers = c.array("membership_values").reshape(-1)
     ends = np.flatnonzero(np.isnan(numbers))
-    several = [each[~np.isnan(each)] for each in np.split(numbers, ends)]
+    several = [each[~np.isnan(each)] for each in np.split(numbers, ends)][:count]
     width = max(len(each) for each in several)
-    rows = np.full((len(mode) + leaves, max(width, 1)), np.nan, dtype)
-    for at, own in zip(np.flatnonzero(mode == _MEMBER), several, strict=False):
-        rows[at, : len(own)] = own
+    rows = np.full(checked_shape(c, (count, max(width, 1)), MOST_WEIGHTS), np.nan, dtype)
+    for row, own in zip(rows, several, strict=False):
+        row[: len(own)] = own
     return rows
 
 
@@ -255,7 +262,7 @@ def scores_of(c: Call, trees: Trees, how: str) -> SSAValue:
         if trees.targets == 1:
             total = b.sum(parts, dims=(1,), keep=True)
         else:
-            checked_shape(c, (len(own), trees.targets), _MOST_WEIGHTS)
+            checked_shape(c, (len(own), trees.targets), MOST_WEIGHTS)
             counts = (own[:, None] == np.arange(trees.targets)).astype(dtype)
             total = b.dot(parts, c.table(counts))
     else:
@@ -266,13 +273,17 @@ def scores_of(c: Call, trees: Trees, how: str) -> SSAValue:
 
 
 def _tree_targets(trees: Trees) -> np.ndarray | None:
-    """The target that each tree counts for, if it is one each."""
+    """The target that each tree counts for, if it is one each and no two trees share a node."""
     owner = np.full(len(trees.mode), -1)
     front, of_tree = trees.roots, np.arange(len(trees.roots))
     while front.size:
         fresh = owner[front] < 0
-        front, of_tree = front[fresh], of_tree[fresh]
-        owner[front] = of_tree
+        owner[front[fresh]] = of_tree[fresh]
+        if (owner[front] != of_tree).any():
+            return None
+        # Two ways to one node are followed once: their number may double from level to level.
+        front, at = np.unique(front[fresh], return_index=True)
+        of_tree = of_tree[fresh][at]
         inner = ~trees.is_leaf[front]
         front = np.concatenate([way[front[inner]] for way in trees.ways])
         of_tree = np.concatenate([of_tree[inner]] * 2)
@@ -285,7 +296,7 @@ def _tree_targets(trees: Trees) -> np.ndarray | None:
 def _gathered(c: Call, trees: Trees, leaf: SSAValue, dtype: np.dtype, how: str) -> SSAValue:
     """The weights of all targets, a row a leaf."""
     b = c.b
-    shape = checked_shape(c, (len(trees.mode), trees.targets), _MOST_WEIGHTS)
+    shape = checked_shape(c, (len(trees.mode), trees.targets), MOST_WEIGHTS)
     nothing = {"MIN": np.inf, "MAX": -np.inf}.get(how, 0.0)
     table = np.full(shape, nothing, dtype)
     at = trees.node, trees.target
@@ -332,7 +343,11 @@ class _Level:
         self.ways = c.table(np.stack(trees.ways, 1).reshape(-1).astype(np.int32))
         self.mode = c.table(trees.mode.astype(np.int32)) if len(self.kinds) > 1 else None
         self.missing = c.table(trees.missing) if self.tracks else None
-        self.sets = None if trees.sets is None else c.table(trees.sets.astype(dtype.numpy))
+        if trees.sets is not None:
+            self.sets = c.table(trees.sets.astype(dtype.numpy))
+            # Other nodes have any set: what it says of them is not read.
+            places = np.maximum(np.cumsum(trees.mode == _MEMBER) - 1, 0)
+            self.set_places = c.table(places.astype(np.int32))
 
     def after(self, b: GraphBuilder, x: SSAValue, node: SSAValue) -> SSAValue:
         value = b.gather(x, b.take(self.feature, node, dim=0), dim=1)
@@ -353,19 +368,19 @@ class _Level:
         return b.take(self.ways, b.add(b.add(node, node), fails), dim=0)
 
     def _member(self, b: GraphBuilder, node: SSAValue, value: SSAValue) -> SSAValue:
-        assert self.sets is not None, "trees with sets"
-        several = b.take(self.sets, node, dim=0)
+        several = b.take(self.sets, b.take(self.set_places, node, dim=0), dim=0)
         shape = b.tensor(value).shape
         return b.any(b.eq(several, b.reshape(value, shape=(*shape, 1))), dims=(2,), keep=False)
 
 
 def _depth(c: Call, trees: Trees) -> int:
     """The number of decisions on the longest way; a way that does not end is refused by its length."""
-    front, depth = np.unique(trees.roots), 0
+    front, depth, seen = np.unique(trees.roots), 0, 0
     inner = ~trees.is_leaf
     while (front := front[inner[front]]).size:
+        seen += len(front)
         front = np.unique(np.concatenate([way[front] for way in trees.ways]))
         depth += 1
-        if depth > min(_DEEPEST, len(trees.mode)):
+        if depth > min(_DEEPEST, len(trees.mode)) or seen > max(_TURNS * len(trees.mode), 1 << 22):
             raise c.unsupported(f"a way through its trees takes over {depth - 1} decisions, or does not end")
     return depth
