@@ -23,38 +23,12 @@ from weft.ir.expr import Size, symbol
 from weft.ir.types import tensor_of
 from weft.lower.attention.attention import AttentionLowering
 from weft.lower.attention.attention_tiles import LOG2_E
-from weft.lower.attention.flash_attention import FlashLowering, is_flash
+from weft.lower.attention.flash_attention import FlashLowering
 from weft.lower.attention.mask_reading import Kept
 from weft.lower.emit.blocked import BlockedKernel, store_outputs
 from weft.lower.emit.body import TileValue
-from weft.lower.machine import Machine
-from weft.lower.schedule.schedule import is_tangent_alone
 from weft.ops.body import Value
-from weft.ops.graph import GroupOp
-from weft.ops.layouts import StridedLayout
-from weft.ops.matmul.attention import WIDEST_HEAD
 from weft.ops.matmul.attention_tangent import AttentionWithTangent
-
-
-def tangent_lowering(
-    group: GroupOp,
-    name: str,
-    layouts: dict[SSAValue, StridedLayout],
-    outputs: Sequence[StridedLayout],
-    op: AttentionWithTangent,
-    machine: Machine,
-) -> AttentionLowering:
-    """How an attention is computed with its tangent: in tensor cores' tiles, by one kernel or two, or in vectors."""
-    kind: type[_Tangents] = TangentLowering
-    widths = tensor_of(op.operands[0].type).shape[-1], tensor_of(op.results[0].type).shape[-1]
-    fits = all(isinstance(width, int) and width <= WIDEST_HEAD for width in widths)
-    if machine.capabilities.matrix_units and is_flash(op) and fits:
-        kind = FlashTangentLowering
-        if is_tangent_alone(widths[1], machine):
-            from weft.lower.attention.tangent_alone import TangentAlone  # it uses the class below
-
-            kind = TangentAlone
-    return kind(group, name, layouts, outputs, op, machine)
 
 
 class _Tangents(AttentionLowering):

@@ -12,9 +12,10 @@ from weft.lower.emit.blocked import epilogue_refusal
 from weft.lower.lowered import Lowered
 from weft.lower.machine import Machine
 from weft.lower.refusal import Refusal
+from weft.lower.schedule.schedule import is_tangent_alone
 from weft.ops.graph import GroupOp
 from weft.ops.layouts import StridedLayout
-from weft.ops.matmul.attention import AnyAttention
+from weft.ops.matmul.attention import WIDEST_HEAD, AnyAttention
 from weft.ops.matmul.attention_tangent import AttentionWithTangent
 
 
@@ -39,9 +40,7 @@ def _lowering_of(
 ) -> AttentionLowering:
     """How an attention is computed: in tensor cores' tiles, over all keys or parts of them, or in vectors."""
     if isinstance(op, AttentionWithTangent):
-        from weft.lower.attention.attention_tangent import tangent_lowering
-
-        return tangent_lowering(group, name, layouts, outputs, op, machine)
+        return _tangent_lowering(op, machine)(group, name, layouts, outputs, op, machine)
     if machine.capabilities.matrix_units:
         from weft.lower.attention.flash_attention import FlashLowering, is_flash
         from weft.lower.attention.split_kv import SplitKvLowering, parts_of
@@ -52,3 +51,19 @@ def _lowering_of(
                 return SplitKvLowering(group, name, layouts, outputs, op, machine, parts)
             return FlashLowering(group, name, layouts, outputs, op, machine)
     return AttentionLowering(group, name, layouts, outputs, op, machine)
+
+
+def _tangent_lowering(op: AttentionWithTangent, machine: Machine) -> type[AttentionLowering]:
+    """How an attention is computed with its tangent: in tensor cores' tiles, by one kernel or two, or in vectors."""
+    from weft.lower.attention.attention_tangent import FlashTangentLowering, TangentLowering
+    from weft.lower.attention.flash_attention import is_flash
+
+    widths = tensor_of(op.operands[0].type).shape[-1], tensor_of(op.results[0].type).shape[-1]
+    fits = all(isinstance(width, int) and width <= WIDEST_HEAD for width in widths)
+    if not (machine.capabilities.matrix_units and is_flash(op) and fits):
+        return TangentLowering
+    if not is_tangent_alone(widths[1], machine):
+        return FlashTangentLowering
+    from weft.lower.attention.tangent_alone import TangentAlone
+
+    return TangentAlone
