@@ -21,6 +21,7 @@ from weft.frontends.torch.aten.convolution import convolution_params
 from weft.frontends.torch.capture.random_numbers import SEEDS
 from weft.frontends.torch.dtypes import from_torch
 from weft.frontends.torch.importer.builder import normal_dim, tensor_of_meta
+from weft.frontends.torch.importer.inlining import WITH_STATES
 from weft.ir.types import DType
 from weft.passes.convolution.convolve_trained import is_pointwise
 from weft.passes.own_kernels import (
@@ -358,8 +359,6 @@ _DRAWS = {
         *("native_dropout", "_fused_dropout", "rrelu_with_noise_functional"),
     )
 }
-_WITH_STATES = ("run_and_save_rng_state", "run_with_rng_state")
-"""What draws numbers in a checkpoint, to draw them again in the backward."""
 
 
 def is_draw(node: fx.Node) -> bool:
@@ -369,7 +368,7 @@ def is_draw(node: fx.Node) -> bool:
     elements on, or of MKL's generators; on a GPU those of as many threads as a launch has.
     """
     target = node.target
-    if getattr(target, "_name", None) in _WITH_STATES:
+    if getattr(target, "_name", None) in WITH_STATES:
         target = next(each for each in node.args if isinstance(each, torch._ops.OpOverload))
     drawn = getattr(target, "overloadpacket", None)
     return drawn in _DRAWS or getattr(drawn, "_qualified_op_name", None) == SEEDS

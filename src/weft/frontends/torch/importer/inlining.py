@@ -20,6 +20,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from weft.errors import UnsupportedError
 from weft.frontends.torch.capture.decompositions import decompositions
 
+WITH_STATES = ("run_and_save_rng_state", "run_with_rng_state")
+"""What draws numbers in a checkpoint, to draw them again in the backward."""
+
 
 def trace_decomposition(node: fx.Node, decomposition: Callable[..., Any]) -> tuple[fx.GraphModule, list[fx.Node]]:
     """The graph of the decomposition for this node's arguments, and the nodes that its placeholders stand for."""
@@ -56,9 +59,9 @@ def graph_of(leaf: Any) -> fx.GraphModule | None:
 def record_random_results(node: fx.Node) -> None:
     """Record the results of a random operator that saves or restores the state of the generator."""
     name = getattr(node.target, "_name", None)
-    if node.op != "call_function" or name not in ("run_and_save_rng_state", "run_with_rng_state"):
+    if node.op != "call_function" or name not in WITH_STATES:
         return
-    saves = name == "run_and_save_rng_state"
+    saves = name == WITH_STATES[0]
     drawing: Any
     drawing, *args = node.args if saves else node.args[1:]
     metas, kwargs = pytree.tree_map_only(fx.Node, lambda source: source.meta["val"], (args, dict(node.kwargs)))
