@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from weft.lower.machine import gpu_machine
+from weft.lower.steps import KernelStep
 from weft.testing.interpreted import GpuInterpreter
 
 Function = Callable[..., tuple[Tensor, ...]]
@@ -35,7 +36,7 @@ def _buffers_of_the_last(function: Function, *tensors: Tensor) -> tuple[int, int
     plan = backend.plans[-1].plan
     counts: list[int] = []
     for ending in ("_parts", "_rest"):
-        (step,) = (step for step in plan.steps if getattr(step, "function", "").endswith(ending))
+        (step,) = (s for s in plan.steps if isinstance(s, KernelStep) and s.function.endswith(ending))
         large = [b for b in step.buffers if plan.buffers[b].tensor.shape == tensors[0].shape]
         counts.append(sum(plan.buffers[b].role == "input" for b in large))
     return counts[0], counts[1]

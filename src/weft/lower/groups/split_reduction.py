@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from xdsl.ir import BlockArgument, SSAValue
+from xdsl.ir import OpResult, SSAValue
 
 from weft.ir.expr import Size, product, symbol
 from weft.ir.types import DType, Tensor, f32, f64, tensor_of, tensor_type
@@ -232,16 +232,17 @@ class _Split:
 def _read_for(wanted: Iterable[SSAValue], there: Collection[SSAValue]) -> set[SSAValue]:
     """What is read of memory to compute some values: operands of the group, and what is there already."""
     found: set[SSAValue] = set()
-    pending, seen = list(wanted), set[SSAValue]()
+    seen: set[SSAValue] = set()
+    pending: list[SSAValue] = list(wanted)
     while pending:
         value = pending.pop()
         if value in seen:
             continue
         seen.add(value)
-        if value in there or isinstance(value, BlockArgument):
+        if value in there or not isinstance(value, OpResult):
             found.add(value)
         else:
-            pending += value.owner.operands  # type: ignore[union-attr]
+            pending.extend(value.op.operands)
     return found
 
 
