@@ -31,6 +31,7 @@ from weft.passes.dot.sink_reshapes import SinkReshapes
 from weft.passes.find_repeated_blocks import repeated_blocks
 from weft.passes.grouping.group_into_kernels import GroupIntoKernels
 from weft.passes.grouping.store_states_twice import StoreStatesTwice
+from weft.passes.grouping.widen_in_windows import WidenInWindows
 from weft.passes.hoist_constants import HoistConstants
 from weft.passes.outline_regions import OutlineRegions
 from weft.passes.place_launches import PlaceLaunches
@@ -93,6 +94,7 @@ def cpu_passes(
         ClaimLibraries(enabled=not config.strict, blas=blas, matrix_tiles=matrix_tiles),
         SinkCasts(),
         InlineDequantization(),
+        WidenInWindows(),
         GroupIntoKernels(),
         StoreStatesTwice(),
         ChooseLayouts(),
@@ -200,6 +202,7 @@ def nvidia_passes(config: Config, capabilities: Capabilities = PROCESSOR) -> lis
         ClaimLibraries(enabled=not config.strict, all_floats=True, fast_matmuls=fast),
         SinkCasts(),
         InlineSmall(),
+        WidenInWindows(),
         GroupIntoKernels(products=2 if fast else 1, updates=True, column_sums=True),
         ChooseLayouts(),
         UpdateInPlace(),

@@ -141,6 +141,19 @@ def test_a_block_is_read_in_vectors_where_memory_and_size_are_multiples(aligned:
     assert (found.axis, found.widths) == (0, (width,))
 
 
+def test_a_mask_of_one_place_says_the_same_of_all_along_its_axis() -> None:
+    def rows(b: TileBuilder, handles: list[Any]) -> tuple[Any, Any]:
+        pointer, n = handles
+        row, column = b.view(b.arange(0, 4), (4, 1), 0, (1, 0)), b.view(b.arange(0, 64), (1, 64), 0, (0, 1))
+        start = b.map("mul", [row, b.constant(64, i32, (4, 1))], i32)
+        offsets = b.map("add", [b.view(start, (4, 64), 0, (1, 0)), b.view(column, (4, 64), 0, (0, 1))], i32)
+        mask = b.map("lt", [row, b.view(n, (4, 1), 0, (0, 0))], i32)
+        return b.advance(b.view(pointer, (4, 64), 0, (0, 0)), offsets, i32, f32), mask
+
+    found = access(rows, [Argument(f32, True, 0, 16), Argument(i32)])
+    assert (found.axis, found.widths) == (1, (1, 4))
+
+
 def test_what_the_author_knows_counts() -> None:
     def build(b: TileBuilder, handles: list[Any]) -> tuple[Any, Any]:
         b.hint(handles[1], "multiple_of", [16])

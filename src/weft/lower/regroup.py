@@ -26,6 +26,15 @@ def regroup(group: GroupOp, make: Callable[[GraphBuilder, GroupOp], Sequence[SSA
     return made
 
 
+def drop_unused(group: GroupOp) -> list[int]:
+    """Take the operands that a group does not read from it; the numbers of those that stay."""
+    used = [number for number, argument in enumerate(group.block.args) if argument.uses]
+    for argument in reversed(list(group.block.args)):
+        if not argument.uses:
+            group.block.erase_arg(argument)
+    return used
+
+
 def new_group(tensors: Sequence[Tensor], make: Callable[..., Sequence[SSAValue]]) -> GroupOp:
     """A group with the given operands that yields what `make(b, *operands)` computes."""
     block = Block(arg_types=[tensor_type(tensor) for tensor in tensors])

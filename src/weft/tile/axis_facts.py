@@ -149,9 +149,9 @@ class AxisFacts:
             case tile.MapOp():
                 return self._map(op)
             case tile.GatherOp():
-                parts = [self.of(v).constancy for v in (op.offsets, op.mask) if v is not None]
-                unknown = Facts.unknown(len(tile.tile_type(op.out).sizes))
-                return replace(unknown, constancy=least(*parts))
+                sizes = tile.tile_type(op.out).sizes
+                parts = [self.spread(v, sizes).constancy for v in (op.offsets, op.mask) if v is not None]
+                return replace(Facts.unknown(len(sizes)), constancy=least(*parts))
             case _:
                 return None
 
@@ -198,7 +198,7 @@ class AxisFacts:
                 divisibility[axis] = starting(facts, [contiguity[axis]] * len(source))[walked]
         return Facts(tuple(contiguity), tuple(divisibility), tuple(constancy), facts.constant, facts.natural)
 
-    def _spread(self, value: SSAValue, sizes: Sequence[int]) -> Facts:
+    def spread(self, value: SSAValue, sizes: Sequence[int]) -> Facts:
         """What is known of a tile that is repeated along the axes on which it has one place."""
         facts, own = self.of(value), tile.tile_type(value).sizes
         if len(own) != len(sizes):
@@ -208,7 +208,7 @@ class AxisFacts:
         return facts if constancy == facts.constancy else replace(facts, constancy=constancy)
 
     def _map(self, op: tile.MapOp) -> Facts:
-        args = [self._spread(arg, tile.tile_type(op.out).sizes) for arg in op.args]
+        args = [self.spread(arg, tile.tile_type(op.out).sizes) for arg in op.args]
         constancy = least(*(arg.constancy for arg in args))
         plain = replace(Facts.unknown(len(constancy)), constancy=constancy)
         if any(len(arg.constancy) != len(constancy) for arg in args):
@@ -327,12 +327,12 @@ def neighbours_of(
     """What an access allows that moves at most `widest` bytes at once; `told` is what addresses are multiples of."""
     assert isinstance(pointer.type, tile.PointerType)
     size, sizes = pointer.type.dtype.bytes, tile.tile_type(offsets).sizes
-    found = facts.of(offsets)
+    found, there = facts.of(offsets), None if mask is None else facts.spread(mask, sizes)
     aligned = max(1, facts.divisor(pointer) // size)
     widths: list[int] = []
     for axis in range(len(sizes)):
         known = max(min(found.divisibility[axis], aligned), min(found.contiguity[axis], told // size))
         width = min(found.contiguity[axis], known, max(1, widest // size))
-        widths.append(min(width, facts.of(mask).constancy[axis]) if mask is not None else width)
+        widths.append(width if there is None else min(width, there.constancy[axis]))
     runs = [(found.contiguity[axis], axis) for axis in range(len(sizes)) if found.contiguity[axis] > 1]
     return Neighbours(max(runs)[1] if runs else None, tuple(widths))

@@ -32,7 +32,7 @@ from weft.lower.index_space.domain import Domain, Run
 from weft.lower.index_space.evaluate import Address, AddressRecorder, Source
 from weft.lower.lowered import Argument, KernelCall, Lowered, made_of_sums
 from weft.lower.machine import Machine
-from weft.lower.regroup import regroup
+from weft.lower.regroup import drop_unused, regroup
 from weft.lower.schedule.persistent_rows import Operands, PersistentRows, choose_persistent_rows
 from weft.ops.base import Reduction
 from weft.ops.graph import GraphBuilder, GroupOp
@@ -72,13 +72,11 @@ def lower_column_sums(
     first = KernelCall(work.kernel(), (*given, *written, *parts))
     scratch = [Tensor(accumulator(op), (work.schedule.parts, *work.columns)) for op in sums]
     finishing, layouts = _sums_of(group, sums, late, work.schedule.parts)
-    used = [n for n in range(len(inputs)) if finishing.block.args[n].uses]
-    for n in reversed(range(len(inputs))):
-        if n not in used:
-            finishing.block.erase_arg(finishing.block.args[n])
-    layouts = [*(inputs[n] for n in used), *layouts]
-    total = lower_group(finishing, f"{name}_sums", layouts, [outputs[n] for n in late], machine=machine)
-    last = KernelCall(total, (*(given[n] for n in used), *parts, *(Argument("output", n) for n in late)))
+    operands, layouts = [*given, *parts], [*inputs, *layouts]
+    used = drop_unused(finishing)
+    read = [layouts[n] for n in used]
+    total = lower_group(finishing, f"{name}_sums", read, [outputs[n] for n in late], machine=machine)
+    last = KernelCall(total, (*(operands[n] for n in used), *(Argument("output", n) for n in late)))
     return Lowered((first, last), tuple(scratch))
 
 

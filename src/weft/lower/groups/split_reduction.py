@@ -5,15 +5,17 @@
     %s = graph.sum %e dims=[1]             @..rest       the group that is left, where m is an operand: it has a
                                                          reduction, and is cut like this in turn
 
-What can be written before any reduction is done is written with the first, what needs no columns with the second.
+What can be written before any reduction is done is written with the first, what needs no columns with the second. What
+is left reads a result that was written so, where that is less than what it is computed from: a batch norm's gradient
+reads the sum of two gradients, not both of them again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from xdsl.ir import SSAValue
+from xdsl.ir import OpResult, SSAValue
 
 from weft.ir.expr import Size, product, symbol
 from weft.ir.types import DType, Tensor, f32, f64, tensor_of, tensor_type
@@ -23,7 +25,7 @@ from weft.lower.groups.online_softmax import stages_of
 from weft.lower.lowered import Argument, KernelCall, Lowered
 from weft.lower.machine import Machine
 from weft.lower.refusal import accepted
-from weft.lower.regroup import regroup
+from weft.lower.regroup import drop_unused, regroup
 from weft.ops.base import Reduction
 from weft.ops.graph import GraphBuilder, GroupOp
 from weft.ops.layouts import StridedLayout, contiguous
@@ -59,7 +61,7 @@ class _Split:
         parts = self._make_parts(given, early)
         results = self._combine(given, parts, whole, needed=bool(late))
         if late:
-            self._rest(given, results, late)
+            self._rest(given, results, late, self._read_again(early, late))
         return Lowered(tuple(self.calls), tuple(self.scratch))
 
     def _new(self, tensor: Tensor) -> Argument:
@@ -82,7 +84,9 @@ class _Split:
         rows = [contiguous(tensor_of(value.type)) for value in group.yielded[: len(self.first)]]
         layouts = [*rows, *(self.outputs[n] for n in early)]
         name = f"{self.prepared.name}_parts"
-        prepared = accepted(prepare_group(group, name, self.inputs, layouts, machine=self.machine))
+        used = drop_unused(group)
+        inputs = [self.inputs[n] for n in used]
+        prepared = accepted(prepare_group(group, name, inputs, layouts, machine=self.machine))
         if prepared.schedule.split is None:  # without the rest of the group, its rows are held at once
             prepared = replace(prepared, schedule=replace(prepared.schedule, split=""))
         self.parts = prepared.schedule.parts
@@ -93,7 +97,7 @@ class _Split:
         ]
         arguments = [self._new(replace(place, shape=(self.parts, *place.shape))) for place in places]
         written = [Argument("output", n) for n in early]
-        self.calls.append(KernelCall(prepared.kernel(), (*given, *arguments, *written)))
+        self.calls.append(KernelCall(prepared.kernel(), (*(given[n] for n in used), *arguments, *written)))
         return arguments
 
     def _place(self, op: Reduction) -> Tensor:
@@ -139,15 +143,17 @@ class _Split:
                 results.append(extra[-1])
         layouts = [contiguous(Tensor(_accumulator(op), shape)) for op, shape in zip(self.first, shapes, strict=True)]
         # A part's results lie together, in the order of the rows: seen so, the part is where the first column was.
+        operands = [*zip(given, self.inputs, strict=True)]
+        operands += zip(parts, map(self._parts_layout, self.first, layouts), strict=True)
+        read, written = [operands[n] for n in drop_unused(group)], [*targets, *extra]
         kernel = lower_group(
             group,
             f"{self.prepared.name}_whole",
-            [*self.inputs, *(self._parts_layout(op, at) for op, at in zip(self.first, layouts, strict=True))],
-            [layout for _, layout in (*targets, *extra)],
+            [layout for _, layout in read],
+            [layout for _, layout in written],
             machine=self.machine,
         )
-        arguments = [*given, *parts, *(argument for argument, _ in (*targets, *extra))]
-        self.calls.append(KernelCall(kernel, tuple(arguments)))
+        self.calls.append(KernelCall(kernel, tuple(argument for argument, _ in (*read, *written))))
         return results
 
     def _stored(self, op: Reduction, whole: Sequence[int]) -> bool:
@@ -170,28 +176,79 @@ class _Split:
 
     # -- what is left ----------------------------------------------------------------------------------------------
 
+    def _read_again(self, early: Sequence[int], late: Sequence[int]) -> list[int]:
+        """The results written with the first reductions that are less to read than what they are computed from."""
+        group, found = self.prepared.group, list[int]()
+        wanted, known = [group.yielded[n] for n in late], {op.results[0] for op in self.first}
+        for n in early:
+            value = group.yielded[n]
+            there = {*known, *(group.yielded[other] for other in found), value}
+            saved = self._bytes(_read_for(wanted, there - {value})) - self._bytes(_read_for(wanted, there))
+            if saved > 0:
+                found.append(n)
+        return found
+
+    def _bytes(self, values: Iterable[SSAValue]) -> int:
+        """What it takes to read those of some values that have columns, for an element of each."""
+        domain = self.prepared.domain
+        count = product((*domain.row_sizes, *domain.column_sizes))
+        tensors = [tensor_of(value.type) for value in values]
+        return sum(tensor.dtype.bytes for tensor in tensors if product(tensor.shape) == count)
+
     def _rest(
-        self, given: Sequence[Argument], results: Sequence[tuple[Argument, StridedLayout]], late: Sequence[int]
+        self,
+        given: Sequence[Argument],
+        results: Sequence[tuple[Argument, StridedLayout]],
+        late: Sequence[int],
+        again: Sequence[int],
     ) -> None:
-        """The group with the first reductions as operands."""
+        """The group with the first reductions as operands, and with the results that it reads `again`."""
 
         def left(b: GraphBuilder, made: GroupOp) -> list[SSAValue]:
             values = list(made.yielded)
             for op in self.first:
-                old = _same(op, self.prepared.group, made).results[0]
-                old.replace_all_uses_with(made.block.insert_arg(old.type, len(made.block.args)))
+                _be_given(made, _same(op, self.prepared.group, made).results[0])
+            for n in again:
+                _be_given(made, values[n])
             return [values[n] for n in late]
 
         group = regroup(self.prepared.group, left)
-        layouts = [*self.inputs, *(layout for _, layout in results)]
-        name = f"{self.prepared.name}_rest"
+        operands = [*zip(given, self.inputs, strict=True), *results]
+        operands += ((Argument("output", n), self.outputs[n]) for n in again)
+        read = [operands[n] for n in drop_unused(group)]
+        name, layouts = f"{self.prepared.name}_rest", [layout for _, layout in read]
         lowered = self.lower(group, name, layouts, [self.outputs[n] for n in late], self.machine)
-        operands = [*given, *(argument for argument, _ in results)]
         own = [self._new(tensor) for tensor in lowered.scratch]
-        roles = {"input": operands, "output": [Argument("output", n) for n in late], "scratch": own}
+        roles = {
+            "input": [argument for argument, _ in read],
+            "output": [Argument("output", n) for n in late],
+            "scratch": own,
+        }
         for call in lowered.calls:
             arguments = tuple(roles[argument.role][argument.number] for argument in call.arguments)
             self.calls.append(KernelCall(call.kernel, arguments))
+
+
+def _read_for(wanted: Iterable[SSAValue], there: Collection[SSAValue]) -> set[SSAValue]:
+    """What is read of memory to compute some values: operands of the group, and what is there already."""
+    found: set[SSAValue] = set()
+    seen: set[SSAValue] = set()
+    pending: list[SSAValue] = list(wanted)
+    while pending:
+        value = pending.pop()
+        if value in seen:
+            continue
+        seen.add(value)
+        if value in there or not isinstance(value, OpResult):
+            found.add(value)
+        else:
+            pending.extend(value.op.operands)
+    return found
+
+
+def _be_given(group: GroupOp, value: SSAValue) -> None:
+    """Let a group take a value as its last operand, which it computed itself."""
+    value.replace_all_uses_with(group.block.insert_arg(value.type, len(group.block.args)))
 
 
 def _same(op: Reduction, group: GroupOp, clone: GroupOp) -> Reduction:

@@ -112,12 +112,13 @@ def test_offsets_and_places_are_inverse() -> None:
 
 @pytest.mark.parametrize("order", [torch.contiguous_format, torch.channels_last])
 def test_torch_itself_needs_no_more_than_sizes(order: torch.memory_format) -> None:
-    """Where kernels do not add to places, torch's backward does it, with places and sizes."""
+    """Where no kernel of Weft's does it, torch's backward does, with places and sizes."""
     operators: Any = torch.ops
     x = torch.randn(2, 3, 13, 11).contiguous(memory_format=order)
     geometry = [[3, 3], [2, 2], [1, 1], [1, 1], False]
     pooled, places = operators.aten.max_pool2d_with_indices(x, *geometry)
     grad = torch.randn_like(pooled)
     wanted = operators.aten.max_pool2d_with_indices_backward(grad, x, *geometry, places)
-    found = operators.weft.max_pool_backward(grad, places, x.shape, order is torch.channels_last, *geometry)
+    offsets = Places((13, 11), Windows((3, 3), (2, 2), (1, 1), (1, 1), (1, 1))).offsets(places)
+    found = operators.weft.max_pool_backward(grad, offsets, x.shape, order is torch.channels_last, *geometry)
     assert torch.equal(found, wanted) and found.stride() == wanted.stride()

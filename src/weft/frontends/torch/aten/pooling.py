@@ -14,6 +14,7 @@ from weft.frontends.torch.importer.builder import ImportBuilder
 from weft.ir.expr import Size, as_int
 from weft.ir.types import DType, i64
 from weft.ops.windows.pool import SumPool, max_unpool
+from weft.ops.windows.unpool import places_of_taps
 
 Sizes = Sequence[int]
 
@@ -206,9 +207,15 @@ def adaptive_avg_pool_backward(b: ImportBuilder, grad: SSAValue, x: SSAValue) ->
 
 @aten("weft.max_pool_backward")
 def max_pool_backward(
-    b: ImportBuilder, grad: SSAValue, places: SSAValue, sizes: Sequence[Size], _order: bool, window: Sizes, *_: Any
+    b: ImportBuilder, grad: SSAValue, offsets: SSAValue, sizes: Sequence[Size], channels_last: bool, *geometry: Any
 ) -> SSAValue:
-    return max_unpool(b, grad, places, tuple(sizes), len(window))
+    rank = len(geometry[0])
+    shape = tuple(sizes[len(sizes) - rank :])
+    params: dict[str, Any] = {"shape": shape, **windows_of(rank, shape, b.shape(grad)[-rank:], *geometry).params}
+    if channels_last or b.capabilities.thread_blocks:
+        return b.emit("max_unpool", grad, offsets, **params)
+    # A row of an image is no vector of windows: a processor adds each window's value to its place.
+    return max_unpool(b, grad, places_of_taps(b, offsets, **params)[0], tuple(sizes), rank)
 
 
 @aten("adaptive_max_pool2d", "adaptive_max_pool3d")

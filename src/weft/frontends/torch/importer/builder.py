@@ -11,6 +11,7 @@ import torch
 import torch.utils._pytree as pytree
 from xdsl.ir import Operation, SSAValue
 
+from weft.capabilities import PROCESSOR, Capabilities
 from weft.errors import UnsupportedError
 from weft.frontends.torch.dtypes import FLOAT8, HALF, from_torch, largest_cast
 from weft.frontends.torch.importer.sizes import sizes_of
@@ -49,8 +50,8 @@ def normal_dims(dims: Sequence[int] | int | None, rank: int) -> tuple[int, ...]:
 class ImportBuilder(GraphBuilder):
     """Appends the ops that stand for one node of a captured graph.
 
-    `node` is that node, `results` are the types of its results; `strict` says that nothing may be left to torch, and
-    `checked` that data which makes a call fail is looked for.
+    `node` is that node, `results` are the types of its results; `strict` says that nothing may be left to torch,
+    `checked` that data which makes a call fail is looked for, and `capabilities` what the target can do.
     """
 
     node: Any = None
@@ -58,6 +59,7 @@ class ImportBuilder(GraphBuilder):
     """The name of the captured graph's node, of which `node` may be a part."""
     strict: bool = False
     checked: bool = True
+    capabilities: Capabilities = PROCESSOR
     results: tuple[Tensor | None, ...] = ()
     has_complex_result: bool = False
     checks: list[tuple[SSAValue, Any]] = field(default_factory=list[tuple[SSAValue, Any]])

@@ -90,8 +90,8 @@ class NodeImporter:
 
     def enter(self, block: Block, *, checked: bool) -> None:
         """Go on at the end of a block; `checked` programs look at their data."""
-        self.block, self.builder = block, ImportBuilder(block, strict=self.config.strict, checked=checked)
-        self.outermost = block
+        self.block, self.outermost = block, block
+        self.builder = ImportBuilder(block, strict=self.config.strict, checked=checked, capabilities=self.capabilities)
 
     @contextmanager
     def inside(self, block: Block, *turn: SSAValue) -> Generator[ImportBuilder]:
@@ -100,7 +100,13 @@ class NodeImporter:
         Of a loop's, the number of its turn is given."""
         around, builder, known, turns = self.block, self.builder, len(self.fallbacks), self.turns
         self.block, self.turns = block, (*turns, *turn)
-        self.builder = ImportBuilder(block, builder.location, strict=self.config.strict, checked=builder.checked)
+        self.builder = ImportBuilder(
+            block,
+            builder.location,
+            strict=builder.strict,
+            checked=builder.checked,
+            capabilities=builder.capabilities,
+        )
         try:
             yield self.builder
         except WeftError:

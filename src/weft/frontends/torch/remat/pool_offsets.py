@@ -2,10 +2,10 @@
 
     %y, %places = max_pool2d %x                     %y, %places = max_pool2d %x
                                                     %offsets = %places as numbers in windows, u8     ← is kept
-                                                    %again = %offsets as places                      ← made again
-    max_pool2d_backward %dy, %x, %places       →    weft::max_pool_backward %dy, %again, sizes of %x
+    max_pool2d_backward %dy, %x, %places       →    weft::max_pool_backward %dy, %offsets, sizes of %x
 
 Torch keeps the places as i64, four times what bf16 results take, and what was pooled, of which only the sizes are read.
+An element then adds up the windows that name it (`ops/windows/unpool.py`), where torch adds windows to their places.
 """
 
 # torch leaves some of its functions without types.
@@ -22,10 +22,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.utils.checkpoint import CheckpointPolicy
 
 from weft.frontends.torch.aten.pooling import Windows, windows_of
-from weft.frontends.torch.capture.checkpoint_marks import mark
 
 _aten: Any = torch.ops.aten
 _BACKWARDS: dict[Any, tuple[Any, int]] = {
@@ -38,7 +36,7 @@ _MOST_ELEMENTS = 256
 
 _library = torch.library.Library("weft", "FRAGMENT")
 _library.define(
-    "max_pool_backward(Tensor grad, Tensor places, int[] sizes, bool channels_last, "
+    "max_pool_backward(Tensor grad, Tensor offsets, int[] sizes, bool channels_last, "
     "int[] window, int[] strides, int[] padding, int[] dilation, bool ceil_mode) -> Tensor"
 )
 
@@ -107,17 +105,14 @@ def _keep(graph: fx.Graph, node: fx.Node, places: fx.Node, rank: int) -> None:
     if not all(isinstance(size, int) for size in sizes) or math.prod(windows.window) > _MOST_ELEMENTS:
         return
     where = Places(shape[-rank:], windows)
-    offsets, _ = _inserted(graph, where.offsets, places)
-    again, made = _inserted(graph, where.places, offsets)
-    for each in made:
-        mark(each, CheckpointPolicy.PREFER_RECOMPUTE)
+    offsets = _inserted(graph, where.offsets, places)
     node.target = torch.ops.weft.max_pool_backward.default
     geometry = [[*each] for each in (windows.window, windows.strides, windows.padding, windows.dilation)]
-    node.args = (grad, again, [*shape], _has_channels_last(pooled.meta["val"]), *geometry, ceil_mode)
+    node.args = (grad, offsets, [*shape], _has_channels_last(pooled.meta["val"]), *geometry, ceil_mode)
 
 
-def _inserted(graph: fx.Graph, function: Callable[[Tensor], Tensor], source: fx.Node) -> tuple[fx.Node, list[fx.Node]]:
-    """What a function makes of a node's value, behind the node, and all that stands in the graph for it."""
+def _inserted(graph: fx.Graph, function: Callable[[Tensor], Tensor], source: fx.Node) -> fx.Node:
+    """What a function makes of a node's value, behind the node."""
     value: Any = source.meta["val"]
 
     def alone(given: Tensor) -> Tensor:  # torch does not trace bound methods
@@ -126,29 +121,28 @@ def _inserted(graph: fx.Graph, function: Callable[[Tensor], Tensor], source: fx.
     with value.fake_mode:
         traced = make_fx(alone)(value)
     known: dict[fx.Node, fx.Node] = {}
-    made: list[fx.Node] = []
     place = source
     for node in traced.graph.nodes:
         if node.op == "placeholder":
             known[node] = source
         elif node.op == "output":
-            return known[node.args[0]], made
+            return known[node.args[0]]
         else:
             with graph.inserting_after(place):
                 place = known[node] = graph.node_copy(node, known.__getitem__)
-            made.append(place)
     raise AssertionError("a traced graph has an output")
 
 
 def _max_pool_backward(
-    grad: Tensor, places: Tensor, sizes: Sequence[int], channels_last: bool, *geometry: Any
+    grad: Tensor, offsets: Tensor, sizes: Sequence[int], channels_last: bool, *geometry: Any
 ) -> Tensor:
-    pooled = _pooled(grad, places, sizes, channels_last)  # of which torch reads the sizes and the order of its memory
-    (backward,) = (target for target, (_, rank) in _BACKWARDS.items() if rank == len(geometry[0]))
-    return backward(grad, pooled, *geometry, places)
+    pooled = _pooled(grad, offsets, sizes, channels_last)  # of which torch reads the sizes and the order of its memory
+    ((backward, rank),) = ((target, rank) for target, (_, rank) in _BACKWARDS.items() if rank == len(geometry[0]))
+    windows = windows_of(rank, [*sizes[-rank:]], [*grad.shape[-rank:]], *geometry)
+    return backward(grad, pooled, *geometry, Places(tuple(sizes[-rank:]), windows).places(offsets))
 
 
-def _pooled(grad: Tensor, places: Tensor, sizes: Sequence[int], channels_last: bool, *_geometry: Any) -> Tensor:
+def _pooled(grad: Tensor, offsets: Tensor, sizes: Sequence[int], channels_last: bool, *_geometry: Any) -> Tensor:
     """A tensor like the one that was pooled."""
     order = _channels_last(len(sizes)) if channels_last else torch.contiguous_format
     return torch.empty(sizes, dtype=grad.dtype, device=grad.device, memory_format=order)
