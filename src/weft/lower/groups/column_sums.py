@@ -240,9 +240,9 @@ class _RowsOfColumns:
             self._do_rows(carried, targets)
             return
         name = f"{run.name}_start"
-        first, upper = schedule.share_of(symbol(PART), run.size)
+        first, apart, upper = schedule.turns_of(symbol(PART), run.size)
         with emit.loop(name, upper, schedule.rows, carried) as state:
-            emit.tile_axis(run.name, run.size, 0, first + symbol(name), schedule.rows)
+            emit.tile_axis(run.name, run.size, 0, first + symbol(name) * apart, schedule.rows)
             self._do_rows(state, targets)
             del emit.axes[run.name]
 
