@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from math import prod
 
 import pytest
 import torch
@@ -116,7 +117,7 @@ def test_rows_come_by_tma_and_weights_stay() -> None:
 
 
 def test_rows_of_which_the_last_turn_has_fewer_come_one_by_one() -> None:
-    stream = stream_of(8190, 768)
+    stream = stream_of(8191, 768)
     assert stream is not None
     assert sum(isinstance(op, BulkCopyRowsOp) for op in stream.walk()) == 2
 
@@ -145,3 +146,21 @@ def test_rows_that_gain_nothing_are_loaded_by_threads(
     rows: int, columns: int, function: Callable[..., tuple[Tensor, ...]]
 ) -> None:
     assert stream_of(rows, columns, function) is None
+
+
+@pytest.mark.parametrize(
+    ("columns", "function", "programs"),
+    [
+        pytest.param(8192, gradient, 1, id="a row takes memory as long as a turn"),
+        pytest.param(4096, gradient, 2, id="two rows do"),
+        pytest.param(768, gradient, 4, id="short rows"),
+        pytest.param(4096, bias_gradient, 2, id="nothing to wait for"),
+    ],
+)
+def test_a_multiprocessor_has_no_more_programs_than_keep_up_with_memory(
+    columns: int, function: Callable[..., tuple[Tensor, ...]], programs: int
+) -> None:
+    rows = (16384, columns)
+    plan = planned(function, rows, rows, (16384, 1), (columns,))
+    (kernel,) = [kernel for name, kernel in plan.kernels.items() if name.endswith("_rows")]
+    assert prod(size for size in kernel.grid.data if isinstance(size, int)) == 132 * programs
