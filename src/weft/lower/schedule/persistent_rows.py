@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from weft.ir.expr import Size, ceildiv, symbols_of
 from weft.lower.index_space.domain import Domain, Run
@@ -31,6 +31,8 @@ _TURN_BYTES, _TURN_ELEMENTS, _BESIDE_ELEMENTS = 32 << 10, 16, 8
 """What memory brings while programs reduce rows of which each thread has so many elements; and what a turn takes
 beside, where warps wait for each other, as elements. Where programs are given as much at a time, fewer do: they write
 fewer sums, and memory has fewer places at a time."""
+_THREADS, _FEW_VALUES = 1024, 52
+"""Of a multiprocessor, so many that one's wait for memory is another's time to compute; and the values of each."""
 _IN_FLIGHT = 40 << 10
 """Bytes that a multiprocessor has under way at full speed: a microsecond of its share of memory's. Where threads load
 so many by themselves and need not wait for each other, there is nothing to gain."""
@@ -170,6 +172,8 @@ def choose_persistent_rows(
             ahead = _fitting_sums(width, 16 // widest, side, sums, reads, brought)
             long = estimated(size) > (_LEAST_TURNS - 1) * ahead.rows * programs(ahead)
             turn, brought = (ahead, brought) if long and ahead.beside else (turn, None)
+        if brought is None and not whole and reads > 1:
+            turn = _with_threads(turn, width, sums + turn.rows * (reads + 1))
     else:
         held = power_below(_SUMMED_VALUES // (sums + reads + 1))
         warps = min(_SUMMED_WARPS[-1], power_below(2 * max(1, side * power_below(2 * width - 1) // (32 * held)) - 1))
@@ -192,6 +196,15 @@ def _brought(domain: Domain, operands: Operands, width: int, *, whole: bool) -> 
     if not known or not parts or any(width * size % _BROUGHT_UNIT for size in operands.full):
         return None
     return _Brought(width * sum(operands.full), width * sum(operands.vectors), whole)
+
+
+def _with_threads(turn: _Turn, columns: int, values: int) -> _Turn:
+    """Twice the warps for the same rows where a multiprocessor has as many threads, and each has columns that it moves
+    at once: of programs that load and compute in turn, some must compute while others wait for memory."""
+    threads = 32 * 2 * turn.warps
+    fewer, rest = divmod(columns, threads)
+    fits = rest == 0 and fewer % _LEAST_CHUNK == 0 and fewer * values <= _FEW_VALUES
+    return replace(turn, warps=2 * turn.warps) if fits and turn.beside * threads <= _THREADS else turn
 
 
 def _fitting_sums(columns: int, chunk: int, rows: int, sums: int, reads: int, brought: _Brought) -> _Turn:

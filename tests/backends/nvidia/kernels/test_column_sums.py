@@ -129,6 +129,23 @@ def test_columns_far_below_a_power_of_two_spill_nothing() -> None:
     assert assemble(code.ptx, "sm_90a").kernels[name].spilled == 0
 
 
+def activation_gradient(dy: Tensor, x: Tensor, bias: Tensor) -> tuple[Tensor, ...]:
+    dx = torch.ops.aten.gelu_backward(dy.float(), x.float() + bias, approximate="tanh").bfloat16()
+    return dx, dx.float().sum(0)
+
+
+@needs_ptxas
+@pytest.mark.parametrize("columns", [1024, 8192])
+def test_programs_that_load_and_compute_in_turn_fill_a_multiprocessor(columns: int) -> None:
+    target, rows = target_named("sm_90a"), (8192, columns)
+    plan = planned(activation_gradient, rows, rows, (columns,))
+    (name,) = [name for name in plan.kernels if name.endswith("_rows")]
+    code = compile_kernels({name: plan.kernels[name]}, target)
+    used, launch = assemble(code.ptx, "sm_90a").kernels[name], code.launches[name]
+    assert used.spilled == 0
+    assert launch.threads * target.blocks(launch.threads, used.registers, launch.shared) >= 1024
+
+
 @pytest.mark.parametrize("columns", [90, 1001])
 def test_longer_rows_and_their_column_sums_are_right_as_ptx(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The gradient of logits with a bias, in rows that TMA reads."""
