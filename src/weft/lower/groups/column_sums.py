@@ -162,9 +162,10 @@ class _RowsOfColumns:
         )
 
     def _bytes_of(self, shape: Sequence[Size]) -> tuple[int, ...]:
-        """Those of an element of each operand that has as many elements as a shape."""
+        """Those of an element of each operand that has all of a shape, and nothing beside."""
         tensors = [tensor_of(each.type) for each in self.layouts if each.uses]
-        return tuple(each.dtype.bytes for each in tensors if product(each.shape) == product(shape))
+        count = product(shape)
+        return tuple(t.dtype.bytes for t in tensors if product(t.shape) == count == product(t.shape[-len(shape) :]))
 
     def _is_dense(self) -> bool:
         """Whether the rows of every operand lie one after the other."""

@@ -116,6 +116,18 @@ def test_rows_come_by_tma_and_weights_stay() -> None:
     assert sum(isinstance(op, BulkCopyOp) for op in stream.walk()) == 3
 
 
+def test_what_there_is_of_each_row_is_no_row_where_there_are_as_many_rows_as_columns() -> None:
+    """Rows take so much of shared memory that there is room for the weight beside them, but not for all scales."""
+
+    def scaled(dy: Tensor, x: Tensor, mean: Tensor, scale: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
+        return rms_gradient(dy, x - mean, scale, weight)
+
+    rows, each = (8192, 8192), (8192, 1)
+    plan = planned(scaled, rows, rows, each, each, (8192,), dtype=torch.float32)
+    (kernel,) = [kernel for name, kernel in plan.kernels.items() if name.endswith("_rows")]
+    assert kernel.prefetched is not None
+
+
 def test_rows_of_which_the_last_turn_has_fewer_come_one_by_one() -> None:
     stream = stream_of(8191, 768)
     assert stream is not None
