@@ -201,6 +201,8 @@ class _RowsOfColumns:
         attributes: dict[str, Attribute] = {"persistent": IntegerAttr(schedule.warps, i64)}
         if schedule.prefetched:
             attributes["prefetched"] = UnitAttr()
+        if schedule.rereads:
+            attributes["reread"] = UnitAttr()
         return frame.close(self.name, grid, **attributes)
 
     def _place_columns(self) -> list[Size]:

@@ -38,6 +38,8 @@ _IN_FLIGHT = 40 << 10
 so many by themselves and need not wait for each other, there is nothing to gain."""
 _LEAST_TURNS = 3
 """Of a program that has rows brought: in one or two, bringing them ahead takes as long as it saves."""
+_MOST_COLUMNS = 32
+"""Of a row, that a thread has: as many as a pipeline lets it read."""
 _SHARED, _SHARED_BESIDE, _STAGES, _BROUGHT_UNIT = 232448, 12288, 2, 16
 """Bytes that a multiprocessor's programs have for what is brought, what each needs for sums and barriers, the stages of
 each at least, and what TMA moves multiples of."""
@@ -57,6 +59,8 @@ class PersistentRows:
     """Whether rows beside each other are added up in every turn: where each thread has all of them."""
     prefetched: bool = False
     """Whether the next rows are to be brought while programs compute."""
+    rereads: bool = False
+    """Whether threads read what is brought of a row again behind its reductions: they have no room for it meanwhile."""
 
     @property
     def parts(self) -> int:
@@ -96,6 +100,8 @@ class _Brought:
     once: int = 0
     reduces: bool = False
     """Whether rows are reduced, for which the warps of a program wait for each other."""
+    again: bool = False
+    """Whether threads read a row again behind its reductions, of which they hold nothing meanwhile."""
 
     @property
     def most_values(self) -> int:
@@ -103,7 +109,10 @@ class _Brought:
         return _BROUGHT_VALUES if self.of_a_row else _SUMMED_VALUES
 
     def values(self, sums: int, reads: int, rows: int) -> int:
-        """What a thread has of every column: its sums, each operand, and what is made of these as they come."""
+        """What a thread has of every column: its sums, each operand, and what is made of these as they come; where it
+        reads operands again, its sums."""
+        if self.again:
+            return sums
         return sums + rows * (reads if self.of_a_row else reads + 1)
 
     def programs(self, warps: int, columns: int, values: int, rows: int) -> int:
@@ -170,6 +179,9 @@ def choose_persistent_rows(
             brought = _brought(domain, operands, width, whole=whole)
         if brought is not None:
             ahead = _fitting_sums(width, 16 // widest, side, sums, reads, brought)
+            if whole and not ahead.beside:
+                brought = replace(brought, again=True)
+                ahead = _fitting_sums(width, 16 // widest, side, sums, reads, brought)
             long = estimated(size) > (_LEAST_TURNS - 1) * ahead.rows * programs(ahead)
             turn, brought = (ahead, brought) if long and ahead.beside else (turn, None)
         if brought is None and not whole and reads > 1:
@@ -181,7 +193,8 @@ def choose_persistent_rows(
     name, parts = None if along is None else along.name, programs(turn)
     capacity = int(vector.size) if whole else width  # type: ignore[arg-type]
     schedule = Schedule("rows" if whole else "lanes", vector.name, capacity, name, turn.rows, split=name, parts=parts)
-    return PersistentRows(schedule, name, turn.rows, turn.warps, folds, brought is not None)
+    rereads = brought is not None and brought.again
+    return PersistentRows(schedule, name, turn.rows, turn.warps, folds, brought is not None, rereads)
 
 
 def _brought(domain: Domain, operands: Operands, width: int, *, whole: bool) -> _Brought | None:
@@ -235,7 +248,9 @@ def _fitting_sums(columns: int, chunk: int, rows: int, sums: int, reads: int, br
     every = [(warps, each) for each in chunks for warps in _SUMMED_WARPS]
     while True:
         values = brought.values(sums, reads, rows)
-        fitting = [option for option in every if held(*option) * values <= brought.most_values]
+        fitting = [
+            each for each in every if held(*each) <= _MOST_COLUMNS and held(*each) * values <= brought.most_values
+        ]
         best = min(fitting, key=cost, default=(_SUMMED_WARPS[-1], chunk))
         beside = programs(best)
         enough = beside > 1 and not lags(best)

@@ -11,10 +11,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from weft.backends.nvidia.ir.row_streams import BulkCopyOp, BulkCopyRowsOp, StreamOp
+from weft.backends.nvidia.ir.rings import ReleaseOp
+from weft.backends.nvidia.ir.row_streams import BulkCopyOp, BulkCopyRowsOp, ReadOp, StreamOp
 from weft.backends.nvidia.target import NvidiaTarget, target_named
 from weft.passes.grouping import kernel_groups
 from weft.pipelines import annotate
+from weft.tile import dialect as tile
 
 from .. import emulated_graphs
 from ..emulated_graphs import emulated
@@ -53,6 +55,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
         (norm, torch.bfloat16, 35, 520),
         (norm, torch.float32, 29, 768),
         (sums, torch.bfloat16, 61, 768),
+        (norm, torch.bfloat16, 9, 8704),
     ],
 )
 def test_gradients_are_right_over_many_turns(
@@ -126,6 +129,16 @@ def test_what_there_is_of_each_row_is_no_row_where_there_are_as_many_rows_as_col
     plan = planned(scaled, rows, rows, each, each, (8192,), dtype=torch.float32)
     (kernel,) = [kernel for name, kernel in plan.kernels.items() if name.endswith("_rows")]
     assert kernel.prefetched is not None
+
+
+def test_long_rows_are_read_again_behind_their_reductions_before_their_stage_is_free() -> None:
+    stream = stream_of(8192, 9216)
+    assert stream is not None
+    (loop,) = (op for op in stream.consumer.block.ops if isinstance(op, tile.ForOp))
+    order = [type(op) for op in loop.block.ops if isinstance(op, ReadOp | ReleaseOp | tile.ReduceOp)]
+    behind = order[len(order) - order[::-1].index(tile.ReduceOp) :]
+    assert order.count(ReadOp) == 6
+    assert behind == [ReadOp, ReadOp, ReadOp, ReleaseOp]
 
 
 def test_rows_of_which_the_last_turn_has_fewer_come_one_by_one() -> None:
