@@ -52,7 +52,8 @@ class KernelOp(WeftOp):
     argument's memory is there to count those that were begun: one number, 0 before. With a `cluster`, so many
     neighbours are to bring operands of products for each other, on a device that has such. `persistent` ones have as
     many programs as a device should run at once, which carry what they sum up from row to row, of so many warps each;
-    the rows of `prefetched` ones are to be brought while they compute, on a device that can.
+    the rows of `prefetched` ones are to be brought while they compute, on a device that can, and those of `reread` ones
+    to be read again behind their reductions, as threads have no room for them meanwhile.
     """
 
     name = "tile.kernel"
@@ -65,6 +66,7 @@ class KernelOp(WeftOp):
     cluster = opt_attr_def(IntegerAttr)
     persistent = opt_attr_def(IntegerAttr)
     prefetched = opt_attr_def(builtin.UnitAttr)
+    reread = opt_attr_def(builtin.UnitAttr)
     symbols = opt_attr_def(ArrayAttr[StringAttr])
     body = region_def("single_block")
     traits = traits_def(IsolatedFromAbove())

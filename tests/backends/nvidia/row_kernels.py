@@ -48,10 +48,10 @@ def run_rows(kernel: tile.KernelOp, code: DeviceCode, *arrays: np.ndarray, shape
     return memory.read(words[-1], result.view(np.uint16)).view(BF16)
 
 
-def planned(function: Callable[..., Any], *shapes: tuple[int, ...]) -> Planned:
+def planned(function: Callable[..., Any], *shapes: tuple[int, ...], dtype: torch.dtype = torch.bfloat16) -> Planned:
     """What a function becomes; its tensors need no memory."""
     with FakeTensorMode():
-        inputs = [torch.empty(shape, dtype=torch.bfloat16) for shape in shapes]
+        inputs = [torch.empty(shape, dtype=dtype) for shape in shapes]
 
         def results(*args: Any) -> tuple[Any, ...]:
             made = function(*args)

@@ -160,9 +160,10 @@ class _RowsOfColumns:
         )
 
     def _bytes_of(self, shape: Sequence[Size]) -> tuple[int, ...]:
-        """Those of an element of each operand that has as many elements as a shape."""
+        """Those of an element of each operand that has all of a shape, and nothing beside."""
         tensors = [tensor_of(each.type) for each in self.layouts if each.uses]
-        return tuple(each.dtype.bytes for each in tensors if product(each.shape) == product(shape))
+        count = product(shape)
+        return tuple(t.dtype.bytes for t in tensors if product(t.shape) == count == product(t.shape[-len(shape) :]))
 
     def _is_dense(self) -> bool:
         """Whether the rows of every operand lie one after the other."""
@@ -198,6 +199,8 @@ class _RowsOfColumns:
         attributes: dict[str, Attribute] = {"persistent": IntegerAttr(schedule.warps, i64)}
         if schedule.prefetched:
             attributes["prefetched"] = UnitAttr()
+        if schedule.rereads:
+            attributes["reread"] = UnitAttr()
         return frame.close(self.name, grid, **attributes)
 
     def _place_columns(self) -> list[Size]:
@@ -238,9 +241,9 @@ class _RowsOfColumns:
             self._do_rows(carried, targets)
             return
         name = f"{run.name}_start"
-        first, upper = schedule.share_of(symbol(PART), run.size)
+        first, apart, upper = schedule.turns_of(symbol(PART), run.size)
         with emit.loop(name, upper, schedule.rows, carried) as state:
-            emit.tile_axis(run.name, run.size, 0, first + symbol(name), schedule.rows)
+            emit.tile_axis(run.name, run.size, 0, first + symbol(name) * apart, schedule.rows)
             self._do_rows(state, targets)
             del emit.axes[run.name]
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from weft.ir.expr import Size, ceildiv, floordiv, minimum, symbols_of
+from weft.ir.expr import Size, ceildiv, symbols_of
 from weft.lower.index_space.domain import Domain, Run
 from weft.lower.index_space.evaluate import Address
 from weft.lower.machine import Machine
@@ -23,16 +23,23 @@ _REGISTERS, _MOST_REGISTERS, _BESIDE_VALUES = 65536, 128, 40
 programs stay at once: one that waited for another to end would double the time."""
 _PARTITIONS, _REGISTER_UNIT = 4, 8
 """A multiprocessor's parts, each with its share of warps and registers, and in what units a thread gets registers."""
-_BROUGHT_VALUES, _BESIDE_BROUGHT, _OF_A_ROW = 84, 28, 4
+_BROUGHT_VALUES, _BESIDE_BROUGHT, _OF_A_ROW = 84, 24, 8
 """Where TMA brings rows: values that a thread has, and what it needs beside them, and for each row."""
-_REDUCING_WARPS, _WARPS = 8, 16
-"""Of a multiprocessor, that keep up with TMA: where they reduce rows (fewer programs bring more ahead, and write fewer
-sums), and where they do not."""
+_REDUCING_WARPS, _WARPS = 16, 8
+"""Of a multiprocessor, that keep up with TMA in any case: where they reduce rows, and where they do not."""
+_TURN_BYTES, _TURN_ELEMENTS, _BESIDE_ELEMENTS = 32 << 10, 16, 8
+"""What memory brings while programs reduce rows of which each thread has so many elements; and what a turn takes
+beside, where warps wait for each other, as elements. Where programs are given as much at a time, fewer do: they write
+fewer sums, and memory has fewer places at a time."""
+_THREADS, _FEW_VALUES = 1024, 52
+"""Of a multiprocessor, so many that one's wait for memory is another's time to compute; and the values of each."""
 _IN_FLIGHT = 40 << 10
 """Bytes that a multiprocessor has under way at full speed: a microsecond of its share of memory's. Where threads load
 so many by themselves and need not wait for each other, there is nothing to gain."""
 _LEAST_TURNS = 3
 """Of a program that has rows brought: in one or two, bringing them ahead takes as long as it saves."""
+_MOST_COLUMNS = 32
+"""Of a row, that a thread has: as many as a pipeline lets it read."""
 _SHARED, _SHARED_BESIDE, _STAGES, _BROUGHT_UNIT = 232448, 12288, 2, 16
 """Bytes that a multiprocessor's programs have for what is brought, what each needs for sums and barriers, the stages of
 each at least, and what TMA moves multiples of."""
@@ -52,17 +59,21 @@ class PersistentRows:
     """Whether rows beside each other are added up in every turn: where each thread has all of them."""
     prefetched: bool = False
     """Whether the next rows are to be brought while programs compute."""
+    rereads: bool = False
+    """Whether threads read what is brought of a row again behind its reductions: they have no room for it meanwhile."""
 
     @property
     def parts(self) -> int:
         return self.schedule.parts
 
-    def share_of(self, program: Size, rows: Size) -> tuple[Size, Size]:
-        """The first row of a program, and how many it has: as good as equal shares of them."""
+    def turns_of(self, program: Size, rows: Size) -> tuple[Size, int, Size]:
+        """The first row of a program, how many rows it comes further by for each that it has, and how many it has.
+
+        Programs take rows in turn: memory gives shares that lie one after the other so unevenly that some programs end
+        when two thirds of the time are over.
+        """
         blocks = ceildiv(rows, self.rows)
-        first, last = (floordiv(number * blocks, self.parts) * self.rows for number in (program, program + 1))
-        whole = isinstance(rows, int) and rows % (self.parts * self.rows) == 0
-        return first, (rows // self.parts if whole else minimum(last, rows) - first)  # type: ignore[operator]
+        return program * self.rows, self.parts, ceildiv(blocks - program, self.parts) * self.rows
 
     def capacity_of(self, run: Run) -> int | None:
         """How many columns of a run a tile holds; None where a program has one of them."""
@@ -87,8 +98,10 @@ class _Brought:
 
     of_a_row: int = 0
     once: int = 0
-    warps: int = 0
-    """Of a multiprocessor, that keep up with it."""
+    reduces: bool = False
+    """Whether rows are reduced, for which the warps of a program wait for each other."""
+    again: bool = False
+    """Whether threads read a row again behind its reductions, of which they hold nothing meanwhile."""
 
     @property
     def most_values(self) -> int:
@@ -96,11 +109,15 @@ class _Brought:
         return _BROUGHT_VALUES if self.of_a_row else _SUMMED_VALUES
 
     def values(self, sums: int, reads: int, rows: int) -> int:
-        """What a thread has of every column: its sums, each operand, and what is made of these as they come."""
+        """What a thread has of every column: its sums, each operand, and what is made of these as they come; where it
+        reads operands again, its sums."""
+        if self.again:
+            return sums
         return sums + rows * (reads if self.of_a_row else reads + 1)
 
-    def programs(self, warps: int, values: int, rows: int) -> int:
-        """How many programs a multiprocessor has room for at once; 0 if what is brought for one does not fit."""
+    def programs(self, warps: int, columns: int, values: int, rows: int) -> int:
+        """How many programs, whose threads have so many columns and values, a multiprocessor has room for at once, and
+        needs; 0 if what is brought for one does not fit."""
         if not self.of_a_row:
             return max(1, _REGISTERS // (32 * warps * min(_MOST_REGISTERS, values + _BESIDE_VALUES)))
         if warps == _SUMMED_WARPS[-1]:  # of a block, which has none left for the one that brings rows
@@ -109,11 +126,18 @@ class _Brought:
         each = -(-wanted // _REGISTER_UNIT) * _REGISTER_UNIT
         by_registers = _REGISTERS // _PARTITIONS // (32 * each) * _PARTITIONS // (warps + 1)
         by_shared = _SHARED // (self.once + _SHARED_BESIDE + _STAGES * rows * self.of_a_row)
-        return min(by_registers, by_shared, max(1, self.warps // warps))
+        return min(by_registers, by_shared, self._needed(warps, columns, rows))
 
-    def keeps_up(self, programs: int, warps: int) -> bool:
-        """Whether some programs read while others compute, and there are as many as are asked for."""
-        return programs > 1 and programs * warps >= self.warps
+    def _needed(self, warps: int, columns: int, rows: int) -> int:
+        """The fewest programs that keep up with memory."""
+        if not self.reduces:
+            return max(1, _WARPS // warps)
+        meanwhile = _TURN_BYTES * (columns * rows + _BESIDE_ELEMENTS) // (_TURN_ELEMENTS + _BESIDE_ELEMENTS)
+        return min(max(1, _REDUCING_WARPS // warps), -(-meanwhile // (rows * self.of_a_row)))
+
+    def keeps_up(self, programs: int, warps: int, columns: int, rows: int) -> bool:
+        """Whether there are as many programs as are needed."""
+        return programs >= self._needed(warps, columns, rows)
 
 
 @dataclass(frozen=True)
@@ -155,16 +179,22 @@ def choose_persistent_rows(
             brought = _brought(domain, operands, width, whole=whole)
         if brought is not None:
             ahead = _fitting_sums(width, 16 // widest, side, sums, reads, brought)
+            if whole and not ahead.beside:
+                brought = replace(brought, again=True)
+                ahead = _fitting_sums(width, 16 // widest, side, sums, reads, brought)
             long = estimated(size) > (_LEAST_TURNS - 1) * ahead.rows * programs(ahead)
             turn, brought = (ahead, brought) if long and ahead.beside else (turn, None)
+        if brought is None and not whole and reads > 1:
+            turn = _with_threads(turn, width, sums + turn.rows * (reads + 1))
     else:
         held = power_below(_SUMMED_VALUES // (sums + reads + 1))
-        warps = min(_SUMMED_WARPS[-1], power_below(2 * max(1, side * width // (32 * held)) - 1))
-        turn = _Turn(side, warps, _Brought().programs(warps, held * (sums + reads + 1), side))
+        warps = min(_SUMMED_WARPS[-1], power_below(2 * max(1, side * power_below(2 * width - 1) // (32 * held)) - 1))
+        turn = _Turn(side, warps, _Brought().programs(warps, held, held * (sums + reads + 1), side))
     name, parts = None if along is None else along.name, programs(turn)
     capacity = int(vector.size) if whole else width  # type: ignore[arg-type]
     schedule = Schedule("rows" if whole else "lanes", vector.name, capacity, name, turn.rows, split=name, parts=parts)
-    return PersistentRows(schedule, name, turn.rows, turn.warps, folds, brought is not None)
+    rereads = brought is not None and brought.again
+    return PersistentRows(schedule, name, turn.rows, turn.warps, folds, brought is not None, rereads)
 
 
 def _brought(domain: Domain, operands: Operands, width: int, *, whole: bool) -> _Brought | None:
@@ -178,8 +208,16 @@ def _brought(domain: Domain, operands: Operands, width: int, *, whole: bool) -> 
     parts = whole or (len(columns) == 1 and isinstance(columns[0].size, int) and columns[0].size % width == 0)
     if not known or not parts or any(width * size % _BROUGHT_UNIT for size in operands.full):
         return None
-    warps = _REDUCING_WARPS if whole else _WARPS
-    return _Brought(width * sum(operands.full), width * sum(operands.vectors), warps)
+    return _Brought(width * sum(operands.full), width * sum(operands.vectors), whole)
+
+
+def _with_threads(turn: _Turn, columns: int, values: int) -> _Turn:
+    """Twice the warps for the same rows where a multiprocessor has as many threads, and each has columns that it moves
+    at once: of programs that load and compute in turn, some must compute while others wait for memory."""
+    threads = 32 * 2 * turn.warps
+    fewer, rest = divmod(columns, threads)
+    fits = rest == 0 and fewer % _LEAST_CHUNK == 0 and fewer * values <= _FEW_VALUES
+    return replace(turn, warps=2 * turn.warps) if fits and turn.beside * threads <= _THREADS else turn
 
 
 def _fitting_sums(columns: int, chunk: int, rows: int, sums: int, reads: int, brought: _Brought) -> _Turn:
@@ -193,21 +231,29 @@ def _fitting_sums(columns: int, chunk: int, rows: int, sums: int, reads: int, br
     def held(warps: int, chunk: int) -> int:
         return -(-columns // (32 * warps * chunk)) * chunk
 
+    def programs(option: tuple[int, int]) -> int:
+        return brought.programs(option[0], held(*option), held(*option) * values, rows)
+
+    def lags(option: tuple[int, int]) -> bool:
+        return brought.of_a_row > 0 and not brought.keeps_up(programs(option), option[0], held(*option), rows)
+
     def wastes(option: tuple[int, int]) -> bool:
         return 32 * option[0] * held(*option) * 15 > columns * 16
 
-    def cost(option: tuple[int, int]) -> tuple[bool, bool, int, int]:
+    def cost(option: tuple[int, int]) -> tuple[bool, bool, bool, int, int]:
         warps, chunk = option
-        return wastes(option), warps < _LEAST_SUMMED_WARPS, -chunk, warps
+        return wastes(option), lags(option), warps < _LEAST_SUMMED_WARPS, -chunk, warps
 
     chunks = [each for each in (chunk, chunk // 2, chunk // 4) if each >= min(chunk, _LEAST_CHUNK)]
     every = [(warps, each) for each in chunks for warps in _SUMMED_WARPS]
     while True:
         values = brought.values(sums, reads, rows)
-        fitting = [option for option in every if held(*option) * values <= brought.most_values]
+        fitting = [
+            each for each in every if held(*each) <= _MOST_COLUMNS and held(*each) * values <= brought.most_values
+        ]
         best = min(fitting, key=cost, default=(_SUMMED_WARPS[-1], chunk))
-        beside = brought.programs(best[0], held(*best) * values, rows)
-        enough = brought.keeps_up(beside, best[0]) if brought.of_a_row else beside > 1
+        beside = programs(best)
+        enough = beside > 1 and not lags(best)
         if rows == 1 or (fitting and enough and (not wastes(best) or all(map(wastes, every)))):
             return _Turn(rows, best[0], beside)
         rows //= 2

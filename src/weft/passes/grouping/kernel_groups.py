@@ -16,6 +16,9 @@ _LEAST_ROWS, _LEAST_COLUMNS = 256, 64
 _MOST_HELD, _MOST_CARRIED = 8192, 30720
 """Columns whose sums a program holds beside a whole row; and of longer rows the values that it does, sums and what is
 read of each column: as many as registers of 16 warps have room for."""
+_MOST_SUMMED, _MOST_BROUGHT, _BROUGHT_UNIT = 24576, 220160, 16
+"""Where TMA brings rows, and threads read them again behind reductions: the sums of a program, the bytes of two rows
+and of what all have in common, and what TMA moves multiples of."""
 
 
 def is_column_sum(op: Operation) -> bool:
@@ -57,23 +60,30 @@ class Group:
         """Whether sums along leading dimensions, one more or those of `others`, can be made with what the kernel does
         for each row."""
         alone = self.kind == "pointwise"
-        rows = self.kind == "rows" and self.dims == self.rows_beside(dims, self._carried(1, others))
+        rows = self.kind == "rows" and self.dims == self.rows_beside(dims, 1, others)
         return self.summed in ((), dims) and (alone or rows)
 
-    def rows_beside(self, summed: tuple[int, ...], carried: int | None = None) -> tuple[int, ...]:
-        """The dimensions along which rows may be reduced in a kernel that sums up columns; none if rows are long."""
+    def rows_beside(self, summed: tuple[int, ...], more: int = 0, others: Group | None = None) -> tuple[int, ...]:
+        """The dimensions along which rows may be reduced in a kernel that sums up columns, with `more` sums or those of
+        `others`; none if rows are long."""
         columns = product(self.shape[len(summed) :])
-        each = self._carried(0) if carried is None else carried
-        held = isinstance(columns, int) and (columns <= _MOST_HELD or columns * each <= _MOST_CARRIED)
+        held = isinstance(columns, int) and (columns <= _MOST_HELD or self._holds(columns, more, others))
         return tuple(range(len(summed), len(self.shape))) if held else ()
 
-    def _carried(self, more: int, others: Group | None = None) -> int:
-        """Of each column: what is read of it, and its sums with `more`, or with those of `others`."""
+    def _holds(self, columns: int, more: int, others: Group | None) -> bool:
+        """Whether a program has room for the sums of so many columns, and for what is read of them or, if TMA brings
+        that, of two rows of it in shared memory."""
         ops, read = self.ops, self.read
         if others is not None:
             ops, read, more = [*ops, *others.ops], read | others.read, 0
-        full = [value for value in read if product(tensor_of(value.type).shape) == product(self.shape)]
-        return len(full) + more + sum(map(is_column_sum, ops))
+        tensors = [tensor_of(value.type) for value in read]
+        full = [tensor.dtype.bytes for tensor in tensors if product(tensor.shape) == product(self.shape)]
+        once = [tensor.dtype.bytes for tensor in tensors if product(tensor.shape) == columns]
+        sums = more + sum(map(is_column_sum, ops))
+        if columns * (len(full) + sums) <= _MOST_CARRIED:
+            return True
+        brought = all(columns * size % _BROUGHT_UNIT == 0 for size in full)
+        return brought and columns * sums <= _MOST_SUMMED and columns * (2 * sum(full) + sum(once)) <= _MOST_BROUGHT
 
     @property
     def row_shapes(self) -> tuple[tuple[Size, ...], ...]:

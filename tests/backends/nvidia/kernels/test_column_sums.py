@@ -112,6 +112,51 @@ def test_long_rows_and_one_sum_are_one_kernel_that_spills_nothing(columns: int) 
     assert assemble(code.ptx, "sm_90a").kernels[name].spilled == 0
 
 
+def layer_norm_gradient(dy: Tensor, x: Tensor, mean: Tensor, scale: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
+    wide, x = dy.float(), (x.float() - mean.float()) * scale.float()
+    scaled = wide * weight.float()
+    dx = scaled - scaled.mean(-1, keepdim=True) - x * (scaled * x).mean(-1, keepdim=True)
+    return (dx * scale.float()).bfloat16(), (wide * x).sum(0), wide.sum(0)
+
+
+@needs_ptxas
+@pytest.mark.parametrize("columns", [9216, 10240])
+def test_long_rows_and_two_sums_are_one_kernel_that_reads_them_again_and_spills_nothing(columns: int) -> None:
+    rows = (8192, columns)
+    plan = planned(layer_norm_gradient, rows, rows, (8192, 1), (8192, 1), (columns,))
+    (name, _) = plan.kernels
+    assert name.endswith("_rows") and plan.kernels[name].reread is not None
+    code = compile_kernels({name: plan.kernels[name]}, target_named("sm_90a"))
+    assert assemble(code.ptx, "sm_90a").kernels[name].spilled == 0
+
+
+@needs_ptxas
+def test_columns_far_below_a_power_of_two_spill_nothing() -> None:
+    """Threads have columns for that power, which rows of 152 do not fill."""
+    rows = (11763, 152)
+    plan = planned(layer_norm_gradient, rows, rows, (11763, 1), (11763, 1), (152,))
+    (name,) = [name for name in plan.kernels if name.endswith("_rows")]
+    code = compile_kernels({name: plan.kernels[name]}, target_named("sm_90a"))
+    assert assemble(code.ptx, "sm_90a").kernels[name].spilled == 0
+
+
+def activation_gradient(dy: Tensor, x: Tensor, bias: Tensor) -> tuple[Tensor, ...]:
+    dx = torch.ops.aten.gelu_backward(dy.float(), x.float() + bias, approximate="tanh").bfloat16()
+    return dx, dx.float().sum(0)
+
+
+@needs_ptxas
+@pytest.mark.parametrize("columns", [1024, 8192])
+def test_programs_that_load_and_compute_in_turn_fill_a_multiprocessor(columns: int) -> None:
+    target, rows = target_named("sm_90a"), (8192, columns)
+    plan = planned(activation_gradient, rows, rows, (columns,))
+    (name,) = [name for name in plan.kernels if name.endswith("_rows")]
+    code = compile_kernels({name: plan.kernels[name]}, target)
+    used, launch = assemble(code.ptx, "sm_90a").kernels[name], code.launches[name]
+    assert used.spilled == 0
+    assert launch.threads * target.blocks(launch.threads, used.registers, launch.shared) >= 1024
+
+
 @pytest.mark.parametrize("columns", [90, 1001])
 def test_longer_rows_and_their_column_sums_are_right_as_ptx(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The gradient of logits with a bias, in rows that TMA reads."""

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from math import prod
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from weft.backends.nvidia.ir.row_streams import BulkCopyOp, BulkCopyRowsOp, StreamOp
+from weft.backends.nvidia.ir.rings import ReleaseOp
+from weft.backends.nvidia.ir.row_streams import BulkCopyOp, BulkCopyRowsOp, ReadOp, StreamOp
 from weft.backends.nvidia.target import NvidiaTarget, target_named
 from weft.passes.grouping import kernel_groups
 from weft.pipelines import annotate
+from weft.tile import dialect as tile
 
 from .. import emulated_graphs
 from ..emulated_graphs import emulated
@@ -52,6 +55,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
         (norm, torch.bfloat16, 35, 520),
         (norm, torch.float32, 29, 768),
         (sums, torch.bfloat16, 61, 768),
+        (norm, torch.bfloat16, 9, 8704),
     ],
 )
 def test_gradients_are_right_over_many_turns(
@@ -115,8 +119,30 @@ def test_rows_come_by_tma_and_weights_stay() -> None:
     assert sum(isinstance(op, BulkCopyOp) for op in stream.walk()) == 3
 
 
+def test_what_there_is_of_each_row_is_no_row_where_there_are_as_many_rows_as_columns() -> None:
+    """Rows take so much of shared memory that there is room for the weight beside them, but not for all scales."""
+
+    def scaled(dy: Tensor, x: Tensor, mean: Tensor, scale: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
+        return rms_gradient(dy, x - mean, scale, weight)
+
+    rows, each = (8192, 8192), (8192, 1)
+    plan = planned(scaled, rows, rows, each, each, (8192,), dtype=torch.float32)
+    (kernel,) = [kernel for name, kernel in plan.kernels.items() if name.endswith("_rows")]
+    assert kernel.prefetched is not None
+
+
+def test_long_rows_are_read_again_behind_their_reductions_before_their_stage_is_free() -> None:
+    stream = stream_of(8192, 9216)
+    assert stream is not None
+    (loop,) = (op for op in stream.consumer.block.ops if isinstance(op, tile.ForOp))
+    order = [type(op) for op in loop.block.ops if isinstance(op, ReadOp | ReleaseOp | tile.ReduceOp)]
+    behind = order[len(order) - order[::-1].index(tile.ReduceOp) :]
+    assert order.count(ReadOp) == 6
+    assert behind == [ReadOp, ReadOp, ReadOp, ReleaseOp]
+
+
 def test_rows_of_which_the_last_turn_has_fewer_come_one_by_one() -> None:
-    stream = stream_of(8190, 768)
+    stream = stream_of(8191, 768)
     assert stream is not None
     assert sum(isinstance(op, BulkCopyRowsOp) for op in stream.walk()) == 2
 
@@ -145,3 +171,21 @@ def test_rows_that_gain_nothing_are_loaded_by_threads(
     rows: int, columns: int, function: Callable[..., tuple[Tensor, ...]]
 ) -> None:
     assert stream_of(rows, columns, function) is None
+
+
+@pytest.mark.parametrize(
+    ("columns", "function", "programs"),
+    [
+        pytest.param(8192, gradient, 1, id="a row takes memory as long as a turn"),
+        pytest.param(4096, gradient, 2, id="two rows do"),
+        pytest.param(768, gradient, 4, id="short rows"),
+        pytest.param(4096, bias_gradient, 2, id="nothing to wait for"),
+    ],
+)
+def test_a_multiprocessor_has_no_more_programs_than_keep_up_with_memory(
+    columns: int, function: Callable[..., tuple[Tensor, ...]], programs: int
+) -> None:
+    rows = (16384, columns)
+    plan = planned(function, rows, rows, (16384, 1), (columns,))
+    (kernel,) = [kernel for name, kernel in plan.kernels.items() if name.endswith("_rows")]
+    assert prod(size for size in kernel.grid.data if isinstance(size, int)) == 132 * programs

@@ -25,6 +25,7 @@ from weft.backends.nvidia.ir.dialect import (
     set_launch,
     set_layouts,
 )
+from weft.backends.nvidia.ir.fused_reductions import Reduction
 from weft.backends.nvidia.ir.kernel_passes import KernelPass, Match, Refused, has_tma
 from weft.backends.nvidia.ir.layouts import WARP
 from weft.backends.nvidia.ir.rings import AcquireOp, CommitOp, ReleaseOp, WaitOp
@@ -70,7 +71,8 @@ class PipelinePersistentRows(KernelPass):
                                                      tile.store %parts[%p * 4096], %t }
 
     A program that reads a row, reduces it, writes it and only then reads the next one leaves memory idle while it
-    computes. What there is of a row beside its columns is read a row ahead.
+    computes. What there is of a row beside its columns is read a row ahead. Where threads have no room for a row beside
+    their sums, they read it again behind its reductions, and release its stage then.
     """
 
     name: ClassVar[str] = "pipeline_persistent_rows"
@@ -183,7 +185,7 @@ def _split(
     consumer = Block([WaitKeptOp.create()] if walk.kept else [])
     for op in original:
         if op is walk.loop:
-            _consume(consumer, walk, mapping)
+            _consume(consumer, walk, mapping, again=kernel.reread is not None)
         elif not isinstance(op, tile.ProgramOp):
             consumer.add_op(op.clone(mapping))
     for op in reversed(original):
@@ -241,7 +243,7 @@ def _copy(load: tile.LoadOp, slot: int, mapping: dict[SSAValue, SSAValue]) -> Op
     )
 
 
-def _consume(consumer: Block, walk: _Walk, mapping: dict[SSAValue, SSAValue]) -> None:
+def _consume(consumer: Block, walk: _Walk, mapping: dict[SSAValue, SSAValue], *, again: bool) -> None:
     """The consumers' loop, which carries what it reads ahead beside what it carried."""
     old = walk.loop
     bounds, indices = old.bounds, [mapping.get(i, i) for i in old.indices]
@@ -279,8 +281,36 @@ def _consume(consumer: Block, walk: _Walk, mapping: dict[SSAValue, SSAValue]) ->
             block.add_op(tile.YieldOp.create(operands=carried_on))
         elif op not in walk.ahead:
             block.add_op(op.clone(inside))
+    if again:
+        _read_again(block)
     consumer.add_op(loop)
     mapping.update(zip(old.results, loop.results, strict=False))
+
+
+def _read_again(block: Block) -> None:
+    """Read rows again behind their last reduction, and make again what is made of them: threads hold none meanwhile."""
+    ops = list(block.ops)
+    last = max((n for n, op in enumerate(ops) if isinstance(op, Reduction)), default=-1)
+    early, made = set(ops[: last + 1]), dict[SSAValue, SSAValue]()
+
+    def again(value: SSAValue, before: Operation) -> SSAValue:
+        op = value.owner
+        if value not in made and isinstance(op, ReadOp | tile.MapOp) and op in early and _is_wide(value):
+            clone = op.clone({operand: again(operand, before) for operand in op.operands})
+            block.insert_op_before(clone, before)
+            made[value] = clone.results[0]
+        return made.get(value, value)
+
+    for op in ops[last + 1 :]:
+        for number, operand in enumerate(op.operands):
+            op.operands[number] = again(operand, op)
+    (release,) = (op for op in ops if isinstance(op, ReleaseOp))
+    release.detach()
+    block.insert_op_before(release, ops[-1])
+
+
+def _is_wide(value: SSAValue) -> bool:
+    return isinstance(value.type, tile.TileType) and prod(value.type.sizes) > _NARROW
 
 
 def _at(load: tile.LoadOp, row: SSAValue, loop: tile.ForOp, mapping: dict[SSAValue, SSAValue]) -> tile.LoadOp:
