@@ -12,6 +12,7 @@ compiled for the set of gradients that there are: the others are zeros that pass
 from __future__ import annotations
 
 import copy
+import logging
 import threading
 from collections.abc import Callable, Collection, Sequence
 from contextvars import ContextVar
@@ -24,6 +25,9 @@ from torch._dynamo import compiled_autograd
 
 from weft.frontends.torch.execution.first_call import Boxed
 from weft.frontends.torch.importer.donated_placeholders import DONATED
+from weft.frontends.torch.transforms.backward_ahead import expected_undefined, is_ahead
+
+log = logging.getLogger("weft")
 
 Compile = Callable[[fx.GraphModule, Sequence[Any]], Boxed]
 """Makes a program of a backward graph and what it was traced with."""
@@ -110,11 +114,18 @@ def _is_static(traced: Any) -> bool:
 def compile_backward(module: fx.GraphModule, inputs: Sequence[Any], compile_graph: Compile) -> Boxed:
     """The call of a backward graph, with None for gradients that are not there: a program for each set of them."""
     placeholders = module.graph.find_nodes(op="placeholder")
-    places = [n for n, node in enumerate(placeholders) if node.name.startswith(_TANGENT)]
-    if not all(_is_static(placeholders[n].meta.get("val")) for n in places):
+    tangents = {n: node.meta.get("val") for n, node in enumerate(placeholders) if node.name.startswith(_TANGENT)}
+    static = all(map(_is_static, tangents.values()))
+    if is_ahead():
+        programs = _Programs(module, inputs, compile_graph, tuple(tangents) if static else ())
+        # What is found out of sizes that change is to be guarded with the forward graph.
+        changing = any(isinstance(value, torch.SymInt) for value in inputs)
+        programs.expect(() if changing else expected_undefined(tangents) if static else None)
+        return programs
+    if not static:
         return compile_graph(module, inputs)
-    programs = _Programs(module, inputs, compile_graph, tuple(places))
-    programs.program(tuple(n for n in places if n in _undefined.get()))
+    programs = _Programs(module, inputs, compile_graph, tuple(tangents))
+    programs.program(tuple(n for n in tangents if n in _undefined.get()))
     return programs
 
 
@@ -141,6 +152,15 @@ class _Programs:
         for n in reversed(missing):
             del arguments[n]
         return program(arguments)
+
+    def expect(self, missing: tuple[int, ...] | None) -> None:
+        """Make the program for a set that is likely to be asked for, before it is; None where that is not known."""
+        if missing is None:
+            return
+        try:
+            self.program(missing)
+        except Exception as error:  # whatever it is, whoever asks for the gradient meets it again
+            log.info("a backward graph is not compiled ahead: %r", error)
 
     def program(self, missing: tuple[int, ...]) -> Boxed | None:
         """The program for a set; None where there are too many already."""
