@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 from torch._dynamo import compiled_autograd
+from torch.fx._lazy_graph_module import _make_graph_module, _use_lazy_graph_module
 
 from weft.frontends.torch.execution.first_call import Boxed
 from weft.frontends.torch.importer.donated_placeholders import DONATED
@@ -185,7 +186,8 @@ def _zeros(traced: Tensor) -> Tensor:
 def with_zeros(module: fx.GraphModule, missing: Collection[int]) -> fx.GraphModule:
     """A copy of a graph that knows the arguments at some places to be zeros, and does not take them."""
     graph = copy.deepcopy(module.graph)
-    made = fx.GraphModule(module, graph)
+    with _use_lazy_graph_module(True):  # Python is only written of a graph that torch is to run after all
+        made = _make_graph_module(module, graph)
     made.meta = dict(module.meta)
     donated = made.meta.get(DONATED, ())
     made.meta[DONATED] = tuple(n - sum(each < n for each in missing) for n in donated)
