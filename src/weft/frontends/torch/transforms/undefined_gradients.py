@@ -121,7 +121,8 @@ def compile_backward(module: fx.GraphModule, inputs: Sequence[Any], compile_grap
         programs = _Programs(module, inputs, compile_graph, tuple(tangents) if static else ())
         # What is found out of sizes that change is to be guarded with the forward graph.
         changing = any(isinstance(value, torch.SymInt) for value in inputs)
-        programs.expect(() if changing else expected_undefined(tangents) if static else None)
+        told = static and not _torch_does_it()
+        programs.expect(() if changing else expected_undefined(tangents) if told else None)
         return programs
     if not static:
         return compile_graph(module, inputs)
