@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from weft.errors import WeftError
-from weft.frontends.torch import backend
-from weft.frontends.torch.transforms.backward_ahead import compiling_ahead
+from weft.frontends.torch import backend, caching
+from weft.frontends.torch.transforms.backward_ahead import compiling_ahead, is_ahead
 from weft.runtime.record import recording
 
 ROWS, WIDTH, CLASSES = 24, 17, 31
@@ -114,6 +115,26 @@ def test_what_goes_wrong_is_told_to_who_asks(monkeypatch: pytest.MonkeyPatch) ->
     loss, _ = compiled(both)(*given)
     with pytest.raises(WeftError, match="not today"):
         loss.backward()
+
+
+@pytest.mark.usefixtures("as_for_a_gpu")
+def test_no_other_process_waits_for_a_gradient_that_nobody_may_ask_for(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    led: list[str] = []
+    lead = caching.lead
+    monkeypatch.setenv("WEFT_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(caching, "lead", lambda key, load: led.append(key) or lead(key, load))
+    with recording() as records:
+        compiled(both, cache=True)(*values())
+    assert names(records) == ["forward", "backward"]
+    assert len(led) == 1
+
+
+def test_ranks_compile_what_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    with compiling_ahead("cuda"):
+        assert not is_ahead()
 
 
 @pytest.mark.usefixtures("as_for_a_gpu")

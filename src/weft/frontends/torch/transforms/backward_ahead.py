@@ -28,10 +28,12 @@ _ahead: ContextVar[bool] = ContextVar("_ahead", default=False)
 def compiling_ahead(device: str) -> Generator[None]:
     """Let AOTAutograd hand over backward graphs with the forward ones, on devices whose kernels are made meanwhile.
 
-    Compiled autograd traces them again, and has no use for what is made of them alone.
+    Compiled autograd traces them again, and has no use for what is made of them alone. Of several ranks one compiles
+    what all need, and the others wait for it, which they could not while it waits for them in the forward.
     """
     traced_again = compiled_autograd.compiled_autograd_enabled or torch._dynamo.config.compiled_autograd
-    if device != "cuda" or traced_again or not hasattr(functorch, _SETTING):
+    ranks = torch.distributed.is_available() and torch.distributed.is_initialized()
+    if device != "cuda" or traced_again or ranks or not hasattr(functorch, _SETTING):
         yield
         return
     setting: Any = functorch
