@@ -41,8 +41,8 @@ def values(rows: int = ROWS) -> tuple[Tensor, Tensor, Tensor]:
 
 def check(results: tuple[Tensor, Tensor], given: tuple[Tensor, Tensor, Tensor], place: int, **named: Any) -> None:
     found = torch.autograd.grad(results[place].sum(), given[:2], **named)
-    doubled = [each.detach().double().requires_grad_() for each in given[:2]]
-    expected = torch.autograd.grad(both(*doubled, given[2])[place].sum(), doubled)
+    hidden, weight = (each.detach().double().requires_grad_() for each in given[:2])
+    expected = torch.autograd.grad(both(hidden, weight, given[2])[place].sum(), (hidden, weight))
     for each, exact in zip(found, expected, strict=True):
         torch.testing.assert_close(each.double(), exact, rtol=1e-5, atol=1e-6)
 
