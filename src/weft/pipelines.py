@@ -314,15 +314,15 @@ def compile_nvidia(
     """
     from weft.backends.nvidia.compile import KernelCompiler, KernelHistory
     from weft.backends.nvidia.ir.programmatic_launch import mark_fixed
-    from weft.backends.nvidia.kernel_pipeline import nvidia_kernel_passes
     from weft.backends.nvidia.plan.deduplicate_kernels import deduplicate_kernels
     from weft.backends.nvidia.plan.fuse_horizontally import fuse_horizontally
     from weft.backends.nvidia.plan.fuse_small_kernels import fuse_small_kernels
+    from weft.backends.nvidia.standard_passes import StandardPasses
 
     module = module_of(function)
     capabilities = target.capabilities
     machine = machine_of(capabilities, target.multiprocessors)
-    kernel_passes = nvidia_kernel_passes()
+    kernel_passes = StandardPasses()
     with compilation(function.sym_name.data) as report:
         report.imported(function)
         run_passes(module, nvidia_passes(config, capabilities), report, verify=config.verify)

@@ -65,6 +65,7 @@ from weft.frontends.torch.report import (
 from weft.frontends.torch.report import record_targets as record_targets
 from weft.frontends.torch.settings import settings, watch
 from weft.frontends.torch.splitting import split_graph, stacked_loop
+from weft.frontends.torch.transforms.backward_ahead import compiling_ahead, is_ahead
 from weft.frontends.torch.transforms.double_backward import functions_made, make_differentiable
 from weft.frontends.torch.transforms.dynamo_forms import trace_by_forms
 from weft.frontends.torch.transforms.dynamo_levels import trace_under_transforms, traced_under_transforms
@@ -101,7 +102,8 @@ def weft_backend(
     if traced_under_transforms():
         return disable(captured)
     traced = replace(captured, module=with_chunked_losses(module, config)).differentiable(example_inputs)
-    compiled, _ = _by_aot_autograd(traced, example_inputs, config, lambda *given: captured.program(given)[1])
+    with compiling_ahead(kind_of(example_inputs)):
+        compiled, _ = _by_aot_autograd(traced, example_inputs, config, lambda *given: captured.program(given)[1])
     note_compiled()
     written = mutated_arguments(len(example_inputs))
     return compiled if written == () else overlaps_checked(compiled, module, example_inputs, written, config)
@@ -249,7 +251,8 @@ def _callable(
         if key:
             look_up = partial(load_graph, key, module, frozen, record, config, device)
             loaded = look_up()
-            if loaded is None:
+            # Others are not to wait for a gradient that may be asked for late, or never.
+            if loaded is None and not (name == "backward" and is_ahead()):
                 flight, loaded = caching.lead(key, look_up)
         if loaded is not None:
             record.measure("load", start)

@@ -161,3 +161,12 @@ def test_routes_of_tokens(tokens: int) -> None:
 def test_chains_assemble() -> None:
     found, _ = chained(down, (40, 24))
     assert not assemble(compile_kernels(found.kernels, TARGET).ptx, TARGET.arch).error
+
+
+def test_a_small_kernel_that_is_alone_is_not_looked_into(monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*_: Any) -> Any:
+        raise AssertionError
+
+    monkeypatch.setattr(chain, "annotate", never)
+    found, before = chained(lambda x: x.exp(), (4, 8))
+    assert [step.function for step in found.plan.steps if isinstance(step, KernelStep)] == before

@@ -96,6 +96,7 @@ class _Chain:
 def fuse_small_kernels(planned: Planned, target: NvidiaTarget, passes: Sequence[KernelPass]) -> None:
     """Chain the steps of a plan, in place."""
     links = _Links(planned, target, passes)
+    in_company = links.in_company()
     chained: list[Step] = []
     chain = _Chain()
 
@@ -104,11 +105,11 @@ def fuse_small_kernels(planned: Planned, target: NvidiaTarget, passes: Sequence[
         chained.extend(_finished(planned, chain))
         chain = _Chain()
 
-    for step in planned.plan.steps:
+    for number, step in enumerate(planned.plan.steps):
         if not isinstance(step, KernelStep):
             finish()
             chained.append(step)
-        elif (link := links.of(step)) is None:
+        elif number not in in_company or (link := links.of(step)) is None:
             if chain.links:
                 chain.behind.append(links.alone(step))
             else:
@@ -129,6 +130,18 @@ class _Links:
     target: NvidiaTarget
     passes: Sequence[KernelPass]
     known: dict[str, tile.KernelOp | None] = field(default_factory=dict[str, "tile.KernelOp | None"])
+    looks: dict[str, bool] = field(default_factory=dict[str, bool])
+
+    def in_company(self) -> set[int]:
+        """The places of steps that look small, and are not the only such between two of other kinds.
+
+        What is alone stays as it is, and is not looked into: that takes the modules of every pass over kernels.
+        """
+        found: set[int] = set()
+        for _, run in groupby(enumerate(self.planned.plan.steps), lambda pair: isinstance(pair[1], KernelStep)):
+            small = [number for number, step in run if isinstance(step, KernelStep) and self._looks_small(step)]
+            found.update(small if len(small) > 1 else ())
+        return found
 
     def of(self, step: KernelStep) -> _Link | None:
         """The step as a warp does it; None if it is not small."""
@@ -142,16 +155,22 @@ class _Links:
         pairs = zip(kernel.block.args, step.buffers, strict=False)
         return _Link(step, kernel, frozenset(number for argument, number in pairs if not is_only_read(argument)))
 
+    def _looks_small(self, step: KernelStep) -> bool:
+        """Whether a step is small by what is known of its kernel before the passes over it."""
+        known = self.looks.get(step.function)
+        if known is None:
+            kernel = self.planned.kernels[step.function]
+            most = min(_MOST_WARPS * _MOST_TURNS, _MOST_ELEMENTS // _elements(kernel))
+            few = isinstance(step.grid, int) and 0 < step.grid <= most
+            inner = (op for op in kernel.walk() if op is not kernel)
+            known = few and is_plain(kernel, step) and all(cost_of(op).alone is not None for op in inner)
+            self.looks[step.function] = known
+        return known
+
     def _annotated(self, step: KernelStep) -> tile.KernelOp | None:
-        kernel = self.planned.kernels[step.function]
-        most = min(_MOST_WARPS * _MOST_TURNS, _MOST_ELEMENTS // _elements(kernel))
-        few = isinstance(step.grid, int) and 0 < step.grid <= most
-        simple = is_plain(kernel, step) and all(
-            cost_of(op).alone is not None for op in kernel.walk() if op is not kernel
-        )
-        if not few or not simple:
+        if not self._looks_small(step):
             return None
-        annotated, launch = annotate(kernel, self.target, self.passes)
+        annotated, launch = annotate(self.planned.kernels[step.function], self.target, self.passes)
         reads = [op for op in annotated.walk() if isinstance(op, tile.LoadOp | tile.GatherOp)]
         fits = sum(layout_of(op.out).count for op in reads) <= _MOST_READ
         return annotated if fits and launch.threads == WARP and launch.shared == 0 else None

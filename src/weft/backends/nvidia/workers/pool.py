@@ -76,7 +76,7 @@ class Worker:
     def ask(self, kernel: bytes, target: NvidiaTarget, passes: Sequence[KernelPass]) -> None:
         """Send a kernel; two answers come, or one that says why not."""
         assert self._process.stdin is not None
-        given = None if passes is self._passes else pickle.dumps(tuple(passes))
+        given = None if passes is self._passes else pickle.dumps(passes)
         try:
             self._process.stdin.write(pickle.dumps((target, given, kernel)))
             self._process.stdin.flush()

@@ -12,6 +12,7 @@ compiled for the set of gradients that there are: the others are zeros that pass
 from __future__ import annotations
 
 import copy
+import logging
 import threading
 from collections.abc import Callable, Collection, Sequence
 from contextvars import ContextVar
@@ -21,9 +22,13 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 from torch._dynamo import compiled_autograd
+from torch.fx._lazy_graph_module import _make_graph_module, _use_lazy_graph_module
 
 from weft.frontends.torch.execution.first_call import Boxed
 from weft.frontends.torch.importer.donated_placeholders import DONATED
+from weft.frontends.torch.transforms.backward_ahead import expected_undefined, is_ahead
+
+log = logging.getLogger("weft")
 
 Compile = Callable[[fx.GraphModule, Sequence[Any]], Boxed]
 """Makes a program of a backward graph and what it was traced with."""
@@ -110,11 +115,19 @@ def _is_static(traced: Any) -> bool:
 def compile_backward(module: fx.GraphModule, inputs: Sequence[Any], compile_graph: Compile) -> Boxed:
     """The call of a backward graph, with None for gradients that are not there: a program for each set of them."""
     placeholders = module.graph.find_nodes(op="placeholder")
-    places = [n for n, node in enumerate(placeholders) if node.name.startswith(_TANGENT)]
-    if not all(_is_static(placeholders[n].meta.get("val")) for n in places):
+    tangents = {n: node.meta.get("val") for n, node in enumerate(placeholders) if node.name.startswith(_TANGENT)}
+    static = all(map(_is_static, tangents.values()))
+    if is_ahead():
+        programs = _Programs(module, inputs, compile_graph, tuple(tangents) if static else ())
+        # What is found out of sizes that change is to be guarded with the forward graph.
+        changing = any(isinstance(value, torch.SymInt) for value in inputs)
+        told = static and not _torch_does_it()
+        programs.expect(() if changing else expected_undefined(tangents) if told else None)
+        return programs
+    if not static:
         return compile_graph(module, inputs)
-    programs = _Programs(module, inputs, compile_graph, tuple(places))
-    programs.program(tuple(n for n in places if n in _undefined.get()))
+    programs = _Programs(module, inputs, compile_graph, tuple(tangents))
+    programs.program(tuple(n for n in tangents if n in _undefined.get()))
     return programs
 
 
@@ -142,6 +155,15 @@ class _Programs:
             del arguments[n]
         return program(arguments)
 
+    def expect(self, missing: tuple[int, ...] | None) -> None:
+        """Make the program for a set that is likely to be asked for, before it is; None where that is not known."""
+        if missing is None:
+            return
+        try:
+            self.program(missing)
+        except Exception as error:  # whatever it is, whoever asks for the gradient meets it again
+            log.info("a backward graph is not compiled ahead: %r", error)
+
     def program(self, missing: tuple[int, ...]) -> Boxed | None:
         """The program for a set; None where there are too many already."""
         with self._lock:
@@ -165,7 +187,8 @@ def _zeros(traced: Tensor) -> Tensor:
 def with_zeros(module: fx.GraphModule, missing: Collection[int]) -> fx.GraphModule:
     """A copy of a graph that knows the arguments at some places to be zeros, and does not take them."""
     graph = copy.deepcopy(module.graph)
-    made = fx.GraphModule(module, graph)
+    with _use_lazy_graph_module(True):  # Python is only written of a graph that torch is to run after all
+        made = _make_graph_module(module, graph)
     made.meta = dict(module.meta)
     donated = made.meta.get(DONATED, ())
     made.meta[DONATED] = tuple(n - sum(each < n for each in missing) for n in donated)
