@@ -1,4 +1,8 @@
-"""Functions of autograd's as functions with rules of their own: their `backward`, `jvp` and `vmap` are the rules."""
+"""Functions of autograd's as functions with rules of their own: their `backward`, `jvp` and `vmap` are the rules.
+
+A rule runs the function again for what `ctx` keeps, so that derivatives of the rule see where that came from; random
+numbers are those that the function drew.
+"""
 
 # Torch's own names have no types that can be followed.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false, reportUnknownLambdaType=false
@@ -98,7 +102,9 @@ def custom_of(cls: Any) -> Custom:
     function.__name__ = function.__qualname__ = cls.__name__
     function.__module__ = cls.__module__
     has_jvp, has_batch = cls.jvp is not _Function.jvp, cls.vmap is not _Function.vmap
-    return Custom(function, vjp, jvp if has_jvp else None, batch if has_batch else None)
+    made = Custom(function, vjp, jvp if has_jvp else None, batch if has_batch else None)
+    made.runs_again = True
+    return made
 
 
 def _is_float(value: Any) -> bool:
