@@ -86,7 +86,7 @@ class Custom:
         if key in self._linear:
             return
         with _disable_current_modes(), temporarily_clear_interpreter_stack(), without_forward_mode():
-            types = [_plain(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+            types = [plain_fake(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
             program = capture(self, pytree.tree_unflatten(types, spec), {})
         try:
             for op in program.function.walk():
@@ -144,7 +144,7 @@ def _known(size: Any) -> int:
     return size if isinstance(size, int) else int(size.node.hint)
 
 
-def _plain(tensor: torch.Tensor) -> torch.Tensor:
+def plain_fake(tensor: torch.Tensor) -> torch.Tensor:
     """One of the type of another, which torch may have wrapped."""
     return fake_tensor([_known(size) for size in tensor.shape], tensor.dtype, tensor.device)
 
