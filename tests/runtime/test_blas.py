@@ -38,6 +38,29 @@ def _dgemm(ta, tb, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc):  # type: ignor
     out[:] = alpha[0] * (first @ second) + (beta[0] * out if beta[0] else 0)
 
 
+@pytest.mark.parametrize(("sizes", "limits"), [((64, 64, 64), [1, 7]), ((64, 64, 65), []), ((0, 5, 3), [1, 7])])
+def test_small_products_are_left_to_one_thread(sizes: tuple[int, int, int], limits: list[int]) -> None:
+    seen: list[object] = []
+
+    @ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_int32)
+    def limit(threads: int) -> int:
+        seen.append(threads)
+        return 7
+
+    @_FORTRAN
+    def multiply(*_: object) -> None:
+        seen.append("product")
+
+    addresses = [ctypes.cast(each, ctypes.c_void_p).value or 0 for each in (multiply, limit)]
+    target = host_target()
+    module = adapter_module(target.triple, {"gemm": ("double", addresses[0])}, addresses[1])
+    library = link(compile_object(module, target), ["gemm"])
+    i32, f64, ptr = ctypes.c_int32, ctypes.c_double, ctypes.c_void_p
+    gemm = ctypes.CFUNCTYPE(None, *[i32] * 6, f64, ptr, i32, ptr, i32, f64, ptr, i32)(library["gemm"])
+    gemm(101, 111, 111, *sizes, 1.0, 0, 1, 0, 1, 0.0, 0, 1)
+    assert seen == ([limits[0], "product", limits[1]] if limits else ["product"])
+
+
 @pytest.mark.parametrize("beta", [0.0, 1.0])
 @pytest.mark.parametrize(("ta", "tb"), [(111, 111), (111, 112), (112, 111), (112, 112)])
 def test_a_library_with_fortran_names_alone_multiplies_rows(ta: int, tb: int, beta: float) -> None:

@@ -12,6 +12,8 @@ from weft.runtime.openmp import address_of, loaded_libraries
 
 LIBRARIES = r"^lib(openblas|mkl_rt|torch_cpu|blas|cblas)"
 _FORTRAN = {"cblas_sgemm": ("float", "sgemm_"), "cblas_dgemm": ("double", "dgemm_")}
+_LIMIT = "MKL_Set_Num_Threads_Local"
+"""Limits the threads of calls from the thread that calls it."""
 _found: dict[str, int] = {}
 _adapters: list[Any] = []
 """What holds the machine code of adapters: they live as long as the process."""
@@ -33,13 +35,14 @@ def _routines(path: str) -> dict[str, int]:
     except OSError:
         return {}
     direct = {name: address for name in _FORTRAN if (address := _exported(library, name))}
-    if len(direct) == len(_FORTRAN):
-        return direct
     fortran = {name: (element, _exported(library, symbol)) for name, (element, symbol) in _FORTRAN.items()}
-    if not all(address for _, address in fortran.values()):
+    has_fortran, limit = all(address for _, address in fortran.values()), _exported(library, _LIMIT)
+    if len(direct) == len(_FORTRAN) and not (has_fortran and limit):
+        return direct
+    if not has_fortran:
         return {}
     target = host_target()
-    adapters = link(compile_object(adapter_module(target.triple, fortran), target), list(fortran))
+    adapters = link(compile_object(adapter_module(target.triple, fortran, limit), target), list(fortran))
     _adapters.append(adapters)
     return {name: adapters[name] for name in fortran}
 

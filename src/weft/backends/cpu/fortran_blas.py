@@ -3,6 +3,9 @@
     void cblas_sgemm(order, ta, tb, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc)
       →  sgemm_(&tb, &ta, &n, &m, &k, &alpha, b, &ldb, a, &lda, &beta, c, &ldc)
 
+A product that takes one thread less than some ten microseconds is left to one: starting others takes about as long as
+they save, and where a machine has none to give at the moment, the product waits for them for milliseconds.
+
 The Fortran interface sees matrices column by column: rows of C = A·B are columns of Cᵀ = Bᵀ·Aᵀ, hence the operands
 change places. All that launchers ask for is row-major, so that `order` is not looked at.
 """
@@ -14,17 +17,24 @@ from weft.backends.llvm.values import V
 
 _PLAIN = 111
 _LETTERS = {False: ord("N"), True: ord("T")}
+_BYTES = {"float": 4, "double": 8}
+_SMALL = 1 << 21
+"""Bytes that are multiplied and added, up to which a product is left to one thread: 524,288 f32."""
 
 
-def adapter_module(triple: str, routines: dict[str, tuple[str, int]]) -> str:
-    """Functions by the names of CBLAS; `routines` has the LLVM type of an element and the address of the routine."""
+def adapter_module(triple: str, routines: dict[str, tuple[str, int]], limit: int = 0) -> str:
+    """Functions by the names of CBLAS; `routines` has the LLVM type of an element and the address of the routine.
+
+    `limit` is the address of what limits the library's threads for the calling thread, and gives the limit before; 0
+    where the library has nothing of that kind.
+    """
     module = Module(triple)
     for name, (element, address) in routines.items():
-        _adapter(module, name, element, address)
+        _adapter(module, name, element, address, limit)
     return str(module)
 
 
-def _adapter(module: Module, name: str, element: str, address: int) -> None:
+def _adapter(module: Module, name: str, element: str, address: int, limit: int) -> None:
     sizes = ("m", "n", "k")
     b = Function(
         module,
@@ -40,8 +50,26 @@ def _adapter(module: Module, name: str, element: str, address: int) -> None:
     by_address = [_stored(b, each) for each in (n, m, k, alpha, ldb, lda, beta, ldc)]
     columns, rows, depth, factor, step_b, step_a, kept, step_c = by_address
     arguments = (*letters, columns, rows, depth, factor, second, step_b, first, step_a, kept, result, step_c)
-    b.do(f"call void inttoptr (i64 {address} to ptr)({', '.join(map(str, arguments))})")
+    call = f"call void inttoptr (i64 {address} to ptr)({', '.join(map(str, arguments))})"
+    if not limit:
+        b.do(call)
+        b.finish()
+        return
+    wide = [b.convert("sext", each, "i64") for each in (m, n, k)]
+    multiplied = b.mul(b.mul(wide[0], wide[1]), wide[2])
+    is_small = b.icmp("sle", multiplied, V("i64", str(_SMALL // _BYTES[element])))
+    before = b.alloca("i32", 1, 4)
+    with b.when(is_small):
+        b.store(_limited(b, limit, V("i32", "1")), before, 4)
+    b.do(call)
+    with b.when(is_small):
+        _limited(b, limit, b.load("i32", before, 4))
     b.finish()
+
+
+def _limited(b: Function, limit: int, threads: V) -> V:
+    """Limit the library's threads: what the limit was."""
+    return b.emit("i32", f"call i32 inttoptr (i64 {limit} to ptr)({threads})")
 
 
 def _letter(b: Function, transpose: V) -> V:

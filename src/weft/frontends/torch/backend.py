@@ -68,6 +68,7 @@ from weft.frontends.torch.splitting import split_graph, stacked_loop
 from weft.frontends.torch.transforms.backward_ahead import compiling_ahead, is_ahead
 from weft.frontends.torch.transforms.double_backward import functions_made, make_differentiable
 from weft.frontends.torch.transforms.dynamo_forms import trace_by_forms
+from weft.frontends.torch.transforms.dynamo_functions import trace_autograd_functions
 from weft.frontends.torch.transforms.dynamo_levels import trace_under_transforms, traced_under_transforms
 from weft.frontends.torch.transforms.program import CompiledProgram, Program
 from weft.frontends.torch.transforms.traced_graph import TracedGraph
@@ -364,3 +365,4 @@ class LaterCall:
 watch(weft_backend)
 trace_under_transforms(weft_backend)
 trace_by_forms(weft_backend)
+trace_autograd_functions(weft_backend)

@@ -1,32 +1,41 @@
-"""Functions of autograd's as functions with rules of their own: their `backward`, `jvp` and `vmap` are the rules."""
+"""Functions of autograd's as functions with rules of their own: their `backward`, `jvp` and `vmap` are the rules.
+
+A rule runs the function again for what `ctx` keeps, so that derivatives of the rule see where that came from; random
+numbers are those that the function drew.
+"""
 
 # Torch's own names have no types that can be followed.
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false, reportUnknownLambdaType=false
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false, reportUnknownLambdaType=false, reportPrivateUsage=false
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 import torch.utils._pytree as pytree
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from weft.diagnostics import calling_line
-from weft.errors import UnsupportedError
+from weft.errors import UnsupportedError, WeftError
+from weft.frontends.torch.func.capture_function import fake_tensors
 from weft.frontends.torch.func.capturing import AUTOGRAD_RULES
-from weft.frontends.torch.func.custom import Custom
+from weft.frontends.torch.func.custom import Custom, plain_fake
+from weft.frontends.torch.transforms.dynamo_levels import without_forward_mode
 
 _Function: Any = torch.autograd.Function
 
 
-class _Context(SimpleNamespace):
-    """What a function keeps for its gradient."""
+class _Context:
+    """What a function keeps for its gradient; Dynamo traces it, too."""
 
-    saved_tensors: tuple[Any, ...] = ()
-    saved_for_forward: tuple[Any, ...] = ()
-    needs_input_grad: tuple[bool, ...] = ()
+    def __init__(self, needs: tuple[bool, ...]) -> None:
+        self.needs_input_grad = needs
+        self.saved_tensors: tuple[Any, ...] = ()
+        self.saved_for_forward: tuple[Any, ...] = ()
 
     def save_for_backward(self, *tensors: Any) -> None:
         self.saved_tensors = tensors
@@ -65,25 +74,28 @@ AUTOGRAD_RULES[:] = [rules_of]
 def custom_of(cls: Any) -> Custom:
     """A user's function of autograd's, with its rules."""
 
+    forward, setup_context, backward, tangent = cls.forward, cls.setup_context, cls.backward, cls.jvp
+    has_setup = setup_context is not _Function.setup_context
+
     def run(args: Any) -> tuple[_Context, Any]:
-        context = _Context(needs_input_grad=tuple(_is_float(each) for each in args))
-        if cls.setup_context is _Function.setup_context:
-            return context, cls.forward(context, *args)
-        found = cls.forward(*args)
-        cls.setup_context(context, tuple(args), found)
+        context = _Context(tuple([_is_float(each) for each in args]))
+        if not has_setup:
+            return context, forward(context, *args)
+        found = forward(*args)
+        setup_context(context, tuple(args), found)
         return context, found
 
     def vjp(grads: Any, args: Any, results: Any) -> Any:
         context, _ = run(args)
         given = grads if isinstance(grads, tuple | list) else (grads,)
-        found = cls.backward(context, *given)
+        found = backward(context, *given)
         found = found if isinstance(found, tuple | list) else (found,)
-        pairs = zip(args, [*found, *(None for _ in args)], strict=False)
-        return tuple(each if _is_float(argument) else None for argument, each in pairs)
+        pairs = zip(args, [*found, *[None for _ in args]])  # noqa: B905
+        return tuple([each if _is_float(argument) else None for argument, each in pairs])
 
     def jvp(args: Any, tangents: Any) -> Any:
         context, _ = run(args)
-        return cls.jvp(context, *(t if _is_float(x) else None for x, t in zip(args, tangents, strict=True)))
+        return tangent(context, *[t if _is_float(x) else None for x, t in zip(args, tangents, strict=True)])
 
     def batch(size: int, batched: Any, args: Any) -> Any:
         dims = pytree.tree_map(lambda flag: 0 if flag is True else None, batched)
@@ -94,11 +106,64 @@ def custom_of(cls: Any) -> Custom:
         front = tuple(x.expand(size, *x.shape) if d is None else x.movedim(d, 0) for x, d in pairs)
         return front if several else front[0]
 
-    function: Callable[..., Any] = lambda *args: run(args)[1]  # noqa: E731
+    def function(*args: Any) -> Any:
+        return run(args)[1]
+
     function.__name__ = function.__qualname__ = cls.__name__
     function.__module__ = cls.__module__
     has_jvp, has_batch = cls.jvp is not _Function.jvp, cls.vmap is not _Function.vmap
-    return Custom(function, vjp, jvp if has_jvp else None, batch if has_batch else None)
+    made = Custom(function, vjp, jvp if has_jvp else None, batch if has_batch else None)
+    made.runs_again = True
+    return made
+
+
+_TRACED: dict[str, Custom] = {}
+"""Functions of autograd's that Dynamo has traced, by their names."""
+
+
+def traced_key(cls: Any, args: Sequence[Any]) -> str | None:
+    """The key of a user's function for `apply_traced`; None where Dynamo has to trace it by itself.
+
+    That is one that draws random numbers: what Dynamo traces a second time draws others.
+    """
+    known = rules_of(cls)
+    if known is None or _draws(known, args):
+        return None
+    if known.place not in _TRACED:  # batches are those of the body: Dynamo traces no batching rules
+        _TRACED[known.place] = Custom(known.function, known.vjp, known.jvp, None)
+    return known.place
+
+
+class _Drawing(TorchDispatchMode):
+    """Sees random numbers."""
+
+    found = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.found |= torch.Tag.nondeterministic_seeded in func.tags
+        return func(*args, **(kwargs or {}))
+
+
+def _draws(known: Custom, args: Sequence[Any]) -> bool:
+    """Whether a function draws random numbers, for arguments of which only the types of tensors matter.
+
+    One that cannot be run on such counts, too.
+    """
+    drawing = _Drawing()
+    with _disable_current_modes(), temporarily_clear_interpreter_stack(), without_forward_mode():
+        fakes = iter(fake_tensors([plain_fake(each) for each in args if isinstance(each, torch.Tensor)]))
+        given = [next(fakes) if isinstance(each, torch.Tensor) else each for each in args]
+        try:
+            with torch.no_grad(), drawing:
+                known.function(*given)
+        except (RuntimeError, TypeError, ValueError, AttributeError, AssertionError, WeftError):
+            return True
+    return drawing.found
+
+
+def apply_traced(key: str, *args: Any) -> Any:
+    """Call a function with its rules; Dynamo traces this."""
+    return _TRACED[key](*args)
 
 
 def _is_float(value: Any) -> bool:

@@ -130,8 +130,9 @@ def capture(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[s
         _trace_regions_like(tensors[-1])
         return functional(*tensors)
 
-    with capturing():
+    with capturing(seed):
         module = traced(seeded, fake_tensors([*given, *own.values(), first]), table)
+        *_, seed.argument = module.graph.find_nodes(op="placeholder")
         module.graph.eliminate_dead_code()  # transformations of torch's own leave tensors without memory behind
         stop_gradients(module.graph)
         read_seed_inside(module, seed.value)

@@ -14,11 +14,12 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.autograd.function
 import torch.fx.traceback as fx_traceback
+from torch import fx
 
 from weft.frontends.torch.capture.custom_calls import CALLS
 from weft.frontends.torch.importer.custom_functions import MARKS
@@ -28,12 +29,21 @@ _Function: Any = torch.autograd.Function
 _Base: Any = _functions._SingleLevelFunction
 
 
+class SeedArgument(Protocol):
+    """The seed of a captured function, an argument of its graph."""
+
+    draws: int
+    functions: int
+    argument: fx.Node | None
+
+
 @dataclass
 class Capture:
-    """One capture: how many regions it has so far, and the keys of its calls."""
+    """One capture: how many regions it has so far, the keys of its calls, and where its random numbers come from."""
 
     regions: int = 0
     keys: list[str] = field(default_factory=list[str])
+    seed: SeedArgument | None = None
 
 
 class _Current(threading.local):
@@ -56,9 +66,9 @@ def is_capturing() -> bool:
 
 
 @contextmanager
-def capturing() -> Generator[None]:
+def capturing(seed: SeedArgument | None = None) -> Generator[None]:
     """Capture what runs inside, and import it there: calls are known until the outermost capture ends."""
-    outer, own = _CURRENT.capture, Capture()
+    outer, own = _CURRENT.capture, Capture(seed=seed)
     _CURRENT.capture = own
     if outer is None:
         _PATCH.enter()

@@ -29,16 +29,14 @@ from weft.errors import UnsupportedError, WeftError
 from weft.frontends.torch.capture.custom_calls import CALLS
 from weft.frontends.torch.func.capture_function import (
     capture,
-    decompositions_of_functions,
     fake_tensor,
     fake_tensors,
-    functionalized,
-    traced,
 )
-from weft.frontends.torch.func.capturing import capturing, current_capture
+from weft.frontends.torch.func.capturing import current_capture
 from weft.frontends.torch.func.custom_arguments import Names
 from weft.frontends.torch.func.custom_checks import checked_gradients, checked_tangents, is_inexact, zeros_for_none
 from weft.frontends.torch.func.custom_eager import eager_call
+from weft.frontends.torch.func.custom_graphs import CallTracer
 from weft.frontends.torch.func.custom_traced import custom_rules, in_batches, traced_call
 from weft.frontends.torch.transforms.dynamo_levels import without_forward_mode
 from weft.ops.custom import CustomOp
@@ -66,6 +64,9 @@ _PLACES: dict[str, list[Custom]] = {}
 class Custom:
     """A function with rules of its own."""
 
+    runs_again = False
+    """Whether rules run the function, whose random numbers they have to draw."""
+
     def __init__(self, function: Callable[..., Any], vjp: Rule | None, jvp: Rule | None, batch: Rule | None) -> None:
         if not callable(function):
             raise WeftError(f"custom takes a function, got {type(function).__name__}", location=calling_line())
@@ -85,7 +86,7 @@ class Custom:
         if key in self._linear:
             return
         with _disable_current_modes(), temporarily_clear_interpreter_stack(), without_forward_mode():
-            types = [_plain(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+            types = [plain_fake(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
             program = capture(self, pytree.tree_unflatten(types, spec), {})
         try:
             for op in program.function.walk():
@@ -143,7 +144,7 @@ def _known(size: Any) -> int:
     return size if isinstance(size, int) else int(size.node.hint)
 
 
-def _plain(tensor: torch.Tensor) -> torch.Tensor:
+def plain_fake(tensor: torch.Tensor) -> torch.Tensor:
     """One of the type of another, which torch may have wrapped."""
     return fake_tensor([_known(size) for size in tensor.shape], tensor.dtype, tensor.device)
 
@@ -159,11 +160,15 @@ class Call:
     complexes: tuple[bool, ...]
     """Which of its tensors are of complex numbers."""
     out: tuple[list[Any], pytree.TreeSpec] | None = None
+    seeded: bool = False
+    """Whether it draws random numbers."""
+    batches: int = 0
+    """How often its batching rule was used."""
 
     @property
     def batching(self) -> str | None:
         """The name of the batching rule for such a call: calls of one kind have one."""
-        if self.custom.batch is None:
+        if self.custom.batch is None or (self.seeded and self.custom.runs_again):  # the rule would draw other numbers
             return None
         own = [leaf for leaf in self.leaves if leaf is not _TENSOR]
         return (
@@ -202,14 +207,9 @@ class Call:
     def graphs(self, tensors: Sequence[torch.Tensor]) -> dict[str, fx.GraphModule]:
         count = len(tensors)
         device = next((each.device for each in tensors), torch.device("cpu"))
-        table = decompositions_of_functions(device)
         results: list[torch.Tensor] = []
-
-        def trace(flat: Callable[..., list[torch.Tensor]], given: Sequence[torch.Tensor]) -> fx.GraphModule:
-            with capturing():
-                graph = traced(functionalized(flat), fake_tensors(given), table)
-            graph.graph.eliminate_dead_code()
-            return graph
+        tracer = CallTracer(device, self.custom.runs_again)
+        trace = tracer.trace
 
         def body(*given: torch.Tensor) -> list[torch.Tensor]:
             found = self.evaluate(given)
@@ -229,7 +229,7 @@ class Call:
                 made = checked_gradients(self.custom.name, self.line, made, arguments)
                 return [zeros_for_none(each, like) for each, like in zip(made, moving, strict=True)]
 
-            found["vjp"] = trace(gradients, [*tensors, *results, *floats])
+            found["vjp"] = trace(gradients, [*tensors, *results, *floats], "vjp")
         if (jvp := self.custom.jvp) is not None:
 
             def tangents(*given: torch.Tensor) -> list[torch.Tensor]:
@@ -239,7 +239,8 @@ class Call:
                 made = checked_tangents(self.custom.name, self.line, made, results)
                 return [zeros_for_none(each, like) for each, like in zip(made, floats, strict=True)]
 
-            found["jvp"] = trace(tangents, [*tensors, *moving])
+            found["jvp"] = trace(tangents, [*tensors, *moving], "jvp")
+        self.seeded = tracer.has_drawn
         return found
 
 

@@ -15,9 +15,10 @@ from xdsl.ir import SSAValue
 from weft.errors import ShapeError, UnsupportedError
 from weft.frontends.torch.dtypes import to_torch
 from weft.frontends.torch.func.capture_function import capture, fake_tensor
-from weft.frontends.torch.func.custom import BATCHING
+from weft.frontends.torch.func.custom import BATCHING, Call
+from weft.frontends.torch.func.random_numbers import seed_of_batch
 from weft.ir.expr import Size
-from weft.ir.types import Tensor, tensor_of
+from weft.ir.types import Tensor, i64, tensor_of
 from weft.ops.graph import GraphBuilder, ReturnOp
 
 
@@ -27,6 +28,19 @@ def _fake(x: Tensor, is_complex: bool) -> torch.Tensor:
     if is_complex:
         sizes, kind = sizes[:-1], kind.to_complex()
     return fake_tensor(sizes, kind, torch.device("cpu"))
+
+
+def _seed(b: GraphBuilder, call: Call, captures: Sequence[SSAValue]) -> SSAValue:
+    """The seed of a rule that draws random numbers: that of the function, moved for each batch."""
+    seeds = [each for each in captures if tensor_of(each.type) == Tensor(i64, (1,))]
+    if len(seeds) != 1:
+        raise UnsupportedError(
+            f"the batching rule of {call.name} draws random numbers, and closes over integers",
+            location=call.line,
+            hint="pass them as arguments",
+        )
+    call.batches += 1
+    return b.add(seeds[0], b.full(value=seed_of_batch(call.batches), shape=(), dtype=i64))
 
 
 def batch_by_rule(
@@ -46,13 +60,15 @@ def batch_by_rule(
         return tuple(pytree.tree_leaves(call.batched(size, flags, given)))
 
     program = capture(rule, fakes, {})
-    if len(program.held) > 1 or program.seed is not None:
+    reads_seed = program.seed is not None
+    if len(program.held) > 1 or (reads_seed and not call.seeded):
         raise UnsupportedError(
             f"the batching rule of {call.name} reads tensors that it is not given",
             location=call.line,
             hint="pass them as arguments",
         )
-    given: dict[SSAValue, SSAValue] = dict(zip(program.function.block.args, operands, strict=False))
+    behind = [_seed(b, call, operands[len(call.complexes) :])] if reads_seed else []
+    given: dict[SSAValue, SSAValue] = dict(zip(program.function.block.args, [*operands, *behind], strict=False))
     for op in program.function.block.ops:
         if isinstance(op, ReturnOp):
             found = [given[value] for value in op.operands]

@@ -22,6 +22,7 @@ import torch
 import torch.utils._pytree as pytree
 from torch import fx
 from torch._C._functorch import TransformType
+from torch._dynamo.variables.higher_order_ops import BaseHOPVariable
 from torch._functorch.pyfunctorch import retrieve_all_functorch_interpreters
 from torch._higher_order_ops import BaseHOP
 
@@ -38,6 +39,27 @@ def in_batches() -> bool:
     """Whether what Dynamo traces at the moment may be called for a batch."""
     levels = retrieve_all_functorch_interpreters()
     return traced_under_transforms() or any(each.key() == TransformType.Vmap for each in levels)
+
+
+@torch._dynamo.assume_constant_result
+def has_tangents() -> bool:
+    """Whether Dynamo is at a level of forward mode."""
+    return any(each.key() == TransformType.Jvp for each in retrieve_all_functorch_interpreters())
+
+
+def _with_tangents(results: Sequence[torch.Tensor], moving: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Results as they are, made so that Dynamo sees that they, and their gradients, have tangents of all orders.
+
+    What has none when it traces, it takes for a constant. Nothing is made of values that are not finite.
+    """
+    found: list[torch.Tensor] = []
+    for result in results:
+        for each in moving if is_inexact(result) else []:
+            one = torch.tanh(each).sum()
+            one = (one if result.is_complex() or not one.is_complex() else one.real).to(result.dtype)
+            result = torch.where(torch.zeros((), dtype=torch.bool, device=result.device), one, result)
+        found.append(result)
+    return found
 
 
 def traced_call(rules: Rules, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -59,7 +81,8 @@ def traced_call(rules: Rules, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
         has_vjp=rules.vjp is not None,
         has_jvp=rules.jvp is not None,
     )
-    return _with_tensors(returned, given[: len(results)])
+    given = given[: len(results)]
+    return _with_tensors(returned, _with_tangents(given, moving) if has_tangents() else given)
 
 
 def _with_tensors(tree: Any, tensors: Sequence[Any]) -> Any:
@@ -126,6 +149,22 @@ class CustomRules(BaseHOP):
 
 
 custom_rules = CustomRules()
+
+
+def _trace_under_levels() -> None:
+    """Let Dynamo trace rules while functions are transformed: it looks for shared memory, in plain tensors alone."""
+    variable: Any = BaseHOPVariable
+    init = variable.__init__
+
+    def begin(self: Any, *args: Any, **kwargs: Any) -> None:
+        init(self, *args, **kwargs)
+        if isinstance(self.value, CustomRules) and retrieve_all_functorch_interpreters():
+            self.supports_aliasing = True  # results are copies
+
+    variable.__init__ = begin
+
+
+_trace_under_levels()
 
 
 class _TracedRules:

@@ -23,6 +23,8 @@ from weft.frontends.torch.importer.region_seeds import OUTER
 _ops: Any = torch.ops.aten
 _STEP = 0x9E3779B97F4A7C1
 """Seeds of different calls of one function lie that far apart."""
+_FUNCTION, _RULE, _BATCH = 1 << 40, 1 << 39, 1 << 38
+"""Functions with rules of their own, and their rules, count what they draw from numbers that lie that far apart."""
 
 
 @dataclass
@@ -31,11 +33,15 @@ class Seed:
 
     value: torch.Tensor
     draws: int = 0
+    argument: fx.Node | None = None
+    """Where the graph has it, once it is traced."""
+    functions: int = 0
+    """How many calls of functions with rules of their own have been traced."""
 
     def uniform(self, size: Sequence[Any], dtype: torch.dtype | None = None) -> torch.Tensor:
         """Numbers in [0, 1)."""
         self.draws += 1
-        drawn = torch.ops.weft.uniform(self.value + _STEP * self.draws, list(size))
+        drawn = torch.ops.weft.uniform(self.value + _wrapped(_STEP * self.draws), list(size))
         wanted = dtype or torch.get_default_dtype()
         return drawn if wanted == drawn.dtype else drawn.to(wanted)
 
@@ -45,6 +51,11 @@ class Seed:
         return (radius * torch.cos(2 * math.pi * self.uniform(size, torch.float32))).to(
             dtype or torch.get_default_dtype()
         )
+
+
+def _wrapped(number: int) -> int:
+    """A number in the range of int64, modulo 2^64."""
+    return (number + 2**63) % 2**64 - 2**63
 
 
 def drawing_from(seed: Seed) -> dict[Any, Callable[..., Any]]:
@@ -101,4 +112,34 @@ def read_seed_inside(module: fx.GraphModule, seed: torch.Tensor) -> None:
             node.meta[OUTER] = argument
 
 
-__all__ = ["Seed", "drawing_from", "operators", "read_seed_inside"]
+def first_draw(number: int, rule: str | None) -> int:
+    """Where the draws of a function with rules of its own begin, or of one of its rules: its call has this number."""
+    return number * _FUNCTION + (0 if rule is None else _RULE)
+
+
+def seed_of_batch(number: int) -> int:
+    """How far the seed of a batching rule is from that of the function around."""
+    return _wrapped(_STEP * (number * _FUNCTION + _BATCH))
+
+
+def read_seed_around(module: fx.GraphModule, argument: fx.Node | None) -> bool:
+    """Let a graph read the seed of the graph around it, where it has drawn one; whether it has."""
+    drawn = [
+        (inner.graph, node)
+        for inner in module.modules()
+        if isinstance(inner, fx.GraphModule)
+        for node in inner.graph.find_nodes(op="call_function", target=torch.ops.weft.seed.default)
+    ]
+    used = False
+    for graph, node in drawn:
+        if node.users:
+            used = True
+            with graph.inserting_before(node):
+                read = graph.create_node("get_attr", "seed")
+            read.meta = {**node.meta, OUTER: argument}
+            node.replace_all_uses_with(read)
+        graph.erase_node(node)
+    return used
+
+
+__all__ = ["Seed", "drawing_from", "first_draw", "operators", "read_seed_around", "read_seed_inside", "seed_of_batch"]

@@ -1,0 +1,130 @@
+"""Functions of autograd's in what `torch.func` transforms and Weft compiles: their rules are those that count."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch._dynamo.utils import counters
+
+import weft
+
+Transform = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+class Steeper(torch.autograd.Function):
+    """A cube whose rules are not its derivative."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        return x**3
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.save_for_backward(*inputs)
+        ctx.save_for_forward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return grad * 4 * ctx.saved_tensors[0] ** 2
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: torch.Tensor) -> torch.Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return tangent * 4 * ctx.saved_tensors[0] ** 2
+
+
+class Scaled(torch.autograd.Function):
+    """Takes what is no tensor, and has a rule for batches."""
+
+    @staticmethod
+    def forward(x: torch.Tensor, y: torch.Tensor, factor: float, mode: str) -> torch.Tensor:
+        return x * y * factor if mode == "scaled" else x
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.factor = inputs[2]
+        ctx.save_for_backward(*inputs[:2])
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        x, y = ctx.saved_tensors
+        return grad * y * ctx.factor * 2, grad * x * ctx.factor * 5, None, None
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, x: Any, y: Any, factor: float, mode: str) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        x, y = (z if d is None else z.movedim(d, 0) for z, d in zip((x, y), in_dims[:2], strict=True))
+        return Scaled.apply(x, y, factor, mode), 0
+
+
+def steeper(x: torch.Tensor) -> torch.Tensor:
+    return Steeper.apply(x).sum()  # pyright: ignore[reportReturnType, reportOptionalMemberAccess, reportAttributeAccessIssue]
+
+
+def scaled(x: torch.Tensor) -> torch.Tensor:
+    return (Scaled.apply(x, x.sin(), 3.0, "scaled") ** 2).sum()  # pyright: ignore[reportOperatorIssue, reportOptionalOperand]
+
+
+def along(function: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda x: torch.func.jvp(function, (x,), (x.cos(),))
+
+
+TRANSFORMS: dict[str, Transform] = {
+    "grad": torch.func.grad,
+    "vmap of grad": lambda f: torch.func.vmap(torch.func.grad(f), in_dims=0),
+    "jvp": along,
+    "hessian": lambda f: torch.func.vmap(torch.func.hessian(f)),
+    "jvp of grad": lambda f: along(torch.func.grad(f)),
+    "grad of jvp": lambda f: torch.func.grad(lambda x: along(f)(x)[1]),
+    "grad of grad": lambda f: torch.func.grad(lambda x: torch.func.grad(f)(x).sum()),
+}
+
+
+@pytest.fixture(autouse=True)
+def anew() -> None:
+    torch._dynamo.reset()
+    counters.clear()
+
+
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_rules_count_where_the_transformation_is_compiled(name: str) -> None:
+    x, transformed = torch.randn(3, 4, dtype=torch.float64), TRANSFORMS[name](steeper)
+    found = torch.compile(transformed, backend="weft", fullgraph=True)(x)
+    torch.testing.assert_close(found, transformed(x))
+
+
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_rules_count_where_the_function_is_compiled(name: str) -> None:
+    x, transform = torch.randn(3, 4, dtype=torch.float64), TRANSFORMS[name]
+    found = transform(torch.compile(steeper, backend="weft", fullgraph=True))(x)
+    torch.testing.assert_close(found, transform(steeper)(x))
+
+
+@pytest.mark.parametrize("name", ["grad", "vmap of grad", "grad of grad"])
+def test_arguments_that_are_no_tensors_reach_the_rules(name: str) -> None:
+    x, transformed = torch.randn(3, 4, dtype=torch.float64), TRANSFORMS[name](scaled)
+    found = torch.compile(transformed, backend="weft", fullgraph=True)(x)
+    torch.testing.assert_close(found, transformed(x))
+
+
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_rules_of_custom_functions_count_too(name: str) -> None:
+    custom = weft.func.custom(lambda x: x**3, vjp=lambda grads, args, results: (grads * 4 * args[0] ** 2,))
+    x = torch.randn(3, 4, dtype=torch.float64)
+    found = torch.compile(TRANSFORMS[name](lambda x: custom(x).sum()), backend="weft", fullgraph=True)(x)
+    torch.testing.assert_close(found, TRANSFORMS[name](steeper)(x))
+
+
+def test_tangents_of_values_that_are_not_finite() -> None:
+    x, transformed = torch.tensor([1.0, float("inf"), -2.0]), along(Steeper.apply)
+    torch.testing.assert_close(torch.compile(transformed, backend="weft")(x), transformed(x), equal_nan=True)
+
+
+def test_a_function_with_a_rule_for_tangents_does_not_break_the_graph() -> None:
+    x = torch.randn(5, requires_grad=True)
+    torch.compile(steeper, backend="weft", fullgraph=True)(x).backward()
+    torch.testing.assert_close(x.grad, 4 * x.detach() ** 2)
+    assert not counters["graph_break"]
