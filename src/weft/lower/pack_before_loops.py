@@ -1,14 +1,17 @@
 """Weights that a loop captures, packed before its first turn: `passes/dot/pack_loop_weights.py` says which.
 
-The panels of `lower/packing.py` are filled by copies, the last one after zeros where columns do not fill it:
+The panels of `lower/packing.py` are filled by copies, after zeros where columns or sums do not fill them:
 
     panels[p, k, n] = w[k, p * NR + n]     →     copy w as [N / NR, K, NR], columns NR apart
+
+Where neighbours along K lie together, as bf16 do for matrix tiles, w is copied as [N / NR, K / 2, NR, 2].
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from math import prod
 from typing import TYPE_CHECKING
 
 from weft.ir.types import Tensor, contiguous_strides
@@ -56,23 +59,39 @@ def _pack(planner: Planner, buffer: int, packing: Packing) -> Place:
     tensor = Tensor(panels.dtype, panels.shape)
     number = len(planner.buffers)
     planner.buffers.append(Buffer("temporary", tensor, contiguous(tensor)))
-    steps = contiguous_strides(panels.shape)[1:]
+    target = Place(number, tensor, PackedLayout.of(panels))
+    parts = _parts(packing)
+    if sum(prod(shape) for shape, _, _ in parts) < prod(panels.shape[1:]):
+        planner.clear(replace(target, layout=contiguous(tensor)))
     *batch, along_k, along_n = packing.strides
-    whole, rest = divmod(panels.N, panels.NR)
-    size = steps[0] * panels.shape[1]
-    over = contiguous_strides(tuple(packing.batch))
-
-    def part(shape: tuple[int, ...], first: int) -> tuple[Place, Place]:
-        """Panels from `first` on: where they are read, and where they are written."""
+    steps = contiguous_strides(panels.shape)
+    over = tuple(steps[0] * step for step in contiguous_strides(tuple(packing.batch)))
+    for shape, first, from_k in parts:
         held = Tensor(panels.dtype, (*packing.batch, *shape))
-        start = packing.offset + first * panels.NR * along_n
-        read = StridedLayout((*batch, panels.NR * along_n, along_k, along_n), start)
-        written = StridedLayout((*(size * step for step in over), *steps), first * steps[0])
-        return Place(buffer, held, read), Place(number, held, written)
+        start = packing.offset + first * panels.NR * along_n + from_k * along_k
+        if panels.together == 1:
+            inside, place = (along_k, along_n), first * steps[1]
+        else:
+            inside = (panels.together * along_k, along_n, along_k)
+            place = first * steps[1] + from_k // panels.together * steps[2]
+        read = StridedLayout((*batch, panels.NR * along_n, *inside), start)
+        planner.copy(Place(buffer, held, read), Place(number, held, StridedLayout((*over, *steps[1:]), place)))
+    return target
 
-    if whole:
-        planner.copy(*part((whole, panels.K, panels.NR), 0))
-    if rest:
-        planner.clear(part((1, panels.K, panels.NR), whole)[1])
-        planner.copy(*part((1, panels.K, rest), whole))
-    return Place(number, tensor, PackedLayout.of(panels))
+
+def _parts(packing: Packing) -> list[tuple[tuple[int, ...], int, int]]:
+    """What is copied in one go: its shape in panels, its first panel, and its first place along K."""
+    panels = packing.panels
+    whole, rest = divmod(panels.N, panels.NR)
+    columns = [(count, width, first) for count, width, first in ((whole, panels.NR, 0), (1, rest, whole))]
+    columns = [each for each in columns if each[0] and each[1]]
+    if panels.together == 1:
+        return [((count, panels.K, width), first, 0) for count, width, first in columns]
+    groups, odd = divmod(panels.K, panels.together)
+    depths = [(groups, panels.together, 0), (1, odd, groups * panels.together)]
+    return [
+        ((count, depth, width, near), first, from_k)
+        for count, width, first in columns
+        for depth, near, from_k in depths
+        if depth and near
+    ]
