@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from math import prod
 from typing import TYPE_CHECKING
 
-from weft.ir.types import Tensor, contiguous_strides
+from weft.ir.types import Tensor, contiguous_strides, i32
 from weft.lower.lowered import anchor_of
 from weft.lower.packing import PackedLayout, Packing
 from weft.lower.steps import Buffer, Place
@@ -55,28 +55,56 @@ def wants_packing(group: GroupOp, inputs: Sequence[Place], before: PackedBefore 
 
 
 def _pack(planner: Planner, buffer: int, packing: Packing) -> Place:
-    panels = packing.panels
-    tensor = Tensor(panels.dtype, panels.shape)
+    tensor = Tensor(packing.panels.dtype, packing.panels.shape)
     number = len(planner.buffers)
     planner.buffers.append(Buffer("temporary", tensor, contiguous(tensor)))
-    target = Place(number, tensor, PackedLayout.of(panels))
-    parts = _parts(packing)
-    if sum(prod(shape) for shape, _, _ in parts) < prod(panels.shape[1:]):
-        planner.clear(replace(target, layout=contiguous(tensor)))
+    filled = in_words(packing) or packing
+    whole = Tensor(filled.panels.dtype, filled.panels.shape)
+    copies = copies_into_panels(filled)
+    if sum(prod(held.shape) for held, _, _ in copies) < prod(whole.shape):
+        planner.clear(Place(number, whole, contiguous(whole)))
+    for held, read, written in copies:
+        planner.copy(Place(buffer, held, read), Place(number, held, written))
+    return Place(number, tensor, PackedLayout.of(packing.panels))
+
+
+def copies_into_panels(packing: Packing) -> list[tuple[Tensor, StridedLayout, StridedLayout]]:
+    """What is copied, each in one go: how it lies in the operand, and in the panels."""
+    panels = packing.panels
     *batch, along_k, along_n = packing.strides
     steps = contiguous_strides(panels.shape)
     over = tuple(steps[0] * step for step in contiguous_strides(tuple(packing.batch)))
-    for shape, first, from_k in parts:
-        held = Tensor(panels.dtype, (*packing.batch, *shape))
-        start = packing.offset + first * panels.NR * along_n + from_k * along_k
+    copies: list[tuple[Tensor, StridedLayout, StridedLayout]] = []
+    for shape, first, from_k in _parts(packing):
         if panels.together == 1:
             inside, place = (along_k, along_n), first * steps[1]
         else:
             inside = (panels.together * along_k, along_n, along_k)
             place = first * steps[1] + from_k // panels.together * steps[2]
+        start = packing.offset + first * panels.NR * along_n + from_k * along_k
         read = StridedLayout((*batch, panels.NR * along_n, *inside), start)
-        planner.copy(Place(buffer, held, read), Place(number, held, StridedLayout((*over, *steps[1:]), place)))
-    return target
+        held = Tensor(panels.dtype, (*packing.batch, *shape))
+        copies.append((held, read, StridedLayout((*over, *steps[1:]), place)))
+    return copies
+
+
+def in_words(packing: Packing) -> Packing | None:
+    """The same for words of 32 bits, where neighbours that lie together are such a word in what is packed, too.
+
+    A matrix of words is turned in squares of registers; pairs of it would be moved one by one.
+    """
+    panels = packing.panels
+    *others, along_k, along_n = packing.strides
+    both = panels.together
+    if both == 1 or both * panels.dtype.bytes != i32.bytes or along_k != 1 or panels.K % both:
+        return None
+    if any(number % both for number in (*others, along_n, packing.offset)):
+        return None
+    held = replace(panels, K=panels.K // both, dtype=i32, together=1)
+    if held.shape[2] != panels.shape[2]:
+        return None  # K is filled up
+    strides = (*(stride // both for stride in others), 1, along_n // both)
+    return replace(packing, panels=held, strides=strides, offset=packing.offset // both)
 
 
 def _parts(packing: Packing) -> list[tuple[tuple[int, ...], int, int]]:
