@@ -73,7 +73,7 @@ def test_threads_have_tables_of_their_own(layer: Path) -> None:
             x = layer_inputs(rows)
             for _ in range(200):
                 check(model, x)
-        except Exception as error:  # noqa: BLE001 - told by the thread that waits
+        except Exception as error:
             wrong.append(error)
 
     running = [threading.Thread(target=run, args=(rows,)) for rows in (2, 2, 7, 7)]

@@ -14,16 +14,17 @@ from weft.ops.layouts import StridedLayout
 
 
 def seen(memory: np.ndarray, shape: Sequence[int], layout: StridedLayout) -> np.ndarray:
-    steps = [step * memory.itemsize for step in layout.strides]
-    return np.lib.stride_tricks.as_strided(memory[layout.offset :], tuple(shape), steps)
+    numbers = [step for step in (*layout.strides, layout.offset) if isinstance(step, int)]
+    steps = [step * memory.itemsize for step in numbers[:-1]]
+    return np.lib.stride_tricks.as_strided(memory[numbers[-1] :], tuple(shape), steps)
 
 
 def filled(packing: Packing, memory: np.ndarray) -> np.ndarray:
     panels = packing.panels
     made = np.zeros(int(np.prod(panels.shape)), panels.dtype.numpy)
     source = memory.view(panels.dtype.numpy)
-    for held, read, written in copies_into_panels(packing):
-        seen(made, held.shape, written)[...] = seen(source, held.shape, read)
+    for shape, read, written in copies_into_panels(packing):
+        seen(made, shape, written)[...] = seen(source, shape, read)
     return made.reshape(panels.shape)
 
 

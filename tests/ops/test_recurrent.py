@@ -143,7 +143,7 @@ def test_a_layer_is_its_step_turn_by_turn(kind, form, step, lengths, reverse):
 @pytest.mark.parametrize("ends", [(3, 0, 2), (0, 0, 0), (-1, 9, 1), (4, 4, 4), (-9, -1, -1)], ids=str)
 @pytest.mark.parametrize(("kind", "form", "step"), [CASES[0], CASES[2], CASES[5]])
 def test_a_layer_stops_behind_the_longest_sequence(kind, form, step, ends, reverse):
-    """Inputs behind it are not looked at: they are no numbers here. Lengths that are none are as the nearest that is."""
+    """Inputs behind it are not looked at: they are no numbers here. Lengths out of range are as the nearest in it."""
     given = [*arrays(kind)[:-1], np.array(ends, np.int32)]
     longest = max(0, min(T, *[max(ends)]))
     wanted = expected(kind, given, step, reverse, True)

@@ -85,10 +85,9 @@ class NativeProgram:
         self, known: _Known, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray], threads: int | None
     ) -> None:
         frame = known.take()
-        table, place = frame.table, 0
-        for array in (*inputs, *outputs):
+        table = frame.table
+        for place, array in enumerate((*inputs, *outputs)):
             table[place] = address_of(array)
-            place += 1
         arena, base = self._arena(known.arena_size)
         addresses = known.sizes_at, self._constants_at, frame.inputs_at, frame.outputs_at
         verdict = self._call(*addresses, base, threads or default_threads())
@@ -172,7 +171,7 @@ class _Frame:
 
     def __init__(self, inputs: int, count: int) -> None:
         self.words = np.zeros(count + 1, np.int64)
-        self.table = memoryview(self.words)
+        self.table = self.words.data
         self.inputs_at = address_of(self.words)
         self.outputs_at = self.inputs_at + inputs * self.words.itemsize
 

@@ -59,22 +59,24 @@ def _pack(planner: Planner, buffer: int, packing: Packing) -> Place:
     number = len(planner.buffers)
     planner.buffers.append(Buffer("temporary", tensor, contiguous(tensor)))
     filled = in_words(packing) or packing
-    whole = Tensor(filled.panels.dtype, filled.panels.shape)
+    dtype, shape = filled.panels.dtype, filled.panels.shape
     copies = copies_into_panels(filled)
-    if sum(prod(held.shape) for held, _, _ in copies) < prod(whole.shape):
+    if sum(prod(part) for part, _, _ in copies) < prod(shape):
+        whole = Tensor(dtype, shape)
         planner.clear(Place(number, whole, contiguous(whole)))
-    for held, read, written in copies:
+    for part, read, written in copies:
+        held = Tensor(dtype, part)
         planner.copy(Place(buffer, held, read), Place(number, held, written))
     return Place(number, tensor, PackedLayout.of(packing.panels))
 
 
-def copies_into_panels(packing: Packing) -> list[tuple[Tensor, StridedLayout, StridedLayout]]:
-    """What is copied, each in one go: how it lies in the operand, and in the panels."""
+def copies_into_panels(packing: Packing) -> list[tuple[tuple[int, ...], StridedLayout, StridedLayout]]:
+    """What is copied, each in one go: its shape, how it lies in the operand, and in the panels."""
     panels = packing.panels
     *batch, along_k, along_n = packing.strides
     steps = contiguous_strides(panels.shape)
     over = tuple(steps[0] * step for step in contiguous_strides(tuple(packing.batch)))
-    copies: list[tuple[Tensor, StridedLayout, StridedLayout]] = []
+    copies: list[tuple[tuple[int, ...], StridedLayout, StridedLayout]] = []
     for shape, first, from_k in _parts(packing):
         if panels.together == 1:
             inside, place = (along_k, along_n), first * steps[1]
@@ -83,8 +85,7 @@ def copies_into_panels(packing: Packing) -> list[tuple[Tensor, StridedLayout, St
             place = first * steps[1] + from_k // panels.together * steps[2]
         start = packing.offset + first * panels.NR * along_n + from_k * along_k
         read = StridedLayout((*batch, panels.NR * along_n, *inside), start)
-        held = Tensor(panels.dtype, (*packing.batch, *shape))
-        copies.append((held, read, StridedLayout((*over, *steps[1:]), place)))
+        copies.append(((*packing.batch, *shape), read, StridedLayout((*over, *steps[1:]), place)))
     return copies
 
 

@@ -68,7 +68,8 @@ def _pack(loop: LoopOp, dtypes: Sequence[DType]) -> None:
             _capture(loop, body, argument, copied)
             continue
         known = not loop.conditional and isinstance(loop.trip_count, int)
-        if not all(_is_worth(dot, dtypes) for dot in dots) or (copied is None and (not known or _are_few_turns(loop, dots))):
+        unordered = copied is None and (not known or _are_few_turns(loop, dots))
+        if unordered or not all(_is_worth(dot, dtypes) for dot in dots):
             continue
         for dot in dots:
             dot.attributes[PACKED_BEFORE] = UnitAttr()
