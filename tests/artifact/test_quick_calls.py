@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import weft
+from weft.artifact.read import Model
 from weft.errors import DTypeError, GuardError, ShapeError
 from weft.testing.hostile_artifacts import layer_inputs, layer_source
 
@@ -18,9 +19,8 @@ def exact(x: np.ndarray) -> np.ndarray:
     return np.tanh(x.astype(np.float64) @ weight + np.exp(bias))
 
 
-def check(model: object, x: np.ndarray) -> None:
-    assert callable(model)
-    np.testing.assert_allclose(model(x)[0], exact(x), rtol=0, atol=16 * np.finfo(np.float32).eps)
+def check(model: Model, x: np.ndarray) -> None:
+    np.testing.assert_allclose(model(x)[0], exact(x), rtol=0, atol=16 * float(np.finfo(np.float32).eps))
 
 
 def test_other_sizes_and_strides_between_equal_calls(layer: Path) -> None:
