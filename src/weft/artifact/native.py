@@ -104,7 +104,7 @@ class NativeProgram:
         return self._constants[index].copy()
 
     def _new_outputs(self, sizes: np.ndarray, symbols: Mapping[str, int]) -> list[np.ndarray]:
-        shapes = np.empty(sum(len(strides) for _, strides in self._outputs) + 1, np.int64)
+        shapes = np.zeros(sum(len(strides) for _, strides in self._outputs) + 1, np.int64)
         self._write_shapes(sizes.ctypes.data, shapes.ctypes.data)
         made: list[np.ndarray] = []
         place = 0
