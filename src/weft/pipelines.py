@@ -65,12 +65,13 @@ def cpu_passes(
     *,
     blas: bool = True,
     matrix_tiles: bool = False,
+    own_tiles: bool = False,
     byte_products: bool = True,
     wide_vectors: bool = False,
 ) -> list[ModulePass]:
     """From an imported function to groups that are kernels; `blas` says that there is a library for products,
-    `matrix_tiles` that the framework has one for bf16, `byte_products` that the processor sums up products of bytes,
-    `wide_vectors` that its vectors are of 512 bits."""
+    `matrix_tiles` that the framework has one for bf16, `own_tiles` that the processor multiplies bf16 in matrix tiles,
+    `byte_products` that it sums up products of bytes, `wide_vectors` that its vectors are of 512 bits."""
     from weft.passes.quantize.multiply_codes import MultiplyCodes
     from weft.passes.quantize.quantize_weights import QuantizeWeights
 
@@ -89,7 +90,7 @@ def cpu_passes(
         SplitExtrema(),
         *([QuantizeWeights(dynamic=config.quantize == "int8_dynamic")] if config.quantize.startswith("int8_") else []),
         HoistConstants(),
-        PackLoopWeights(),
+        PackLoopWeights(matrix_tiles=own_tiles),
         EliminateDead(),
         ClaimLibraries(enabled=not config.strict, blas=blas, matrix_tiles=matrix_tiles),
         SinkCasts(),
@@ -105,10 +106,13 @@ def cpu_passes(
 
 def cpu_passes_for(config: Config, target: CpuTarget, *, framework: bool = False) -> list[ModulePass]:
     """`cpu_passes` with the libraries that there are: this process's BLAS, and that of a `framework`."""
-    tiles = framework and target.capabilities.library_matrix_tiles
-    wide = target.vector_bits == 512
     return cpu_passes(
-        config, blas=bool(blas_symbols()), matrix_tiles=tiles, byte_products=target.packs_bytes, wide_vectors=wide
+        config,
+        blas=bool(blas_symbols()),
+        matrix_tiles=framework and target.capabilities.library_matrix_tiles,
+        own_tiles=target.has_matrix_tiles,
+        byte_products=target.packs_bytes,
+        wide_vectors=target.vector_bits == 512,
     )
 
 

@@ -139,6 +139,22 @@ def test_a_layer_is_its_step_turn_by_turn(kind, form, step, lengths, reverse):
         np.testing.assert_allclose(found, wanted, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])
+@pytest.mark.parametrize("ends", [(3, 0, 2), (0, 0, 0), (-1, 9, 1), (4, 4, 4), (-9, -1, -1)], ids=str)
+@pytest.mark.parametrize(("kind", "form", "step"), [CASES[0], CASES[2], CASES[5]])
+def test_a_layer_stops_behind_the_longest_sequence(kind, form, step, ends, reverse):
+    """Inputs behind it are not looked at: they are no numbers here. Lengths out of range are as the nearest in it."""
+    given = [*arrays(kind)[:-1], np.array(ends, np.int32)]
+    longest = max(0, min(T, *[max(ends)]))
+    wanted = expected(kind, given, step, reverse, True)
+    given[0][longest:] = np.nan
+    function = layer(kind, reverse=reverse, lengths=True, **form)
+    compiled = compile_text(str(function), config=Config(cache=False, verify=True))
+    for results in (run(function, given), compiled(*given)):
+        for found, exact in zip(results, wanted, strict=True):
+            np.testing.assert_allclose(found, exact, rtol=1e-12, atol=1e-12)
+
+
 @pytest.mark.parametrize(("kind", "form", "step"), CASES)
 @pytest.mark.parametrize(("turns", "loops", "copies"), [(1, 0, False), (2, 1, True)])
 def test_one_turn_gains_nothing_from_a_loop_or_a_copy(kind, form, step, turns, loops, copies):

@@ -39,6 +39,12 @@ def test_a_framework_with_matrix_tiles_takes_bf16_that_fills_them() -> None:
     assert not is_claimed(tiles, f16, 256, 256, 256) and is_claimed(tiles, f32, 256, 256, 256)
 
 
+def test_a_call_of_the_framework_is_for_products_that_take_longer_than_it() -> None:
+    tiles = ClaimLibraries(matrix_tiles=True)
+    assert not is_claimed(tiles, bf16, 19, 64, 256)
+    assert is_claimed(tiles, bf16, 128, 128, 128) and not is_claimed(tiles, bf16, 128, 128, 96)
+
+
 def test_a_framework_with_matrix_tiles_takes_them_also_where_there_is_no_blas() -> None:
     config = Config()
     (tiles,) = (p for p in cpu_passes(config, blas=False, matrix_tiles=True) if isinstance(p, ClaimLibraries))

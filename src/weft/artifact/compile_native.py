@@ -73,8 +73,13 @@ def compile_native(function: FuncOp, name: str, config: Config) -> NativeCode:
     target, requires = processor(name)
     with compilation(function.sym_name.data) as report:
         report.imported(function)
-        wide = target.vector_bits == 512
-        passes = cpu_passes(config, blas=False, byte_products=target.packs_bytes, wide_vectors=wide)
+        passes = cpu_passes(
+            config,
+            blas=False,
+            own_tiles=target.has_matrix_tiles,
+            byte_products=target.packs_bytes,
+            wide_vectors=target.vector_bits == 512,
+        )
         run_passes(module_of(function), passes, report, verify=config.verify)
         planned = build_plan(function, partial(panel_form, target), cpu_machine(target))
         report.planned(planned.plan, planned.schedules)

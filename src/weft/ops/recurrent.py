@@ -18,11 +18,13 @@ from weft.errors import UnsupportedError
 from weft.ir.types import i64
 from weft.ops.control import loop
 from weft.ops.graph import GraphBuilder
-from weft.ops.rules import size_value
+from weft.ops.rules import iota, size_value
 
 Activation: TypeAlias = Callable[[GraphBuilder, SSAValue], SSAValue]
 _Turn: TypeAlias = tuple[list[SSAValue], list[SSAValue]]
 """What a turn makes: the new states, and what gradients need of it."""
+_Step: TypeAlias = Callable[[GraphBuilder, SSAValue, Sequence[SSAValue]], _Turn]
+"""A turn, of what the input contributes to it and the states."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,7 @@ def rnn(b: GraphBuilder, x: SSAValue, h: SSAValue, weights: Weights, form: Form)
         made = b.add(_biased(b, inputs, bias), b.dot(states[0], hidden))
         return [form.cell(b, _clipped(b, made, form))], []
 
-    return _turns(b, turn, _projected(b, x, weights.input), [h], form)
+    return _turns(b, turn, x, weights.input, [h], form)
 
 
 def lstm(b: GraphBuilder, x: SSAValue, h: SSAValue, c: SSAValue, weights: Weights, form: Form) -> tuple[SSAValue, ...]:
@@ -103,7 +105,7 @@ def lstm(b: GraphBuilder, x: SSAValue, h: SSAValue, c: SSAValue, weights: Weight
         state = state if projection is None else b.dot(state, projection)
         return [state, new], [i, f, g, o, new]
 
-    return _turns(b, turn, _projected(b, x, weights.input, form.times and form.times[0]), [h, c], form)
+    return _turns(b, turn, x, weights.input, [h, c], form)
 
 
 def gru(b: GraphBuilder, x: SSAValue, h: SSAValue, weights: Weights, form: Form) -> tuple[SSAValue, ...]:
@@ -129,7 +131,7 @@ def gru(b: GraphBuilder, x: SSAValue, h: SSAValue, weights: Weights, form: Form)
         n = form.cell(b, _clipped(b, b.add(given["n"], seen), form))
         return [b.add(n, b.mul(z, b.sub(h, n)))], [r, z, n, made["n"]] if form.reset_after else []
 
-    return _turns(b, turn, _projected(b, x, weights.input), [h], form)
+    return _turns(b, turn, x, weights.input, [h], form)
 
 
 def activation(name: str, alpha: float | None = None, beta: float | None = None) -> Activation:
@@ -167,39 +169,107 @@ _ACTIVATIONS: dict[str, tuple[Callable[[GraphBuilder, SSAValue, float, float], S
 
 
 def _turns(
-    b: GraphBuilder,
-    step: Callable[[GraphBuilder, SSAValue, Sequence[SSAValue]], _Turn],
-    inputs: SSAValue,
-    states: Sequence[SSAValue],
-    form: Form,
+    b: GraphBuilder, step: _Step, x: SSAValue, weight: SSAValue, states: Sequence[SSAValue], form: Form
 ) -> tuple[SSAValue, ...]:
     """The loop over all turns: what the first state was in each of them, the last states, and what is kept."""
-    turns, lengths = b.tensor(inputs).shape[0], form.lengths
+    if form.lengths is not None:
+        return _turns_of_lengths(b, step, x, weight, states, form, form.lengths)
 
     def turn(
         b: GraphBuilder, index: SSAValue, states: Sequence[SSAValue], slices: Sequence[SSAValue]
     ) -> tuple[list[SSAValue], list[SSAValue]]:
         new, kept = step(b, slices[0], states)
-        if lengths is None:
-            return new, [new[0], *(kept if form.keep else [])]
-        time = b.sub(size_value(b, turns - 1, i64), index) if form.reverse else index
-        rows = b.tensor(lengths).shape[0]
-        alive = b.reshape(b.lt(time, b.cast(lengths, dtype=i64)), shape=(rows, 1))
-        after = [b.where(alive, made, before) for made, before in zip(new, states, strict=True)]
-        return after, [b.where(alive, new[0], b.full_like(new[0], 0))]
+        return new, [new[0], *(kept if form.keep else [])]
 
+    inputs, turns = _projected(b, x, weight, form), b.tensor(x).shape[0]
     finals, (outputs, *kept) = loop(b, turn, states, [inputs], trip_count=turns, reverse=form.reverse)
     return outputs, *finals, *kept
 
 
-def _projected(b: GraphBuilder, x: SSAValue, weight: SSAValue, times: Activation | None = None) -> SSAValue:
+def _turns_of_lengths(
+    b: GraphBuilder,
+    step: _Step,
+    x: SSAValue,
+    weight: SSAValue,
+    states: Sequence[SSAValue],
+    form: Form,
+    lengths: SSAValue,
+) -> tuple[SSAValue, ...]:
+    """The loop where sequences have lengths: it ends with the longest. What is left of the stack is 0, as it is to be.
+
+    In reverse, inputs come in the order longest - 1, … 0, and so do outputs; what is behind the longest goes behind.
+    """
+    turns, rows = b.tensor(x).shape[0], b.tensor(lengths).shape[0]
+    ends = b.cast(lengths, dtype=i64)
+    longest, zero = size_value(b, turns, i64), b.full(value=0, shape=(), dtype=i64)
+    if rows != 0:
+        longest = b.minimum(b.maximum(b.max(ends, dims=(0,), keep=False), zero), longest)
+    last = b.sub(longest, b.full(value=1, shape=(), dtype=i64))
+    alone = turns == 1
+    order = b.sub(last, iota(b, turns)) if form.reverse and not alone else None
+    ordered = x if order is None else b.take(x, order, dim=0)
+    inputs = _projected(b, ordered, weight, form) if alone else _projected_until(b, ordered, weight, form, longest)
+
+    def turn(
+        b: GraphBuilder, index: SSAValue, states: Sequence[SSAValue], slices: Sequence[SSAValue]
+    ) -> tuple[list[SSAValue], list[SSAValue]] | tuple[list[SSAValue], list[SSAValue], SSAValue]:
+        new, _ = step(b, slices[0], states)
+        stacked = new[0]
+        if alone or rows != 1:
+            time = b.sub(last, index) if order is not None else index
+            alive = b.reshape(b.lt(time, ends), shape=(rows, 1))
+            stacked = b.where(alive, stacked, b.full_like(stacked, 0))
+            new = [b.where(alive, made, before) for made, before in zip(new, states, strict=True)]
+        return (new, [stacked]) if alone else (new, [stacked], b.lt(index, last))
+
+    going = None if alone else b.gt(longest, zero)
+    finals, (outputs,) = loop(b, turn, states, [inputs], trip_count=turns, condition=going)
+    return outputs if order is None else b.take(outputs, order, dim=0), *finals
+
+
+_ROWS_AT_ONCE = 32
+"""Rows that are multiplied together where a product ends with the longest sequence: more gain little."""
+
+
+def _projected_until(b: GraphBuilder, x: SSAValue, weight: SSAValue, form: Form, longest: SSAValue) -> SSAValue:
+    """`_projected`, a few turns at once, up to the longest sequence; 0 behind it.
+
+    Layers that round their inputs find the range of all of them, and open sizes are multiplied as a whole.
+    """
+    turns, rows, size = b.tensor(x).shape
+    if form.times is not None or not isinstance(turns, int) or not isinstance(rows, int) or not rows:
+        return _projected(b, x, weight, form)
+    each = -(-_ROWS_AT_ONCE // rows)
+    parts = -(-turns // each)
+    if parts < 2:
+        return _projected(b, x, weight, form)
+    if rest := parts * each - turns:
+        x = b.pad(x, low=(0, 0, 0), high=(rest, 0, 0), value=0)
+    turned = _turned(b, weight, x)
+    given = b.reshape(x, shape=(parts, each * rows, size))
+    whole = b.full(value=each, shape=(), dtype=i64)
+
+    def part(
+        b: GraphBuilder, index: SSAValue, _: Sequence[SSAValue], slices: Sequence[SSAValue]
+    ) -> tuple[list[SSAValue], list[SSAValue], SSAValue]:
+        done = b.mul(b.add(index, b.full(value=1, shape=(), dtype=i64)), whole)
+        return [], [b.dot(slices[0], turned)], b.lt(done, longest)
+
+    going = b.gt(longest, b.full(value=0, shape=(), dtype=i64))
+    _, (made,) = loop(b, part, [], [given], trip_count=parts, condition=going)
+    gates = b.tensor(weight).shape[0]
+    flat = b.reshape(made, shape=(parts * each, rows, gates))
+    return b.slice(flat, starts=(0, 0, 0), shape=(turns, rows, gates), steps=(1, 1, 1)) if rest else flat
+
+
+def _projected(b: GraphBuilder, x: SSAValue, weight: SSAValue, form: Form) -> SSAValue:
     """What the input contributes to the gates, in all turns: [T, B, gates * H].
 
     The bias is added in each turn, by the kernel that reads this: a library's product would be read and written again.
     """
     turns, rows, size = b.tensor(x).shape
     given = b.reshape(x, shape=(turns * rows, size))
-    flat = _product(b, given, weight) if times is None else times(b, given)
+    flat = _product(b, given, weight) if form.times is None else form.times[0](b, given)
     return b.reshape(flat, shape=(turns, rows, b.tensor(weight).shape[0]))
 
 

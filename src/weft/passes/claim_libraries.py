@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import ClassVar
 
 from xdsl.context import Context
@@ -26,8 +27,9 @@ FEW_PACKED_ROWS = 128
 _SMALL_SIDE = 64
 """Neither side of weights larger than this: a matmul is over before a library has set out."""
 
-_LEAST_TILED = 16
-"""The least side of a matmul that a library takes to matrix tiles."""
+_LEAST_TILED, _LEAST_CALLED = 16, 1 << 21
+"""The least side of a matmul that a library takes to matrix tiles, and the least number of products: a call of the
+framework takes as long as a kernel takes for these without matrix tiles."""
 
 _TILE, _LEAST_TILES, _LEAST_DEPTH = 128, 96, 128
 """The side of the tiles that a GPU's multiprocessors multiply, how many keep them all at work, and the least K."""
@@ -146,6 +148,8 @@ def _is_for_matrix_tiles(dot: Dot, constants: set[SSAValue]) -> bool:
     widened = isinstance(weight, OpResult) and WIDENS in weight.op.attributes
     sides = (*result.shape[-2:], tensor_of(dot.operands[0].type).shape[-1])
     small = any(isinstance(size, int) and size < _LEAST_TILED for size in sides)
+    known = [size for size in (*result.shape, sides[-1]) if isinstance(size, int)]
+    small = small or (len(known) == result.rank + 1 and prod(known) < _LEAST_CALLED)
     return not (widened or small or viewed(weight) in constants)
 
 

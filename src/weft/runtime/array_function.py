@@ -17,6 +17,9 @@ from weft.runtime.plan_executor import WrongData
 from weft.runtime.signature import Signature
 from weft.runtime.strides import row_major
 
+_MOST_KNOWN = 1024
+"""Kinds of calls that are remembered."""
+
 
 class ArrayExecutor(Protocol[ArrayT]):
     """What runs a program on arrays of one kind, and takes those of others for them."""
@@ -72,11 +75,30 @@ class ArrayFunction(Generic[ArrayT]):
         known = all(isinstance(size, int) for shape in shapes.values() for size in shape)
         self._shapes = shapes if known and not signature.replaced else None
         """The shapes of a call's arguments by their places, where nothing is left open: constants fit already."""
+        self._known: dict[Any, dict[str, int]] = {}
+        """The sizes of calls that were checked, by the types and shapes of their arrays, which the program reads."""
+        self._template: list[Any] = [self._constants.get(place) for place in range(len(signature.names))]
 
     def __call__(self, *arrays: Any, **named: Any) -> tuple[ArrayT, ...]:
         places, signature = self._places, self.signature
+        key = types_and_shapes(arrays) if not named and not signature.replaced else None
+        if key is not None and (symbols := self._known.get(key)) is not None:
+            taken = self._template.copy()
+            for place, array in zip(places.values(), arrays, strict=True):
+                taken[place] = array
+            return self._run(taken, symbols)
+        taken, symbols = self._checked(arrays, named)
+        if key is not None and all(taken[place] is array for place, array in zip(places.values(), arrays, strict=True)):
+            if len(self._known) >= _MOST_KNOWN:
+                self._known.clear()
+            self._known[key] = symbols
+        return self._run(taken, symbols)
+
+    def _checked(self, arrays: Sequence[Any], named: Mapping[str, Any]) -> tuple[list[ArrayT], dict[str, int]]:
+        """All arguments as the program takes them, and the sizes that they have."""
+        places, signature = self._places, self.signature
         if self._shapes is not None and not named and len(arrays) == len(self._shapes):
-            return self._run(self._fitting(arrays, self._shapes), {})
+            return self._fitting(arrays, self._shapes), {}
         if len(arrays) + len(named) != len(places) or not set(named) <= set(list(places)[len(arrays) :]):
             raise GuardError(
                 f"{signature.name} takes {', '.join(places) or 'nothing'}; got {len(arrays)} arguments by position"
@@ -90,8 +112,8 @@ class ArrayFunction(Generic[ArrayT]):
         if symbols and self._checks is not None:
             self._checks(symbols)
         if signature.replaced:
-            taken = kept_apart(self.executor.arrays, taken, signature.replaced)
-        return self._run(taken, symbols)
+            taken = list(kept_apart(self.executor.arrays, taken, signature.replaced))
+        return taken, symbols
 
     def _fitting(self, arrays: Sequence[Any], shapes: Mapping[int, Sequence[Size]]) -> list[ArrayT]:
         """All arguments, of which these have to have these shapes."""
@@ -123,6 +145,14 @@ class ArrayFunction(Generic[ArrayT]):
             return array
         # A GPU clones by itself; other strides take the way by the processor.
         return arrays.cloned(array) if tuple(arrays.strides(array)) == strides else arrays.copied(array, strides)
+
+
+def types_and_shapes(arrays: Sequence[Any]) -> tuple[tuple[np.dtype, tuple[int, ...]], ...] | None:
+    """What tells calls on NumPy's arrays apart, row-major ones in memory that is aligned; None where one is none."""
+    for array in arrays:
+        if type(array) is not np.ndarray or not (array.flags.c_contiguous and array.flags.aligned):
+            return None
+    return tuple([(array.dtype, array.shape) for array in arrays])
 
 
 def _is_immutable(array: object) -> bool:

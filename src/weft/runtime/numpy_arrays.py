@@ -93,14 +93,23 @@ class NumpyArrays:
         raise UnsupportedError(f"a product of {out.dtype} that a library was to carry out", hint="compile it anew")
 
 
-def new_array(shape: Sequence[int], strides: Sequence[int], dtype: np.dtype) -> np.ndarray:
-    """An array with strides in elements; its content is undefined."""
+def is_row_major(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether elements lie as in memory that NumPy makes."""
     expected = 1
     for size, stride in zip(reversed(shape), reversed(strides), strict=True):
         if size != 1 and stride != expected:
-            return strided_zeros(shape, strides, dtype)
+            return False
         expected *= size
-    return np.empty(tuple(shape), dtype)
+    return True
+
+
+def new_array(shape: Sequence[int], strides: Sequence[int], dtype: np.dtype) -> np.ndarray:
+    """An array with strides in elements; its content is undefined."""
+    return np.empty(tuple(shape), dtype) if is_row_major(shape, strides) else strided_zeros(shape, strides, dtype)
+
+
+def _new_row_major(shape: Sequence[int], strides: Sequence[int], dtype: np.dtype) -> np.ndarray:
+    return np.empty(shape, dtype)
 
 
 class HostExecutor(PlanExecutor[Executable, np.ndarray]):
@@ -143,7 +152,7 @@ class HostExecutor(PlanExecutor[Executable, np.ndarray]):
         return (array.copy() if written and not array.flags.writeable else array), found.dtype
 
     def _maker(self, shape: Sequence[int], strides: Sequence[int], dtype: Any) -> Callable[..., np.ndarray]:
-        return new_array
+        return _new_row_major if is_row_major(shape, strides) else new_array
 
     def _enter(self, frame: Frame[np.ndarray]) -> None:
         if frame.arena is None:

@@ -13,7 +13,7 @@ from tests.seeds import generator
 from weft.config import Config
 from weft.frontends.text import compile_text
 from weft.ir.attributes import to_attribute
-from weft.ir.types import Tensor, f32
+from weft.ir.types import DType, Tensor, bf16, f32
 from weft.lower.steps import KernelStep, LoopStep, Step
 from weft.ops.control import LoopOp, loop
 from weft.ops.graph import FuncOp, GraphBuilder, ReturnOp, module_of
@@ -25,9 +25,11 @@ from weft.pipelines import cpu_passes, run_passes
 from weft.runtime.record import CompilationRecord, recording
 
 
-def chain(turns: int, *, rows: int = 3, width: int = 37, copied: bool = True, nested: int = 1) -> FuncOp:
+def chain(
+    turns: int, *, rows: int = 3, width: int = 37, copied: bool = True, nested: int = 1, dtype: DType = f32
+) -> FuncOp:
     """`h = tanh(h @ w.T)` in every turn, in a loop of loops where these are nested."""
-    function = FuncOp.make("f", {"h": Tensor(f32, (rows, width)), "w": Tensor(f32, (width, width))})
+    function = FuncOp.make("f", {"h": Tensor(dtype, (rows, width)), "w": Tensor(dtype, (width, width))})
     b = GraphBuilder(function.block)
     h, w = function.block.args
     turned = b.permute(w, dims=(1, 0))
@@ -48,9 +50,9 @@ def chain(turns: int, *, rows: int = 3, width: int = 37, copied: bool = True, ne
     return function
 
 
-def marked(function: FuncOp) -> list[bool]:
+def marked(function: FuncOp, *, matrix_tiles: bool = False) -> list[bool]:
     module = module_of(function)
-    for each in (OutlineRegions(), PackLoopWeights()):
+    for each in (OutlineRegions(), PackLoopWeights(matrix_tiles)):
         each.apply(Context(), module)
     module.verify()
     dots = [op for op in module.walk() if isinstance(op, Dot)]
@@ -78,6 +80,25 @@ def test_a_copy_for_a_loop_alone_is_left_out(turns: int, packed: bool) -> None:
 )
 def test_where_it_pays(made: FuncOp, packed: bool) -> None:
     assert marked(made) == [packed]
+
+
+@pytest.mark.parametrize("tiles", [True, False])
+def test_halves_are_packed_for_matrix_tiles(tiles: bool) -> None:
+    assert marked(chain(36, dtype=bf16), matrix_tiles=tiles) == [tiles]
+    assert marked(chain(36), matrix_tiles=tiles) == [True]
+
+
+@pytest.mark.parametrize(("rows", "width"), [(1, 64), (19, 64), (3, 37), (20, 200)])
+def test_packed_products_of_halves(rows: int, width: int) -> None:
+    function = chain(36, rows=rows, width=width, dtype=bf16)
+    rng = generator()
+    h = rng.standard_normal((rows, width)).astype(bf16.numpy)
+    w = (rng.standard_normal((width, width)) / np.sqrt(width)).astype(bf16.numpy)
+    wanted = h.astype(np.float64)
+    for _ in range(36):
+        wanted = np.tanh(wanted @ w.T.astype(np.float64)).astype(bf16.numpy).astype(np.float64)
+    (found,) = compile_text(str(function), config=Config(cache=False, verify=True))(h, w)
+    np.testing.assert_allclose(np.asarray(found).astype(np.float64), wanted, rtol=0, atol=0.05)
 
 
 def test_constants_are_packed_when_a_program_is_loaded() -> None:

@@ -247,3 +247,16 @@ def test_differences_that_wrap_around_in_8_bits_are_codes_themselves(passes: Any
         return b.dot(*(b.mul(b.cast(codes, dtype=f32), scale) for codes in (less, w)))
 
     compared(passes, arguments, (1,), body)
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_views_of_integers_are_looked_through(passes: Any, turned: bool) -> None:
+    """ONNX's MatMulInteger over three dimensions, whose rows are brought together before the product."""
+
+    def body(b: GraphBuilder, p: SSAValue, zero: SSAValue, q: SSAValue) -> SSAValue:
+        whole = b.sub(b.cast(p, dtype=i32), zero)
+        rows = b.reshape(b.permute(whole, dims=(1, 0, 2)) if turned else whole, shape=(15, 8))
+        return b.dot(rows, b.cast(q, dtype=i32))
+
+    arguments = {"p": Tensor(u8, (3, 5, 8)), "zero": Tensor(i32, ()), "q": Tensor(i8, (8, 6))}
+    assert of_codes(compared(passes, arguments, (2,), body)) == [(u8, i8)]

@@ -22,9 +22,10 @@ from weft.frontends.onnx.import_nodes import LARGEST
 from weft.frontends.onnx.model import Model, ModelInput, ValueType
 from weft.frontends.onnx.read import read_model
 from weft.frontends.onnx.stages import StagedProgram
-from weft.frontends.onnx.steps import State
+from weft.frontends.onnx.steps import State, Step
 from weft.frontends.onnx.values import Absent, Items, Slot, Value
 from weft.frontends.text import program_key
+from weft.runtime.array_function import types_and_shapes
 from weft.runtime.cores import checked_threads
 from weft.runtime.dlpack import lent
 
@@ -108,12 +109,16 @@ class OnnxFunction:
 
     def _run_plain(self, arrays: Sequence[Any]) -> list[Any]:
         """A call with an array for each input."""
+        start = self._plain_start
+        key = types_and_shapes(arrays) if not start.by_value else None
+        if key is not None and (step := start.steps.get((key, ()))) is not None:
+            return self._results(start, list(arrays), step)  # arrays like these have been looked at
         sizes: dict[str, int] = {}
         slots = [self._array(each, each.type, array, sizes) for each, array in zip(self.inputs, arrays, strict=True)]
-        return self._results(self._plain_start, slots)
+        return self._results(start, slots)
 
-    def _results(self, start: State, slots: list[np.ndarray]) -> list[Any]:
-        found = self._program.run(start, slots)
+    def _results(self, start: State, slots: list[np.ndarray], step: Step | None = None) -> list[Any]:
+        found = self._program.run(start, slots, step)
         for place in self._maps:
             maps = found[place]
             if not (isinstance(maps, np.ndarray) and maps.dtype == object and maps.ndim == 1):

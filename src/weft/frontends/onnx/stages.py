@@ -75,10 +75,10 @@ class StagedProgram:
                 self._starts[structure] = State(tuple(self.model.graph.nodes), values, structure=structure)
             return self._starts[structure]
 
-    def run(self, state: State, slots: list[np.ndarray]) -> list[Any]:
-        """The results of the model, from a state on."""
+    def run(self, state: State, slots: list[np.ndarray], step: Step | None = None) -> list[Any]:
+        """The results of the model, from a state on; `step` is what is done there, where that is known."""
         while True:
-            step = self.step(state, slots)
+            step = step or self.step(state, slots)
             made: Sequence[np.ndarray] = ()
             if step.function is not None:
                 made = [_on_host(each) for each in step.function(*[slots[place] for place in step.arguments])]
@@ -93,7 +93,7 @@ class StagedProgram:
             if step.following is None:
                 return _results(step.results, slots, made, from_host)
             slots = [_taken(each, slots, made, from_host) for each in step.carried]
-            state = step.following
+            state, step = step.following, None
 
     def prepare(self, state: State, slots: Sequence[np.ndarray]) -> None:
         """Import and compile what does not depend on elements of the arrays: only their types are looked at."""

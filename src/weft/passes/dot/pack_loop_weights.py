@@ -7,6 +7,7 @@ lies between the rows.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -15,7 +16,7 @@ from xdsl.dialects.builtin import ModuleOp, UnitAttr
 from xdsl.ir import BlockArgument, OpResult, SSAValue
 from xdsl.passes import ModulePass
 
-from weft.ir.types import f32, f64, tensor_of
+from weft.ir.types import DType, bf16, f32, f64, tensor_of
 from weft.ops.base import View, viewed
 from weft.ops.control import LoopOp, functions_run
 from weft.ops.graph import FuncOp, GraphBuilder
@@ -43,14 +44,17 @@ class PackLoopWeights(ModulePass):
 
     name: ClassVar[str] = "pack_loop_weights"
 
+    matrix_tiles: bool = False
+    """Whether generated kernels multiply bf16 in matrix tiles of a processor."""
+
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         for function in op.body.block.ops:
             for runner in function.block.ops if isinstance(function, FuncOp) else ():
                 if isinstance(runner, LoopOp):
-                    _pack(runner)
+                    _pack(runner, (f32, f64, bf16) if self.matrix_tiles else (f32, f64))
 
 
-def _pack(loop: LoopOp) -> None:
+def _pack(loop: LoopOp, dtypes: Sequence[DType]) -> None:
     (body,) = functions_run(loop)
     first = len(body.block.args) - len(loop.captures)
     constants = set(constant_arguments(body))
@@ -64,7 +68,8 @@ def _pack(loop: LoopOp) -> None:
             _capture(loop, body, argument, copied)
             continue
         known = not loop.conditional and isinstance(loop.trip_count, int)
-        if not all(map(_is_worth, dots)) or (copied is None and (not known or _are_few_turns(loop, dots))):
+        unordered = copied is None and (not known or _are_few_turns(loop, dots))
+        if unordered or not all(_is_worth(dot, dtypes) for dot in dots):
             continue
         for dot in dots:
             dot.attributes[PACKED_BEFORE] = UnitAttr()
@@ -72,12 +77,12 @@ def _pack(loop: LoopOp) -> None:
             _capture(loop, body, argument, copied)
 
 
-def _is_worth(dot: Dot) -> bool:
+def _is_worth(dot: Dot, dtypes: Sequence[DType]) -> bool:
     """Whether a kernel with packed weights is quicker than a library; of rows without a number that is not known."""
     result, weights = tensor_of(dot.results[0].type), tensor_of(dot.operands[1].type)
     rows = result.shape[-2]
     few = isinstance(rows, int) and rows <= _FEW_ROWS
-    return result.dtype in (f32, f64) and few and weights.is_static and weights.shape[-1] != 1
+    return result.dtype in dtypes and few and weights.is_static and weights.shape[-1] != 1
 
 
 def _are_few_turns(loop: LoopOp, dots: list[Dot]) -> bool:

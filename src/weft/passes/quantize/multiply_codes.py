@@ -96,13 +96,14 @@ class _Multiplying:
 
     def _codes(self, value: SSAValue) -> _Codes | None:
         """The codes that a tensor is computed of, if it is a quantized one."""
-        if tensor_of(value.type).dtype == f32:
+        dtype = tensor_of(value.type).dtype
+        if dtype in (f32, i32) and (view := made_by(value, "graph.permute", "graph.reshape")) is not None:
+            return self._viewed(view, value)
+        if dtype == f32:
             return self._scaled(value)
-        return self._shifted(value) if tensor_of(value.type).dtype == i32 else None
+        return self._shifted(value) if dtype == i32 else None
 
     def _scaled(self, value: SSAValue) -> _Codes | None:
-        if (view := made_by(value, "graph.permute", "graph.reshape")) is not None:
-            return self._viewed(view, value)
         if (op := made_by(value, "graph.mul")) is None:
             return None
         for wide, scale in (op.operands, reversed(op.operands)):
