@@ -44,6 +44,7 @@ def by_parts(function: Callable[..., Tensor], *values: Tensor) -> Tensor:
     part = _PART if values[0].device.type == "cpu" else _PART_ELSEWHERE
     if not isinstance(count, int) or count < 2 * part:
         return function(*values)
+    part = _divisor_near(count, part)
     flat = [value.expand(shape).reshape(-1) if value.dim() else value for value in values]
     places = torch.arange(part, device=values[0].device)
     starts = torch.arange(-(-count // part), device=values[0].device) * part
@@ -77,7 +78,7 @@ def by_batches(
     """
     count = values[0].shape[0]
     wanted = max(1, count * _PART_OF_BATCH // max(value.numel() for value in values))
-    size = next((each for each in range(min(wanted, count), wanted // 2, -1) if count % each == 0), min(wanted, count))
+    size = _divisor_near(count, min(wanted, count))
     whole = count // size * size
     parts = tuple(value[:whole].reshape(-1, size, *value.shape[1:]) for value in values)
 
@@ -92,6 +93,11 @@ def by_batches(
         rest = one(*(value[whole:] for value in values), *captured)
         found = [torch.cat(pair) for pair in zip(found, rest, strict=True)]
     return tuple(found) if len(found) > 1 else found[0]
+
+
+def _divisor_near(count: int, wanted: int) -> int:
+    """Parts of which length leave nothing over, so that results are not copied; the wanted one if none is near it."""
+    return next((size for size in range(wanted, wanted // 2, -1) if count % size == 0), wanted)
 
 
 @contextmanager
