@@ -118,7 +118,14 @@ def error_vs_float64(actual: Tensor, reference64: Tensor, scale: float | None = 
     if not bool(both.any()):
         return 0.0
     difference = (mine - wide).abs()[both].max().item()
-    return difference / (scale or _magnitude(wide) or 1.0)
+    return difference / (scale or magnitude(wide) or 1.0)
+
+
+def scale_of(reference64: Tensor, largest: float) -> float:
+    """By what errors of a leaf are measured: its largest magnitude, or that of the largest leaf where float64 shows it
+    to be zero but for rounding."""
+    own = magnitude(reference64)
+    return largest if own < ROUNDING_OF_FLOAT64 * largest else own
 
 
 def compare(
@@ -138,7 +145,7 @@ def compare(
     wide = pytree.tree_leaves(reference64)
     if len(wide) != len(rows):
         raise ValueError(f"the oracle has {len(wide)} leaves, the result {len(rows)}: give it the same computation")
-    largest = max((_magnitude(leaf) for leaf in wide if _is_inexact(leaf)), default=0.0)
+    largest = max((magnitude(leaf) for leaf in wide if _is_inexact(leaf)), default=0.0)
     rule = _Rule(factor, ulps, largest)
     leaves = tuple(_by_oracle(*row, oracle, rule) for row, oracle in zip(rows, wide, strict=True))
     return Comparison(_judged_together(leaves, factor) if together else leaves)
@@ -179,8 +186,7 @@ def _by_oracle(path: str, mine: Any, theirs: Any, oracle: Any, rule: _Rule) -> T
     rest = _by_tolerance(path, mine[unjudged], theirs[unjudged], None, None)
     if not rest.ok:
         return replace(rest, shape=tuple(mine.shape), error=math.inf)
-    scale = _magnitude(oracle[judged])
-    scale = rule.largest if scale < ROUNDING_OF_FLOAT64 * rule.largest else scale
+    scale = scale_of(oracle[judged], rule.largest)
     error = error_vs_float64(mine[judged], oracle[judged], scale)
     eager_error = error_vs_float64(theirs[judged], oracle[judged], scale)
     bound = max(rule.factor * eager_error, rule.ulps * torch.finfo(mine.dtype).eps)
@@ -295,7 +301,7 @@ def _is_inexact(value: Any) -> bool:
     return isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())
 
 
-def _magnitude(tensor: Tensor) -> float:
+def magnitude(tensor: Tensor) -> float:
     """The largest finite absolute value; 0 when there is none."""
     if tensor.layout != torch.strided:
         return 0.0

@@ -46,6 +46,14 @@ def test_the_walk_sees_simplified_operands(passes: Any) -> None:
     )
 
 
+def part(b: Any, x: Any, number: int) -> Any:
+    return b.slice(x, starts=(0, 1, number), shape=(3, 4, 1), steps=(1, 1, 1))
+
+
+def turned(b: Any, x: Any) -> Any:
+    return b.permute(b.reshape(x, shape=(3, 4)), dims=(1, 0))
+
+
 def cube(b: Any, x: Any) -> Any:
     return b.mul(b.mul(x, x), x)
 
@@ -119,6 +127,19 @@ CASES: dict[str, tuple[Tensor, Callable[..., Any], Callable[..., Any]]] = {
         Tensor(f32, (3, 4)),
         lambda b, x: b.concat(x, b.slice(x, starts=(0, 0), shape=(0, 4), steps=(1, 1)), dim=0),
         lambda b, x: x,
+    ),
+    "parts that are seen in another way": (
+        Tensor(f32, (3, 5, 2)),
+        lambda b, x: b.concat(*(b.reshape(turned(b, part(b, x, n)), shape=(2, 2, 3, 1)) for n in range(2)), dim=3),
+        lambda b, x: b.reshape(
+            b.permute(b.slice(x, starts=(0, 1, 0), shape=(3, 4, 2), steps=(1, 1, 1)), dims=(1, 0, 2)),
+            shape=(2, 2, 3, 2),
+        ),
+    ),
+    "parts in another order stay": (
+        Tensor(f32, (3, 5, 2)),
+        lambda b, x: b.concat(part(b, x, 1), part(b, x, 0), dim=2),
+        lambda b, x: b.concat(part(b, x, 1), part(b, x, 0), dim=2),
     ),
     "no padding": (X, lambda b, x: b.pad(x, low=(0, 0, 0), high=(0, 0, 0), value=1.0), lambda b, x: x),
     "a sum over ones": (

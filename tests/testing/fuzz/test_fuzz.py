@@ -177,6 +177,24 @@ def test_a_number_where_16_bits_leave_eager_none_has_to_be_that_of_float64() -> 
     assert judge(steep, no_slope).status == "wrong"
 
 
+def test_a_number_where_32_bits_leave_eager_none_has_to_be_that_of_float64() -> None:
+    quotient = TorchCase(
+        ("x0 = draw((A,), torch.float32)",),
+        ("v0 = torch.nn.functional.gelu(x0 * 0 - 5.7)", "v1 = v0 / v0"),
+        ("v1",),
+        ({"A": 4},),
+        "no_grad",
+    )
+    assert torch.isnan(TorchRuns(quotient).run()[0][0]["outputs"][0]).all()
+    assert judge(quotient).status == "right"
+
+    def always(number: float) -> Any:
+        return lambda graph, _: lambda x: (torch.full_like(x, number),)
+
+    assert judge(quotient, always(1.0)).status == "right"
+    assert judge(quotient, always(1.1)).status == "wrong"
+
+
 def test_the_oracle_draws_the_numbers_of_the_program() -> None:
     body = ("v0 = torch.bernoulli(x0.sigmoid())", "v1 = torch.rand_like(x0) * v0", "v2 = v1.exp().sum(0)")
     case = replace(SIMPLE, inputs=("x0 = draw((A, B), torch.float16)",), body=body, outputs=("v1", "v2")).live()

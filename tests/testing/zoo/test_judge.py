@@ -63,6 +63,18 @@ def test_a_wrong_result_is_found():
     assert "error" in verdicts["inference"].reason
 
 
+def test_gradients_beside_one_that_is_zero_but_for_rounding_are_judged_by_float64():
+    def as_it_is(graph_module, inputs):
+        return make_boxed_func(graph_module.forward)
+
+    def off_backwards(graph_module, inputs):
+        return make_boxed_func(lambda *args: [r * (1 + 5e-4) if r is not None else r for r in graph_module(*args)])
+
+    backend = aot_autograd(fw_compiler=as_it_is, bw_compiler=off_backwards)
+    verdict = dict(Judge(backend=backend, speed=False).verdicts(Tiny()))["training"]
+    assert verdict.status == "wrong" and "float64" in verdict.reason
+
+
 def test_what_torch_itself_gets_right_is_right():
     verdicts = dict(Judge(backend="aot_eager", speed=True).verdicts(Tiny()))
     assert {each.status for each in verdicts.values()} == {"right"}

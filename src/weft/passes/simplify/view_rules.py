@@ -11,6 +11,7 @@ from weft.ops.base import GraphOp
 from weft.ops.graph import GraphBuilder
 from weft.passes.simplify.constant_values import made_by, number_of
 from weft.passes.simplify.padding_rules import wrapped
+from weft.passes.simplify.rejoined_parts import rejoined
 
 
 def _unchanged(op: GraphOp) -> bool:
@@ -84,6 +85,8 @@ def _concat(b: GraphBuilder, op: GraphOp) -> SSAValue | None:
     parts = [x for x in op.operands if b.tensor(x).shape[dim] != 0]
     if len(parts) == 1:
         return parts[0]
+    if (whole := rejoined(b, op)) is not None:
+        return whole
     return b.concat(*parts, dim=dim) if 0 < len(parts) < len(op.operands) else None
 
 

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from weft.frontends.torch.report import record_targets
 from weft.testing.bench.benchmark import describe
 from weft.testing.bench.compile_clock import compile_clock
-from weft.testing.comparison import TensorComparison, compare, error_vs_float64, widen
+from weft.testing.comparison import TensorComparison, compare, error_vs_float64, magnitude, scale_of, widen
 from weft.testing.conformance.model_check import Compile, compile_with, moved
 from weft.testing.zoo.families import SmallModel, output_tensors
 
@@ -254,11 +254,16 @@ def _said(leaf: TensorComparison) -> str:
 
 def _is_other(eager: dict[str, Tensor | None], oracle: dict[str, Tensor | None]) -> bool:
     """Whether eager itself is so far from float64, or finite where that is not, that both compute something else."""
+    largest = max((magnitude(each) for each in oracle.values() if each is not None), default=0.0)
+
+    def error(found: Tensor, wide: Tensor) -> float:
+        return error_vs_float64(found, wide, scale_of(wide, largest))
+
     return any(
         (a is None) != (b is None)
         or (a is not None and b is not None and a.shape == b.shape and bool((a.isfinite() & ~b.isfinite()).any()))
         or (a is not None and b is not None and a.shape != b.shape)
-        or (a is not None and b is not None and a.dtype == torch.float32 and error_vs_float64(a, b) > UNKNOWN_ERROR)
+        or (a is not None and b is not None and a.dtype == torch.float32 and error(a, b) > UNKNOWN_ERROR)
         for a, b in ((eager[name], oracle[name]) for name in eager)
     )
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.utils._pytree as pytree
 
 import weft
 from weft.ir.expr import evaluate, product
@@ -20,6 +21,7 @@ OPS: dict[str, Callable[[torch.Tensor], Any]] = {
     "a strided part that is replaced": lambda x: torch.as_strided_scatter(x, x[:3] * 2, (3,), (5,), 0),
     "a series": torch.special.i0,
     "circular padding": lambda x: torch.nn.functional.pad(x.view(1, 1, -1), (1, 2), mode="circular"),
+    "a histogram": torch.histc,
 }
 
 
@@ -50,3 +52,28 @@ def test_series_of_as_many_terms_as_elements_need_take_no_more_for_long_tensors(
     assert taken(function, x) < 512 * N  # a few values of a part, in float64, and the results of all parts
     found = torch.compile(function, backend="weft", dynamic=False)(x)
     torch.testing.assert_close(found, function(x), rtol=1e-5, atol=1e-5)
+
+
+LINES = (1 << 20) + 3
+CHOICES: dict[str, Callable[[torch.Tensor], Any]] = {
+    "the greatest": lambda x: torch.topk(x, 2),
+    "the least, along a dimension before the last": lambda x: torch.topk(x.view(-1, 2, 2), 1, dim=1, largest=False),
+    "the most frequent": lambda x: torch.mode(x, keepdim=True),
+    "one of a rank": lambda x: x.kthvalue(3),
+    "medians": lambda x: x.median(1),
+    "solutions": lambda x: torch.linalg.lu_solve(FACTORS, PIVOTS, x.mT),
+    "reflections": lambda x: torch.linalg.householder_product(x, torch.ones(2)),
+    "reflections of many": lambda x: torch.linalg.householder_product(x.view(-1, 2, 2), torch.ones(1).expand(LINES, 2)),
+}
+FACTORS, PIVOTS = torch.linalg.lu_factor(torch.rand(4, 4, dtype=torch.float64).add(torch.eye(4)).float())
+
+
+@pytest.mark.parametrize("name", CHOICES)
+def test_what_is_computed_of_many_lines_is_computed_of_some_after_the_other(name: str) -> None:
+    function, x = CHOICES[name], torch.rand(LINES, 4).argsort(1).float()  # without ties
+    assert taken(function, x) < 2 * x.numel() * x.itemsize  # results that wait for others are temporaries, too
+    found, expected = torch.compile(function, backend="weft", dynamic=False)(x), function(x)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    assert [each.stride() for each in pytree.tree_leaves(found)] == [
+        each.stride() for each in pytree.tree_leaves(expected)
+    ]

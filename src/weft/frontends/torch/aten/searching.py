@@ -13,7 +13,7 @@ from weft.frontends.torch.aten.table import aten
 from weft.frontends.torch.importer.builder import ImportBuilder
 from weft.frontends.torch.importer.checks import check_places, check_that
 from weft.ir.expr import product
-from weft.ir.types import DType, boolean, f32, i64
+from weft.ir.types import DType, Tensor, boolean, f32, i8, i16, i32, i64
 from weft.ops.elementwise.select import holds
 
 Number = bool | int | float
@@ -67,12 +67,17 @@ def histc(b: ImportBuilder, x: SSAValue, bins: int = 100, min: float = 0, max: f
         place = _whole_numbers(b, row, bins, min, max)
     else:
         place = _intervals(b, row, bins, *_edges(b, row, min, max))
+    # Places are what all numbers take memory for.
+    narrow = next(dtype for dtype in (i8, i16, i32, i64) if holds(dtype, bins))
     if bins <= (_FEW_INTEGERS if b.dtype(row).is_integer else _FEW_BINS):
-        same = b.emit("eq", b.view(place, (*b.shape(row), 1)), b.view(b.iota_of(bins), (1, bins)))
+        place, numbers = b.to(place, narrow), b.to(b.iota_of(bins), narrow)
+        same = b.emit("eq", b.view(place, (*b.shape(row), 1)), b.view(numbers, (1, bins)))
         return b.emit("sum", b.to(same, result.dtype), dims=(0,), keep=False)
-    inside = b.to(b.emit("ge", place, b.number(0, i64)), result.dtype)
-    place = b.emit("maximum", place, b.number(0, i64))
-    return b.emit("index_put", b.zeros(result), place, inside, dims=(0,), position=0, accumulate=True)
+    # What lies in no interval is counted in one more.
+    place = b.to(b.emit("where", b.emit("lt", place, b.number(0, i64)), b.number(bins, i64), place), narrow)
+    counts, ones = b.zeros(Tensor(result.dtype, (bins + 1,))), b.expand(b.number(1, result.dtype), b.shape(row))
+    counts = b.emit("index_put", counts, place, ones, dims=(0,), position=0, accumulate=True)
+    return b.emit("slice", counts, starts=(0,), shape=(bins,), steps=(1,))
 
 
 def _whole_numbers(b: ImportBuilder, row: SSAValue, bins: int, min: float, max: float) -> SSAValue:

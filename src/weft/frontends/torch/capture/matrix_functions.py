@@ -10,11 +10,13 @@ other than Cholesky's are LAPACK's.
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
 from weft.frontends.torch.capture.data_checks import check_data
-from weft.frontends.torch.capture.data_loops import repeat_while
+from weft.frontends.torch.capture.data_loops import by_batches, is_long_batch, repeat_while
 
 _LONGEST = 16
 """Exchanges and reflections that are written out: of more, the call of LAPACK is faster."""
@@ -149,6 +151,11 @@ def lu_solve(lu: Tensor, pivots: Tensor, b: Tensor, *, left: bool = True, adjoin
     batch = torch.broadcast_shapes(lu.shape[:-2], b.shape[:-2])
     if 0 in (*batch, *b.shape[-2:]):  # without elements, eager does not look at the pivots either
         return b.new_zeros((*batch, *b.shape[-2:]))
+    if batch and lu.shape[:-2] == b.shape[:-2] and is_long_batch(lu.shape, b.shape):
+        operands = (each.reshape(-1, *each.shape[len(batch) :]) for each in (lu, pivots, b))
+        return by_batches(partial(lu_solve, adjoint=adjoint), *operands).reshape(b.shape)
+    if not batch and is_long_batch(b.mT.shape):
+        return by_batches(partial(_solved_columns, adjoint), b.mT, captured=(lu, pivots)).mT
     order = _order(pivots, lu.shape[-1])
     b, order = b.expand(*batch, *b.shape[-2:]), order.expand(*batch, order.shape[-1])
     if adjoint:
@@ -161,9 +168,16 @@ def lu_solve(lu: Tensor, pivots: Tensor, b: Tensor, *, left: bool = True, adjoin
     return torch.linalg.solve_triangular(lu, first, upper=True)
 
 
+def _solved_columns(adjoint: bool, columns: Tensor, lu: Tensor, pivots: Tensor) -> Tensor:
+    return lu_solve(lu, pivots, columns.mT, adjoint=adjoint).mT
+
+
 def householder_product(a: Tensor, tau: Tensor) -> Tensor:
     """The first columns of a product of reflections."""
     rows, columns = a.shape[-2:]
+    if a.dim() > 2 and is_long_batch(a.shape, tau.shape):
+        found = by_batches(householder_product, a.reshape(-1, rows, columns), tau.reshape(-1, tau.shape[-1]))
+        return found.reshape(a.shape)
     eye = torch.eye(rows, columns, dtype=a.dtype, device=a.device).expand(a.shape)
     return _reflected(a, tau, eye, forwards=False)
 
@@ -183,7 +197,7 @@ def _reflected(a: Tensor, tau: Tensor, x: Tensor, forwards: bool) -> Tensor:
     places = torch.arange(rows, device=a.device)
     for n in range(count) if forwards else reversed(range(count)):
         v = torch.where(places > n, a[..., :, n], (places == n).to(a.dtype)).unsqueeze(-1)
-        x = x - tau[..., n, None, None] * v * (v * x).sum(-2, keepdim=True)
+        x = x - v * (tau[..., n, None, None] * (v * x).sum(-2, keepdim=True))
     return x
 
 

@@ -27,6 +27,7 @@ from weft.errors import UnsupportedError, WeftError
 from weft.frontends.torch.aten import COMPLEX_CONVERTERS, CONVERTERS
 from weft.frontends.torch.capture.decompositions import decomposition_of
 from weft.frontends.torch.capture.host_copies import WAITS, is_host_copy
+from weft.frontends.torch.capture.long_lines import by_lines
 from weft.frontends.torch.capture.matrix_calls import is_matrix_call
 from weft.frontends.torch.dtypes import FLOAT8
 from weft.frontends.torch.importer.attention_matmuls import may_be_attention
@@ -285,13 +286,16 @@ class NodeImporter:
         if is_control(node):
             value = import_control(self, node, args)
         else:
-            value = self._inlined(node) if converter is None else converter(self.builder, *args, **kwargs)
+            parts = by_lines(node)
+            own = converter if parts is None else None
+            value = self._inlined(node, parts) if own is None else own(self.builder, *args, **kwargs)
         return self._checked(value, results, isinstance(meta_of(node), tuple | list))
 
-    def _inlined(self, node: fx.Node) -> Any:
-        """The results of torch's decomposition of the node, if all of it can be converted."""
+    def _inlined(self, node: fx.Node, decomposition: Callable[..., Any] | None = None) -> Any:
+        """The results of the node's decomposition, torch's if there is no other, if all of it can be converted."""
         # A random operator taken apart would draw other numbers than eager does.
-        decomposition = decomposition_of(node.target) if is_pure(node.target) else None
+        if decomposition is None and is_pure(node.target):
+            decomposition = decomposition_of(node.target)
         if decomposition is None:
             raise UnsupportedError("no converter")
         graph, sources = trace_decomposition(node, decomposition)
