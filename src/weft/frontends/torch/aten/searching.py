@@ -17,8 +17,9 @@ from weft.ir.types import DType, boolean, f32, i64
 from weft.ops.elementwise.select import holds
 
 Number = bool | int | float
-_FEW_BINS, _FEW_INTEGERS = 256, 4096
-"""Each bin looks at all numbers, if they are few, which takes less for integers; into more, each is added in turn."""
+_FEW_BINS, _FEW_INTEGERS, _FEW_ON_PROCESSOR = 256, 4096, 4
+"""Each bin looks at all numbers, if they are few, which takes less for integers; into more, each is added in turn, at
+which a processor is quick."""
 
 
 @aten("searchsorted.Tensor", "searchsorted.Scalar")
@@ -67,12 +68,17 @@ def histc(b: ImportBuilder, x: SSAValue, bins: int = 100, min: float = 0, max: f
         place = _whole_numbers(b, row, bins, min, max)
     else:
         place = _intervals(b, row, bins, *_edges(b, row, min, max))
-    if bins <= (_FEW_INTEGERS if b.dtype(row).is_integer else _FEW_BINS):
+    few = _FEW_INTEGERS if b.dtype(row).is_integer else _FEW_BINS
+    if b.meta_of(0).device.type == "cpu":
+        few = _FEW_ON_PROCESSOR
+    if bins <= few:
         same = b.emit("eq", b.view(place, (*b.shape(row), 1)), b.view(b.iota_of(bins), (1, bins)))
         return b.emit("sum", b.to(same, result.dtype), dims=(0,), keep=False)
-    inside = b.to(b.emit("ge", place, b.number(0, i64)), result.dtype)
+    inside = b.to(b.emit("ge", place, b.number(0, i64)), i64)
     place = b.emit("maximum", place, b.number(0, i64))
-    return b.emit("index_put", b.zeros(result), place, inside, dims=(0,), position=0, accumulate=True)
+    counts = b.emit("full", value=0, shape=(bins,), dtype=i64)  # a float ends to count at 2^24
+    counts = b.emit("index_put", counts, place, inside, dims=(0,), position=0, accumulate=True)
+    return b.to(counts, result.dtype)
 
 
 def _whole_numbers(b: ImportBuilder, row: SSAValue, bins: int, min: float, max: float) -> SSAValue:
