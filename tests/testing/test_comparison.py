@@ -83,6 +83,19 @@ def test_where_eager_overflows_only_the_pattern_counts():
     assert compare(eager + torch.tensor([0.0, EPS * 3]), eager, oracle).ok
 
 
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_floats_of_8_bits(dtype):
+    reference = torch.tensor([1.0, -2.0, 0.53, 4.0, math.nan], dtype=torch.float64)
+    eager = reference.to(dtype)
+    assert compare(eager.clone(), eager, reference).ok
+    near, far = eager.clone(), eager.clone()
+    near.view(torch.uint8)[2] += 1
+    far.view(torch.uint8)[3] += 16
+    assert compare(near, eager, reference).ok
+    wrong = compare(far, eager, reference)
+    assert not wrong.ok and wrong.wrong[0].dtype == str(dtype).removeprefix("torch.")
+
+
 @pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.uint8])
 def test_integers_must_be_equal(dtype):
     eager, actual = torch.ones(4, dtype=dtype), torch.ones(4, dtype=dtype)

@@ -181,6 +181,8 @@ def _by_oracle(path: str, mine: Any, theirs: Any, oracle: Any, rule: _Rule) -> T
         return early
     if not comparable:
         return _by_tolerance(path, mine, theirs, 0.0, 0.0)
+    unit, dtype = torch.finfo(mine.dtype).eps, _dtype(mine)
+    mine, theirs = _widened(mine), _widened(theirs)
     # Where eager is not finite the patterns have been compared already. Where only the oracle is not, it cannot judge.
     judged, unjudged = torch.isfinite(theirs) & torch.isfinite(oracle), torch.isfinite(theirs) & ~torch.isfinite(oracle)
     rest = _by_tolerance(path, mine[unjudged], theirs[unjudged], None, None)
@@ -189,8 +191,8 @@ def _by_oracle(path: str, mine: Any, theirs: Any, oracle: Any, rule: _Rule) -> T
     scale = scale_of(oracle[judged], rule.largest)
     error = error_vs_float64(mine[judged], oracle[judged], scale)
     eager_error = error_vs_float64(theirs[judged], oracle[judged], scale)
-    bound = max(rule.factor * eager_error, rule.ulps * torch.finfo(mine.dtype).eps)
-    found = TensorComparison(path, "within", "", _dtype(mine), tuple(mine.shape), error, eager_error, bound)
+    bound = max(rule.factor * eager_error, rule.ulps * unit)
+    found = TensorComparison(path, "within", "", dtype, tuple(mine.shape), error, eager_error, bound)
     if early is not None:
         return replace(found, verdict="equal")
     if error <= bound:
@@ -286,7 +288,12 @@ def _settled_values(path: str, mine: Any, theirs: Any) -> TensorComparison:
 def _identical(mine: Tensor, theirs: Tensor) -> bool:
     if mine.dtype == torch.complex32:  # torch cannot compare it
         mine, theirs = mine.to(torch.complex64), theirs.to(torch.complex64)
-    return torch.equal(mine, theirs)
+    return torch.equal(_widened(mine), _widened(theirs))
+
+
+def _widened(tensor: Tensor) -> Tensor:
+    """Floats of 8 bits as f32: torch does next to nothing with them as they are."""
+    return tensor.float() if tensor.is_floating_point() and tensor.dtype.itemsize == 1 else tensor
 
 
 def _same_by_torch(mine: Any, theirs: Any) -> bool:

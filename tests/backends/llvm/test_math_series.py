@@ -16,14 +16,17 @@ from weft.tile.functions import FUNCTIONS
 
 COUNT = 3000
 SPECIAL = np.array(
-    [np.nan, np.inf, -np.inf, 0.0, -0.0, 1.0, -1.0, 2.0, 0.5, -0.5, 2.3e-308, 1.7e308, -1.7e308, 3.0, -3.0, 1e300]
+    [
+        *(np.nan, np.inf, -np.inf, 0.0, -0.0, 1.0, -1.0, 2.0, 0.5, -0.5, 2.3e-308, 1.7e308, -1.7e308, 3.0, -3.0, 1e300),
+        *(709.7, -709.7, 710.4, -710.4, 711.0),  # around where e^x and sinh x have no number any more
+    ]
 )
 BAR = {"tan": 6.0, "erfinv": 16.0, "digamma": 64.0, "lgamma": 8.0}
 
 
-def run(jit, name: str, *arrays: np.ndarray) -> np.ndarray:
+def run(jit, name: str, *arrays: np.ndarray, lanes: int = 1) -> np.ndarray:
     return jit.run(
-        lambda b, args: SERIES[name](*(E(b, arg) for arg in args)).v, list(arrays), [f64] * len(arrays), f64, 1
+        lambda b, args: SERIES[name](*(E(b, arg) for arg in args)).v, list(arrays), [f64] * len(arrays), f64, lanes
     )
 
 
@@ -71,6 +74,28 @@ def test_one_operand(jit, name: str) -> None:
             apart = np.where(np.abs(got - want) < 4e-15, 0.0, apart)
         worst = int(np.argmax(apart))
         assert apart[worst] <= BAR.get(name, 4.0), f"{apart[worst]} units at {x[worst]!r}"
+
+
+@pytest.mark.parametrize("name", [name for name in SERIES if FUNCTIONS[name].arity == 1])
+def test_lanes_see_nothing_of_each_other(jit, name: str) -> None:
+    """Large and small arguments, which take different ways, side by side."""
+    x = generator().permutation(samples(name))[:512]
+    assert np.array_equal(run(jit, name, x, lanes=8), run(jit, name, x), equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    "name", ["exp", "expm1", "sinh", "cosh", "log", "log1p", "sin", "cos", "asin", "acos", "atan", "asinh", "acosh"]
+)
+def test_two_units_at_the_scale_of_the_result(jit, name: str) -> None:
+    """What is asked of results in f64: as judged by their largest, around 1 and further out."""
+    rng = generator()
+    for reach in (1.0, 20.0):
+        x = rng.uniform(-reach, reach, 4000)
+        x = {"log": np.abs(x), "log1p": np.abs(x), "acosh": 1 + np.abs(x)}.get(name, x)
+        x = x / reach if name in ("asin", "acos") else x
+        want = FUNCTIONS[name].numpy(x.astype(np.longdouble))
+        apart = np.abs(run(jit, name, x) - want) / np.abs(want).max()
+        assert apart.max() <= 2 * np.finfo(np.float64).eps
 
 
 @pytest.mark.parametrize("name", ["pow", "atan2", "fmod", "remainder", "floordiv"])

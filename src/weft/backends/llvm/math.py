@@ -1,8 +1,9 @@
 """The functions of `weft.tile.functions` as LLVM code, on scalars and on vectors of any number of lanes.
 
 `emit_function` is what a code generator calls. Floats narrower than 32 bits arrive widened to `float` (`cast.py`), so
-the algorithms are written for `float` and `double`. In f32 everything is vector code without calls; in f64 what is not
-arithmetic goes to the C library lane by lane. Accuracy and speed are asserted in `tests/backends/llvm/test_math.py`.
+the algorithms are written for `float` and `double`. They are vector code without calls, but for gamma functions,
+`tan` and `erfc` of f64, and f64 on processors without fused multiply-adds: these go to the C library lane by lane.
+Accuracy and speed are asserted in `tests/backends/llvm/test_math.py`.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from weft.backends.llvm.math_float import FLOAT, FloatFunction, next_after
 from weft.backends.llvm.math_integer import BOOLEAN, INTEGER
 from weft.backends.llvm.math_log import LOGARITHMS
 from weft.backends.llvm.math_power import power
+from weft.backends.llvm.math_series import SERIES
 from weft.backends.llvm.math_trig import TRIGONOMETRY
 from weft.backends.llvm.math_wide import WIDE
 from weft.backends.llvm.values import V
@@ -34,7 +36,13 @@ SINGLE: Mapping[str, FloatFunction] = {
     "erf": erf,
     "pow": power,
 }
-DOUBLE: Mapping[str, FloatFunction] = {**FLOAT, **DOUBLE_ONLY}
+BY_LIBRARY: Mapping[str, FloatFunction] = {**FLOAT, **DOUBLE_ONLY}
+# What has fewer digits as a series; that of a gamma function takes as long as the library, too.
+_FEWER_DIGITS = ("tan", "erfc", "lgamma", "digamma")
+DOUBLE: Mapping[str, FloatFunction] = {
+    **BY_LIBRARY,
+    **{name: SERIES[name] for name in DOUBLE_ONLY if name not in _FEWER_DIGITS},
+}
 
 
 def emit_function(b: Function, name: str, args: Sequence[V], dtype: DType) -> V:
@@ -45,7 +53,8 @@ def emit_function(b: Function, name: str, args: Sequence[V], dtype: DType) -> V:
     if name == "nextafter":
         return next_after(b, args, dtype)
     if dtype.is_float:
-        table = DOUBLE if args[0].element == "double" else SINGLE
+        double = BY_LIBRARY if "fma" in b.module.lacks else DOUBLE
+        table = double if args[0].element == "double" else SINGLE
         if name in table:
             return table[name](*(E(b, arg) for arg in args)).v
     elif dtype.is_integer and name in INTEGER:

@@ -13,10 +13,11 @@ from math import factorial
 from weft.backends.llvm.builder import Function
 from weft.backends.llvm.math_expression import E, horner, when_any
 from weft.backends.llvm.math_float import FloatFunction
-from weft.backends.llvm.math_trig import circular
+from weft.backends.llvm.math_trig import circular, gather
 from weft.backends.llvm.values import V
 
 _INF = float("inf")
+_MIN_NORMAL = 2.2250738585072014e-308
 # π/2 in three parts, of which whole numbers of up to 20 bits times the first two are exact
 _PI_2 = (1.5707963267341256, 6.077100506303966e-11, 2.0222662487959506e-21)
 _LARGE = 2.0**20
@@ -64,16 +65,12 @@ def _reduced_large(x: E) -> tuple[E, E]:
     |x| = m · 2^e with an integer m of 53 bits. Digits of 2/π before number e - 1 turn x the full circle and drop out;
     of the next 192, times m and modulo 2^192, the upper 128 are a fixed-point number of quarter turns.
     """
-    b = x.b
     bits = x.bits()
     biased = (bits >> 52) & 2047
     first = (biased.call("smax", biased.of(1043)) - 1043) + (1043 - 1075 - 1 + _LEADING - 1)
-    table, index, shift = _digits_table(b), first >> 6, first & 63
+    table, index, shift = _digits_table(x.b), first >> 6, first & 63
 
-    def word(place: int) -> E:
-        return E(b, b.load("i64", b.gep(table, (index + place).v, "i64"), 8))
-
-    words = [word(place) for place in range(4)]
+    words = [gather(table, index + place, "i64") for place in range(4)]
     high, middle, low = (words[k].call("fshl", words[k + 1], shift) for k in range(3))
     m = (bits & ((1 << 52) - 1)) | (1 << 52)
     wide = m.to("zext", "i128")
@@ -95,7 +92,13 @@ def _quarters(x: E) -> tuple[E, E]:
     near = large.select(0.0, x)
     n = (near * (2 / math.pi)).call("roundeven")
     r = n.fma(-_PI_2[2], n.fma(-_PI_2[1], n.fma(-_PI_2[0], near)))
-    n, r = when_any(large, [n.to("fptosi", "i64"), r], lambda: _reduced_large(x))
+    n = n.to("fptosi", "i64")
+
+    def all_lanes() -> list[E]:
+        n_large, r_large = _reduced_large(x)
+        return [large.select(n_large, n), large.select(r_large, r)]
+
+    n, r = when_any(large, [n, r], all_lanes)
     return n, r
 
 
@@ -110,10 +113,13 @@ def _asin_near(x: E) -> E:
 
 
 def asin(x: E) -> E:
+    """Beyond one half π/2 - 2 asin(s) with s = sqrt((1 - |x|) / 2), whose lost digits are added again."""
     magnitude = abs(x)
-    far = _asin_near(((1.0 - magnitude) * 0.5).call("sqrt")) * 2.0
-    result = magnitude.compare("ogt", 0.5).select(_HALF_PI - (far - _HALF_PI_LOW), _asin_near(magnitude))
-    return result.copysign(x)
+    square = (1.0 - magnitude) * 0.5
+    s = square.call("sqrt")
+    lost = (-s).fma(s, square) / (s + _MIN_NORMAL)
+    far = (_HALF_PI - s * 2.0) - ((horner(square, _ASIN) * square).fma(s * 2.0, lost) - _HALF_PI_LOW)
+    return magnitude.compare("ogt", 0.5).select(far, _asin_near(magnitude)).copysign(x)
 
 
 def acos(x: E) -> E:

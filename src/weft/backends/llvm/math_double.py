@@ -1,4 +1,4 @@
-"""Functions of f64, lane by lane with the C library, and the rare ones that f32 shares (see `math.py`).
+"""Functions of f64, lane by lane with the C library, where there is no other code (see `math.py`).
 
 The JIT finds the library's functions in the process. What C lacks (digamma, erfinv) is composed of what it has.
 """

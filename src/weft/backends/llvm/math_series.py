@@ -1,6 +1,7 @@
-"""Functions of f64 as code of their own, for machines without a C library (see `math.py`): series and minimax fits.
+"""Functions of f64 as code of their own, without calls of a C library (see `math.py`): series and minimax fits.
 
-Results are good to a few units of the last place; those of `lgamma` left of 0, near its zeros, to as many units of 1.
+Results are good to some two units of the last place, those of `tan`, `erfc`, `lgamma`, `digamma` and `erfinv` to a few
+more; of `lgamma` left of 0, near its zeros, to as many units of 1.
 """
 
 from __future__ import annotations
@@ -63,25 +64,36 @@ def _exp2(x: E) -> E:
 
 
 def _expm1(x: E) -> E:
-    """2^n ((e^r - 1) + (1 - 2^-n))."""
-    n, r = _reduced(at_most(at_least(x, -40.0), 710.0))
-    part = horner(r, _EXPM1).fma(r * r, r)
-    result = scaled_by_power(part + (1.0 - power_of_two(0 - n)), n)
+    """2^n ((1 - 2^-n) + (e^r - 1)), with what r and the sum of its first two terms lost."""
+    clamped = at_most(at_least(x, -40.0), 710.0)
+    n = (clamped * _LOG2_E).call("roundeven")
+    start = n.fma(-_LN2_HIGH, clamped)  # exact
+    r = n.fma(-_LN2_LOW, start)
+    lost = n.fma(-_LN2_LOW, start - r)
+    n = n.to("fptosi", "i64")
+    whole = 1.0 - power_of_two((0 - n).call("smax", n.of(-1022)))
+    first = whole + r
+    rest = ((whole - first) + r) + lost
+    result = scaled_by_power(first + horner(r, _EXPM1).fma(r * r, rest), n)
     return (x.compare("uno", x) | x.compare("oeq", 0.0)).select(x, result)
+
+
+def _half_exp(x: E) -> E:
+    """e^x / 2 of x ≥ 0, which is finite a little longer than e^x."""
+    n, r = _reduced(at_most(x, 712.0))
+    return x.compare("uno", x).select(x, scaled_by_power(horner(r, _EXP), n - 1))
 
 
 def _sinh(x: E) -> E:
     magnitude = abs(x)
     e = _expm1(magnitude)
-    root = _exp(magnitude * 0.5)
-    result = magnitude.compare("olt", 22.0).select((e + e / (e + 1.0)) * 0.5, root * 0.5 * root)
-    return result.copysign(x)
+    near = (e + e / (e + 1.0)) * 0.5
+    return magnitude.compare("olt", 22.0).select(near, _half_exp(magnitude)).copysign(x)
 
 
 def _cosh(x: E) -> E:
-    root = _exp(abs(x) * 0.5)
-    power = root * root
-    return abs(x).compare("olt", 22.0).select((power + 1.0 / power) * 0.5, root * 0.5 * root)
+    half = _half_exp(abs(x))
+    return half + 0.25 / half
 
 
 def _tanh(x: E) -> E:

@@ -45,13 +45,13 @@ def _digits_table(b: Function) -> V:
     return V("ptr", f"@{name}")
 
 
-def _gather(table: V, index: E) -> E:
+def gather(table: V, index: E, element: str) -> E:
     """table[index] for each lane."""
     b, lanes = index.b, index.v.lanes
     if lanes == 1:
-        return E(b, b.load("i32", b.gep(table, index.v, "i32"), 4))
-    pointers = b.emit(f"<{lanes} x ptr>", f"getelementptr i32, {table}, {index.v}")
-    type_ = index.like("i32")
+        return E(b, b.load(element, b.gep(table, index.v, element), int(element[1:]) // 8))
+    pointers = b.emit(f"<{lanes} x ptr>", f"getelementptr {element}, {table}, {index.v}")
+    type_ = index.like(element)
     every, none = constant(True, index.like("i1")), V(type_, "poison")
     name = f"llvm.masked.gather.{mangle(type_)}.{mangle(pointers.type)}"
     return E(b, b.call(name, type_, pointers, every, none))
@@ -69,7 +69,7 @@ def _reduced_large(x: E) -> tuple[E, E]:
     index = (biased.call("smax", biased.of(145)) - 145).to("zext", "i64")
     table = _digits_table(x.b)
     mantissa = ((bits & 0x7FFFFF) | 0x800000).to("zext", "i64")
-    high, middle, low = (_gather(table, index + offset).to("zext", "i64") * mantissa for offset in (0, 32, 64))
+    high, middle, low = (gather(table, index + offset, "i32").to("zext", "i64") * mantissa for offset in (0, 32, 64))
     turns = (high << 32) + middle + (low >> 32)
     n = (turns + (1 << 61)) >> 62
     r = ((turns - (n << 62)).to("sitofp", "double") * (math.pi / 2 * 2.0**-62)).to("fptrunc", "float")

@@ -34,6 +34,7 @@ from weft.frontends.torch.capture.processor_tables import make_tables
 from weft.frontends.torch.capture.random_numbers import draw_seeds_once
 from weft.frontends.torch.capture.recurrent_layers import with_recurrent_layers
 from weft.frontends.torch.capture.split_sizes import with_split_sizes
+from weft.frontends.torch.capture.values_alone import ask_for_values_alone
 from weft.frontends.torch.collectives.captured_collectives import has_collectives, lower_captured
 from weft.frontends.torch.collectives.failures import naming_dead_ranks_of
 from weft.frontends.torch.collectives.gathers import mark_gathers
@@ -183,6 +184,7 @@ def compile_graph(
     `traced_inputs` are what Dynamo traced it with: the weights among them can be frozen.
     """
     draw_seeds_once(module)
+    ask_for_values_alone(module)
     try:
         make_tables(module)
         ask_sizes(module)

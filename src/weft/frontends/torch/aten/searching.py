@@ -17,8 +17,9 @@ from weft.ir.types import DType, Tensor, boolean, f32, i8, i16, i32, i64
 from weft.ops.elementwise.select import holds
 
 Number = bool | int | float
-_FEW_BINS, _FEW_INTEGERS = 256, 4096
-"""Each bin looks at all numbers, if they are few, which takes less for integers; into more, each is added in turn."""
+_FEW_BINS, _FEW_INTEGERS, _FEW_ON_PROCESSOR = 256, 4096, 4
+"""Each bin looks at all numbers, if they are few, which takes less for integers; into more, each is added in turn, at
+which a processor is quick."""
 
 
 @aten("searchsorted.Tensor", "searchsorted.Scalar")
@@ -67,17 +68,20 @@ def histc(b: ImportBuilder, x: SSAValue, bins: int = 100, min: float = 0, max: f
         place = _whole_numbers(b, row, bins, min, max)
     else:
         place = _intervals(b, row, bins, *_edges(b, row, min, max))
+    few = _FEW_INTEGERS if b.dtype(row).is_integer else _FEW_BINS
+    if b.meta_of(0).device.type == "cpu":
+        few = _FEW_ON_PROCESSOR
     # Places are what all numbers take memory for.
     narrow = next(dtype for dtype in (i8, i16, i32, i64) if holds(dtype, bins))
-    if bins <= (_FEW_INTEGERS if b.dtype(row).is_integer else _FEW_BINS):
+    if bins <= few:
         place, numbers = b.to(place, narrow), b.to(b.iota_of(bins), narrow)
         same = b.emit("eq", b.view(place, (*b.shape(row), 1)), b.view(numbers, (1, bins)))
         return b.emit("sum", b.to(same, result.dtype), dims=(0,), keep=False)
-    # What lies in no interval is counted in one more.
+    # What lies in no interval is counted in one more; a float ends to count at 2^24.
     place = b.to(b.emit("where", b.emit("lt", place, b.number(0, i64)), b.number(bins, i64), place), narrow)
-    counts, ones = b.zeros(Tensor(result.dtype, (bins + 1,))), b.expand(b.number(1, result.dtype), b.shape(row))
+    counts, ones = b.zeros(Tensor(i64, (bins + 1,))), b.expand(b.number(1, i64), b.shape(row))
     counts = b.emit("index_put", counts, place, ones, dims=(0,), position=0, accumulate=True)
-    return b.emit("slice", counts, starts=(0,), shape=(bins,), steps=(1,))
+    return b.to(b.emit("slice", counts, starts=(0,), shape=(bins,), steps=(1,)), result.dtype)
 
 
 def _whole_numbers(b: ImportBuilder, row: SSAValue, bins: int, min: float, max: float) -> SSAValue:
