@@ -26,8 +26,11 @@ from weft.ops.graph import FuncOp, GroupOp, LaunchOp, OpaqueOp
 from weft.ops.layouts import StridedLayout, contiguous, is_dense, ordered, source_layout, view_layout
 from weft.ops.matmul.dot import Dot
 from weft.ops.shape import Windows
+from weft.ops.windows.adaptive_pool import AdaptivePool
 from weft.ops.windows.convolution import Convolution
 from weft.ops.windows.pool import Pool
+from weft.ops.windows.resize import Resize
+from weft.ops.windows.unpool import MaxUnpool
 from weft.passes.grouping.build_groups import result_targets, strides_of
 from weft.passes.place_launches import wanted_layouts
 
@@ -144,7 +147,7 @@ def _leading(op: Operation) -> list[SSAValue]:
     if isinstance(op, Elementwise):
         shape = tensor_of(op.results[0].type).shape
         return [operand for operand in op.operands if tensor_of(operand.type).shape == shape]
-    if isinstance(op, Pool | Convolution):
+    if isinstance(op, Pool | AdaptivePool | MaxUnpool | Convolution | Resize):
         return [op.operands[0]]
     return list(op.operands) if op.name in ("graph.concat", "graph.pad") else []
 

@@ -46,6 +46,8 @@ class FusionLegality:
             return self._follows_sums(op, group)
         if isinstance(op, Elementwise | Movement):
             shape = tensor_of(op.results[0].type).shape
+            if group.kind == "window" and self._widens_for_sums(op, group):
+                return False
             if group.kind in ("pointwise", "rows", "dot", "window"):
                 if group.takes(shape) and self.reads_in_place(op, group):
                     return True
@@ -68,6 +70,21 @@ class FusionLegality:
                 return True
             return self.moves_domain(op, group, shape)
         return isinstance(op, Scatter) and self.updates and self._makes_updates(op, group)
+
+    def _widens_for_sums(self, op: GraphOp, group: Group) -> bool:
+        """Whether an op makes wider what windows give, for sums: these read the narrow one, and widen it themselves."""
+        made = [tensor_of(value.type).dtype.bytes for value in self.sources(op.operands) if value in group.made]
+        if not made or tensor_of(op.results[0].type).dtype.bytes <= max(made):
+            return False
+        waiting, seen = list(op.results), set[SSAValue]()
+        while waiting:
+            value = waiting.pop()
+            for user in () if value in seen else self.consumers.get(value, ()):
+                if isinstance(user, DimensionReduction):
+                    return True
+                waiting += user.results if isinstance(user, Elementwise) else ()
+            seen.add(value)
+        return False
 
     def is_formula(self, group: Group, joining: Sequence[GraphOp], reading: AbstractSet[SSAValue]) -> bool:
         """Whether a group and what joins it are one formula of few tensors: its length is no reason to cut it."""

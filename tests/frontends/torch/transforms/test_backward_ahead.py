@@ -64,6 +64,16 @@ def test_a_loss_is_differentiated_by_what_the_first_call_has_compiled() -> None:
 
 
 @pytest.mark.usefixtures("as_for_a_gpu")
+def test_a_graph_is_retained_where_torch_did_not_look_for_donated_buffers() -> None:
+    settings: Any = torch._functorch.config
+    given = values()
+    with settings.patch(donated_buffer=False):
+        results = compiled(both)(*given)
+    check(results, given, 0, retain_graph=True)
+    check(results, given, 0)
+
+
+@pytest.mark.usefixtures("as_for_a_gpu")
 def test_another_result_is_differentiated_by_a_program_of_its_own() -> None:
     given = values()
     with recording() as records:

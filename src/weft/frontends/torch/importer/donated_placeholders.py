@@ -25,11 +25,14 @@ def take_donated() -> tuple[int, ...]:
     """Those of the backward graph that is compiled now: AOTAutograd knows which saved tensors share memory with no
     argument, output or gradient.
 
-    It is told that there are none: else it would refuse to let a graph be retained, which costs copies here.
+    It is told that there are none: else it would refuse to let a graph be retained, which costs copies here. So it
+    would where it was not to look for any, but is when a gradient is computed.
     """
     context = TracingContext.try_get()
-    metadata = None if context is None else context.fw_metadata
-    found: list[int] = getattr(metadata, "bw_donated_idxs", None) or []
-    places = tuple(found)
+    metadata: Any = None if context is None else context.fw_metadata
+    if metadata is None:
+        return ()
+    found: list[int] = metadata.bw_donated_idxs or []
+    places, metadata.bw_donated_idxs = tuple(found), found
     found.clear()
     return places
