@@ -29,9 +29,9 @@ class Phase:
     """What a segment needs beside what is there, and what nobody needs after it."""
 
     makes: tuple[int, ...]
-    """Outputs, and temporaries that live on, which it is the first to touch."""
+    """Outputs, and temporaries that live on or are large, which it is the first to touch."""
     arena: Arena
-    """Its own temporaries."""
+    """Its own temporaries, but for large ones that share no memory."""
     drops: tuple[int, ...]
     """Inputs, results of calls and temporaries that it is the last to touch."""
 
@@ -171,15 +171,28 @@ def plan_phases(plan: Plan, sizes: Mapping[str, int], parts: Sequence[Sequence[S
     phases: list[Phase] = []
     for number, steps in enumerate(parts):
         inside = {b: life for b, life in lifetimes(plan, steps).items() if first[b] == last[b]}
-        made, ended = ([b for b in each.get(number, ()) if b not in inside] for each in (made_by, ended_by))
+        arena = _without_large(inside, {b: bytes_of(plan, b, sizes) for b in inside})
+        made, ended = ([b for b in each.get(number, ()) if b not in arena.offsets] for each in (made_by, ended_by))
         phases.append(
             Phase(
                 tuple(b for b in made if roles[b] in ("output", "temporary")),
-                lay_out(inside, {b: bytes_of(plan, b, sizes) for b in inside}),
+                arena,
                 tuple(b for b in ended if roles[b] in ("input", "external", "temporary") and b not in returned),
             )
         )
     return tuple(phases)
+
+
+def _without_large(lives: Mapping[int, tuple[int, int]], sizes: Mapping[int, int]) -> Arena:
+    """The arena of a segment's own temporaries, without large ones that would share no memory in it.
+
+    An allocator has a block for each of them at hand sooner than one for all of them.
+    """
+    arena = lay_out(lives, sizes)
+    if len(lives) < 2 or arena.size < sum(sizes.values()):
+        return arena
+    small = {b: life for b, life in lives.items() if sizes[b] < _REUSED}
+    return arena if len(small) == len(lives) else lay_out(small, sizes)
 
 
 def _by_part(places: Mapping[int, int]) -> dict[int, list[int]]:
