@@ -55,10 +55,11 @@ def test_a_gradient_takes_the_memory_of_one_that_nobody_reads_any_more() -> None
 def test_large_temporaries_of_a_segment_are_blocks_of_their_own_where_they_would_share_none() -> None:
     """An allocator has blocks of 49 and 196 MiB that were given back, and none of both together."""
     roles = {0: "input", 4: "output"}
-    plan = planned(roles, {0: 49, 1: 49, 2: 196, 3: 1, 4: 1}, [(0, 1), (1, 2, 3), (2, 3, 4)])
+    sizes = {0: 49, 1: 49, 2: 196, 3: 1, 4: 1, 5: 1}
+    plan = planned(roles, sizes, [(0, 1, 3), (1, 2, 3), (2, 5), (2, 5, 4)])
     (phase,) = plan_phases(plan, {}, [plan.steps])
     assert set(phase.makes) == {1, 2, 4} and {1, 2} <= set(phase.drops)
-    assert phase.arena.size == 1 << 20 and set(phase.arena.offsets) == {3}
+    assert phase.arena.size == 1 << 20 and set(phase.arena.offsets) == {3, 5}
 
     plan = planned(roles, {0: 49, 1: 49, 2: 196, 3: 49, 4: 1}, [(0, 1), (1, 2), (2, 3), (3, 4)])
     (phase,) = plan_phases(plan, {}, [plan.steps])

@@ -188,11 +188,9 @@ def _without_large(lives: Mapping[int, tuple[int, int]], sizes: Mapping[int, int
 
     An allocator has a block for each of them at hand sooner than one for all of them.
     """
-    arena = lay_out(lives, sizes)
-    if len(lives) < 2 or arena.size < sum(sizes.values()):
-        return arena
-    small = {b: life for b, life in lives.items() if sizes[b] < _REUSED}
-    return arena if len(small) == len(lives) else lay_out(small, sizes)
+    large = {b: life for b, life in lives.items() if sizes[b] >= _REUSED}
+    share = lay_out(large, sizes).size < sum(sizes[b] for b in large)
+    return lay_out(lives if share else {b: life for b, life in lives.items() if b not in large}, sizes)
 
 
 def _by_part(places: Mapping[int, int]) -> dict[int, list[int]]:
