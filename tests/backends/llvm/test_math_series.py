@@ -98,6 +98,21 @@ def test_two_units_at_the_scale_of_the_result(jit, name: str) -> None:
         assert apart.max() <= 2 * np.finfo(np.float64).eps
 
 
+@pytest.mark.parametrize(
+    ("name", "outside"),
+    [
+        ("acosh", (-1e300, -1e155, -1.7e308, -1.34e154, -1e10, -2.0, 0.5, -np.inf)),
+        ("log", (-1e300, -2.0, -np.inf)),
+        ("log1p", (-1e300, -2.0, -np.inf)),
+        ("asin", (-1e300, 1.5, np.inf)),
+        ("acos", (-1e300, 1.5, np.inf)),
+        ("atanh", (-1e300, 1.5, np.inf)),
+    ],
+)
+def test_nothing_is_outside_of_where_a_function_is_one(jit, name: str, outside: tuple[float, ...]) -> None:
+    assert np.isnan(run(jit, name, np.array(outside))).all()
+
+
 @pytest.mark.parametrize("name", ["pow", "atan2", "fmod", "remainder", "floordiv"])
 def test_two_operands(jit, name: str) -> None:
     rng = generator()

@@ -160,7 +160,8 @@ def _asinh(x: E) -> E:
 def _acosh(x: E) -> E:
     t = x - 1.0
     near = _log1p(t + (t * t + t * 2.0).call("sqrt"))
-    return x.compare("ogt", 2.0**28).select(_log(x) + math.log(2), near)
+    result = x.compare("ogt", 2.0**28).select(_log(x) + math.log(2), near)
+    return x.compare("olt", 1.0).select(x.of(float("nan")), result)
 
 
 def _atanh(x: E) -> E:

@@ -77,3 +77,10 @@ def test_what_is_computed_of_many_lines_is_computed_of_some_after_the_other(name
     assert [each.stride() for each in pytree.tree_leaves(found)] == [
         each.stride() for each in pytree.tree_leaves(expected)
     ]
+
+
+def test_a_batch_of_matrices_that_are_long_by_themselves_is_computed_at_once() -> None:
+    factors, pivots = torch.linalg.lu_factor(torch.randn(2, 2, 2) + 3 * torch.eye(2))
+    columns = torch.randn(2, 2, (1 << 21) + 8)
+    solve = torch.compile(lambda *given: torch.linalg.lu_solve(*given), backend="weft", options={"cache": False})
+    torch.testing.assert_close(solve(factors, pivots, columns), torch.linalg.lu_solve(factors, pivots, columns))

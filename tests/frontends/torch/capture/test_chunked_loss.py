@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from weft.backends.cpu.target import host_target
 from weft.config import Config
 from weft.diagnostics import forget
 from weft.errors import WeftError
@@ -110,7 +111,10 @@ def test_the_peak_is_what_was_predicted_and_logits_are_no_part_of_it(dtype: torc
     for value in given:
         value.grad = None
     peak = allocated_peak(lambda: call(*given).backward())
-    assert abs(peak - predicted) <= 0.01 * predicted
+    # Sums of narrow floats are the library's to keep: in matrix tiles it has blocks of them, fewer than are counted.
+    in_tiles = dtype == torch.bfloat16 and host_target().capabilities.library_matrix_tiles
+    uncertain = 64 * classes * 4 if in_tiles else 0
+    assert 0.99 * predicted - uncertain <= peak <= 1.01 * predicted
     gradients = sum(value.numel() for value in values) * dtype.itemsize
     assert peak < 2.1 * gradients + 3 * 64 * classes * 4 < rows * classes * 4  # the logits alone are the last
 

@@ -69,7 +69,7 @@ def histc(b: ImportBuilder, x: SSAValue, bins: int = 100, min: float = 0, max: f
     else:
         place = _intervals(b, row, bins, *_edges(b, row, min, max))
     few = _FEW_INTEGERS if b.dtype(row).is_integer else _FEW_BINS
-    if b.meta_of(0).device.type == "cpu":
+    if not b.capabilities.thread_blocks:
         few = _FEW_ON_PROCESSOR
     # Places are what all numbers take memory for.
     narrow = next(dtype for dtype in (i8, i16, i32, i64) if holds(dtype, bins))

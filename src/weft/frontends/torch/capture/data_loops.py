@@ -63,9 +63,13 @@ def by_parts(function: Callable[..., Tensor], *values: Tensor) -> Tensor:
 
 
 def is_long_batch(*sizes: Any) -> bool:
-    """Whether tensors of these shapes, whose first dimensions are one batch, are computed by parts of it."""
-    known = all(isinstance(size, int) for shape in sizes for size in shape)
-    return known and all(len(shape) for shape in sizes) and max(map(math.prod, sizes)) >= _LONG_BATCH
+    """Whether tensors of these shapes, whose first dimensions are one batch, are computed by parts of it.
+
+    What is long with one element of the batch has no parts.
+    """
+    if not all(len(shape) and all(isinstance(size, int) for size in shape) for shape in sizes):
+        return False
+    return max(map(math.prod, sizes)) >= _LONG_BATCH > max(math.prod(shape[1:]) for shape in sizes)
 
 
 def by_batches(

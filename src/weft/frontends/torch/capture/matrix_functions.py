@@ -10,6 +10,7 @@ other than Cholesky's are LAPACK's.
 
 from __future__ import annotations
 
+import math
 from functools import partial
 
 import torch
@@ -151,7 +152,8 @@ def lu_solve(lu: Tensor, pivots: Tensor, b: Tensor, *, left: bool = True, adjoin
     batch = torch.broadcast_shapes(lu.shape[:-2], b.shape[:-2])
     if 0 in (*batch, *b.shape[-2:]):  # without elements, eager does not look at the pivots either
         return b.new_zeros((*batch, *b.shape[-2:]))
-    if batch and lu.shape[:-2] == b.shape[:-2] and is_long_batch(lu.shape, b.shape):
+    count = math.prod(batch)
+    if batch and lu.shape[:-2] == b.shape[:-2] and is_long_batch((count, *lu.shape[-2:]), (count, *b.shape[-2:])):
         operands = (each.reshape(-1, *each.shape[len(batch) :]) for each in (lu, pivots, b))
         return by_batches(partial(lu_solve, adjoint=adjoint), *operands).reshape(b.shape)
     if not batch and is_long_batch(b.mT.shape):
@@ -175,7 +177,7 @@ def _solved_columns(adjoint: bool, columns: Tensor, lu: Tensor, pivots: Tensor) 
 def householder_product(a: Tensor, tau: Tensor) -> Tensor:
     """The first columns of a product of reflections."""
     rows, columns = a.shape[-2:]
-    if a.dim() > 2 and is_long_batch(a.shape, tau.shape):
+    if a.dim() > 2 and is_long_batch((math.prod(a.shape[:-2]), rows, columns)):
         found = by_batches(householder_product, a.reshape(-1, rows, columns), tau.reshape(-1, tau.shape[-1]))
         return found.reshape(a.shape)
     eye = torch.eye(rows, columns, dtype=a.dtype, device=a.device).expand(a.shape)
