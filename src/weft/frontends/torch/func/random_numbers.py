@@ -18,6 +18,7 @@ import torch
 from torch import fx
 
 import weft.frontends.torch.capture.random_numbers as operators
+from weft.errors import UnsupportedError
 from weft.frontends.torch.importer.region_seeds import OUTER
 
 _ops: Any = torch.ops.aten
@@ -58,6 +59,22 @@ def _wrapped(number: int) -> int:
     return (number + 2**63) % 2**64 - 2**63
 
 
+_BY_REJECTION = (
+    _ops.poisson.default,
+    _ops.binomial.default,
+    _ops._standard_gamma.default,
+    _ops._sample_dirichlet.default,
+)
+"""Numbers for which torch draws others until some fit: a seed does not say how many."""
+
+
+def _refused(*_: Any, **__: Any) -> torch.Tensor:
+    raise UnsupportedError(
+        "random numbers of a Poisson, binomial, gamma or Dirichlet distribution, which would be others in every call",
+        hint="draw them before, and give them to the function as an argument",
+    )
+
+
 def drawing_from(seed: Seed) -> dict[Any, Callable[..., Any]]:
     """Torch's random operators, by numbers of the seed."""
 
@@ -85,7 +102,39 @@ def drawing_from(seed: Seed) -> dict[Any, Callable[..., Any]]:
     def exponential(x: torch.Tensor, rate: float = 1.0, generator: Any = None) -> torch.Tensor:
         return torch.log1p(-seed.uniform(x.shape, x.dtype)) * (-1.0 / rate)
 
+    def normal_of(mean: Any, std: Any = 1.0, size: Any = None, dtype: Any = None, **_: Any) -> torch.Tensor:
+        given = [each for each in (mean, std) if isinstance(each, torch.Tensor)]
+        shape = torch.broadcast_shapes(*(each.shape for each in given)) if size is None else size
+        return seed.normal(shape, given[0].dtype if given else dtype) * std + mean
+
+    def cauchy(x: torch.Tensor, median: float = 0.0, sigma: float = 1.0, generator: Any = None) -> torch.Tensor:
+        return torch.tan(math.pi * (seed.uniform(x.shape, x.dtype) - 0.5)) * sigma + median
+
+    def log_normal(x: torch.Tensor, mean: float = 1.0, std: float = 2.0, generator: Any = None) -> torch.Tensor:
+        return torch.exp(normal(x, mean, std))
+
+    def geometric(x: torch.Tensor, p: float, generator: Any = None) -> torch.Tensor:
+        drawn = torch.log1p(-seed.uniform(x.shape, torch.float32)) / math.log1p(-p) if p < 1 else torch.zeros(x.shape)
+        return torch.clamp(torch.ceil(drawn), min=1).to(x.dtype)
+
+    def rrelu(
+        x: torch.Tensor, noise: torch.Tensor, low: float = 1 / 8, high: float = 1 / 3, training: bool = False, *_: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        if not training:
+            return torch.where(x > 0, x, x * ((low + high) / 2)), noise.clone()
+        slopes = torch.where(x > 0, torch.ones_like(x), uniform(x, low, high))
+        return x * slopes, slopes
+
     return {
+        **dict.fromkeys(_BY_REJECTION, _refused),
+        _ops.rrelu_with_noise_functional.default: rrelu,
+        _ops.normal.float_float: normal_of,
+        _ops.normal.Tensor_Tensor: normal_of,
+        _ops.normal.Tensor_float: normal_of,
+        _ops.normal.float_Tensor: normal_of,
+        _ops.cauchy.default: cauchy,
+        _ops.log_normal.default: log_normal,
+        _ops.geometric.default: geometric,
         _ops.rand.default: lambda size, dtype=None, **_: seed.uniform(size, dtype),
         _ops.randn.default: lambda size, dtype=None, **_: seed.normal(size, dtype),
         _ops.rand_like.default: lambda x, dtype=None, **_: seed.uniform(x.shape, dtype or x.dtype),
