@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import platform
 import shutil
 import subprocess
@@ -14,6 +15,7 @@ import pytest
 import weft
 from weft.artifact.emit_object import c_header, emit_object, identifier
 from weft.artifact.processors import BASELINES, architecture, flags_here
+from weft.artifact.sources import read_source
 from weft.artifact.write import Request, Source, write_artifact
 from weft.errors import ArtifactError, UnsupportedError
 from weft.testing.hostile_artifacts import LAYER, layer_inputs, layer_source
@@ -95,6 +97,30 @@ def test_a_shared_object_is_for_one_target(tmp_path: Path) -> None:
         emit_object(tmp_path / "m.so", layer_source(), Request(("host", "x86-64-v3")))
     paths = emit_object(tmp_path / "m.so", layer_source(), Request(("aarch64",)))
     assert paths[0].read_bytes()[:20].hex() == "7f454c4602010100000000000000000003 00 b700".replace(" ", "")
+
+
+def test_a_call_returns_the_check_that_its_data_has_not_passed(tmp_path: Path) -> None:
+    onnx = pytest.importorskip("onnx")
+    tensors = [
+        onnx.helper.make_tensor_value_info(n, t, s) for n, t, s in (("x", 1, [4, 3]), ("i", 7, [3]), ("y", 1, [3, 3]))
+    ]
+    graph = onnx.helper.make_graph([onnx.helper.make_node("Gather", ["x", "i"], ["y"])], "g", tensors[:2], tensors[2:])
+    onnx.save(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)]), tmp_path / "rows.onnx")
+    emit_object(tmp_path / "rows.so", read_source(tmp_path / "rows.onnx"), Request(("host",)))
+    run = ctypes.CDLL(tmp_path / "rows.so").rows_run
+    run.restype = ctypes.c_int64
+    x, y, check = np.arange(12, dtype=np.float32).reshape(4, 3), np.empty((3, 3), np.float32), np.empty((), np.int64)
+
+    def called(*places: int) -> int:
+        index = np.array(places)
+        pointers = [(ctypes.c_void_p * len(each))(*(a.ctypes.data for a in each)) for each in ((x, index), (y, check))]
+        returned = run(None, *pointers, 1)
+        assert returned == check
+        return returned
+
+    assert called(0, -4, 3) == 0
+    np.testing.assert_array_equal(y, x[[0, -4, 3]])
+    assert called(0, 4, 1) == 1 == called(-5, 0, 0)
 
 
 STATE = """

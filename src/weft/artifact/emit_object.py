@@ -59,6 +59,15 @@ _OWN = frozenset(("threads", "sizes_", "inputs_", "outputs_", *_C_TYPES.values()
 """What the function of the header calls its own."""
 
 
+_VERDICT = """\
+  %place_of_found = getelementptr ptr, ptr %outputs, i64 {found}
+  %at = load ptr, ptr %place_of_found, align 8
+  %found = load i64, ptr %at, align 1
+  %ran = icmp eq i64 %verdict, 0
+  %told = select i1 %ran, i64 %found, i64 %verdict
+"""
+
+
 def emit_object(path: Path, source: Source, request: Request) -> tuple[Path, Path]:
     """Write a shared object, and beside it the header that declares what it has."""
     if len(request.targets) != 1:
@@ -70,7 +79,8 @@ def emit_object(path: Path, source: Source, request: Request) -> tuple[Path, Pat
     header = path.with_suffix(".h")
     text = c_header(name, code, signature, [message for _, message in source.mistakes])
     blobs = _blobs(code, signature, weights)
-    more = _entry_points(name, code, len(blobs))
+    found = len(outputs_of(code.planned.plan)) - 1 if source.mistakes else None
+    more = _entry_points(name, code, len(blobs), found)
     exports = (f"{name}_run", f"{name}_shapes")
     image = link_shared(code.object_file(more), exports, blobs, path.name)
     for place, content in ((path, image), (header, text.encode())):
@@ -102,10 +112,14 @@ def _blobs(code: NativeCode, signature: Signature, weights: dict[str, np.ndarray
     return blobs
 
 
-def _entry_points(name: str, code: NativeCode, constants: int) -> str:
-    """LLVM IR of what C calls: memory for temporaries comes from the C library, and is kept between calls."""
+def _entry_points(name: str, code: NativeCode, constants: int, found: int | None) -> str:
+    """LLVM IR of what C calls: memory for temporaries comes from the C library, and is kept between calls.
+
+    The result numbered `found`, if there is one, says which check the data has not passed: so does the call.
+    """
     declared = "\n".join(f"@{_BLOB}{n} = external hidden constant i8" for n in range(constants))
     listed = ", ".join(f"ptr @{_BLOB}{n}" for n in range(constants)) or "ptr null"
+    told = "" if found is None else _VERDICT.format(found=found)
     return f"""
 {declared}
 @weft.constants = internal global [{max(constants, 1)} x ptr] [{listed}], align 8
@@ -145,7 +159,7 @@ run:
   %verdict = call i64 @{CALL}(ptr %sizes, ptr @weft.constants, ptr %inputs, ptr %outputs, ptr %arena, i64 %wide)
   %other = atomicrmw xchg ptr @weft.kept, ptr %block seq_cst
   call void @free(ptr %other)
-  ret i64 %verdict
+{told}  ret i64 {"%verdict" if found is None else "%told"}
 }}
 
 define void @{name}_shapes(ptr %sizes, ptr %shapes) nounwind {{

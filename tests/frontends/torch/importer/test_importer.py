@@ -132,7 +132,7 @@ def test_an_op_without_a_converter_is_an_opaque_call(imported: list[ImportedGrap
     (call,) = opaque_calls(imported[0])
     assert call.target.data == "aten::_linalg_eigh"
     assert json.loads(call.arguments.data) == {
-        "args": ["#0"],
+        "args": ["#0", {"str": "L"}, False],  # values alone
         "kwargs": {},
         "results": [0, 1],
     }
