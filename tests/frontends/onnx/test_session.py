@@ -73,6 +73,14 @@ def test_an_output_that_may_not_be_written(session: InferenceSession) -> None:
         session.io_binding().bind_output("y", target)
 
 
+@pytest.mark.parametrize("strides", [(0, 4), (4, 4)])
+def test_an_output_whose_elements_share_memory(session: InferenceSession, strides: tuple[int, int]) -> None:
+    target = np.lib.stride_tricks.as_strided(np.zeros(8, np.float32), (2, 4), strides)
+    with pytest.raises(GuardError, match="'y' share memory"):
+        session.io_binding().bind_output("y", target)
+    session.io_binding().bind_output("y", np.zeros((3, 8), np.float32)[::-2, ::2])
+
+
 def test_providers_are_tried_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[str] = []
 

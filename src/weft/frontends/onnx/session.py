@@ -20,7 +20,9 @@ from weft.diagnostics import nearest
 from weft.errors import DTypeError, GuardError, NoDeviceError, ShapeError, UnsupportedError
 from weft.frontends.onnx.load import OnnxFunction, load
 from weft.frontends.onnx.model import ModelInput
-from weft.runtime.dlpack import lent
+from weft.ir.types import Tensor
+from weft.ops.layouts import StridedLayout, lies_apart
+from weft.runtime.dlpack import Lent, lent
 
 Provider: TypeAlias = str | tuple[str, Mapping[str, Any]]
 """A provider by name, perhaps with options: `("CUDAExecutionProvider", {"device_id": 1})`."""
@@ -105,8 +107,8 @@ class IOBinding:
     def bind_output(self, name: str, array: Any = None) -> None:
         """Ask for an output: a new array, or one that is written to."""
         self._session._wanted([name])  # pyright: ignore[reportPrivateUsage]
-        if array is not None and lent(array).readonly:
-            raise GuardError(f"the array for the output {name!r} may not be written to", hint="bind one of your own")
+        if array is not None:
+            _check_target(name, lent(array))
         self._outputs[name] = array
 
     def run(self) -> None:
@@ -120,6 +122,17 @@ class IOBinding:
     def get_outputs(self) -> list[Any]:
         """The outputs of the last run, in the order in which they were bound; those that were given are these."""
         return list(self._made)
+
+
+def _check_target(name: str, target: Lent) -> None:
+    if target.readonly:
+        raise GuardError(f"the array for the output {name!r} may not be written to", hint="bind one of your own")
+    apart = lies_apart(Tensor(target.dtype, target.shape), StridedLayout(tuple(map(abs, target.strides))))
+    if 0 not in target.shape and not apart:
+        raise GuardError(
+            f"elements of the array for the output {name!r} share memory (strides {list(target.strides)})",
+            hint="bind one whose elements all have a place",
+        )
 
 
 def _write(name: str, target: Any, result: np.ndarray) -> None:
