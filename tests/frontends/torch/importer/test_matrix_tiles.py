@@ -42,8 +42,8 @@ def test_long_attention(monkeypatch: pytest.MonkeyPatch, tokens: int, dtype: tor
 def test_products_of_weights_that_are_not_frozen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pipelines, "cpu_passes", partial(_with_tiles, pipelines.cpu_passes))
     torch.compiler.reset()
-    model = nn.Sequential(nn.Linear(64, 128), nn.GELU(), nn.Linear(128, 48)).bfloat16()
-    x = torch.randn(40, 64).bfloat16()
+    model = nn.Sequential(nn.Linear(128, 256), nn.GELU(), nn.Linear(256, 96)).bfloat16()
+    x = torch.randn(200, 128).bfloat16()  # a call for less would take longer than a kernel
     with recording() as records:
         found = torch.compile(model, backend="weft", options=OPTIONS)(x)
         found.sum().backward()
