@@ -17,7 +17,7 @@ from tests.frontends.onnx.models import F32, I64, info, model
 from weft.artifact.manifest import SIGNATURES
 from weft.artifact.sources import read_source
 from weft.artifact.write import write_artifact
-from weft.errors import PlaceError, UnsupportedError, WeftError
+from weft.errors import DataError, PlaceError, UnsupportedError, WeftError
 from weft.testing.hostile_artifacts import archive, members_of
 
 X = np.arange(12, dtype=np.float32).reshape(3, 4)
@@ -123,3 +123,30 @@ def test_an_operator_on_strings_without_its_input_is_a_typed_error() -> None:
     node = helper.make_node("StringSplit", [""], ["y", "n"], delimiter=",", name="words")
     with pytest.raises(WeftError, match="words"):
         weft.onnx.load(model([node], [], [info("y", 8), info("n", I64)]))()
+
+
+@pytest.mark.parametrize(("op", "gates"), [("LSTM", 4), ("GRU", 3), ("RNN", 1)])
+@pytest.mark.parametrize("length", [4, "t"])
+def test_lengths_of_sequences(op: str, gates: int, length: int | str) -> None:
+    rng = np.random.default_rng(0)
+    arrays = {name: rng.standard_normal((1, gates * 5, n)).astype(np.float32) for name, n in (("w", 3), ("r", 5))}
+    node = helper.make_node(op, ["x", "w", "r", "", "lengths"], ["y"], name="turns", hidden_size=5)
+    inputs = [info("x", F32, (length, 2, 3)), info("lengths", onnx.TensorProto.INT32, (2,))]
+    loaded = weft.onnx.load(model([node], inputs, [info("y")], arrays))
+    x = rng.standard_normal((4, 2, 3)).astype(np.float32)
+    for lengths in ([4, 1], [0, 2]):
+        loaded(x, np.array(lengths, np.int32))
+    for lengths in ([5, 1], [-1, 2]):
+        with pytest.raises(DataError, match=f"'turns' .{op}.*length is negative, or more than the room"):
+            loaded(x, np.array(lengths, np.int32))
+
+
+def test_lengths_that_the_model_states() -> None:
+    arrays = {
+        "w": np.ones((1, 5, 3), np.float32),
+        "r": np.ones((1, 5, 5), np.float32),
+        "lengths": np.array([5], np.int32),
+    }
+    node = helper.make_node("RNN", ["x", "w", "r", "", "lengths"], ["y"], name="turns", hidden_size=5)
+    with pytest.raises(DataError, match="of 4"):
+        weft.onnx.load(model([node], [info("x", F32, (4, 1, 3))], [info("y")], arrays))

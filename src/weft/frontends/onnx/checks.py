@@ -1,4 +1,4 @@
-"""Mistakes in data that a model's operators do not allow: indices that are out of range.
+"""Mistakes in data that a model's operators do not allow: indices that are out of range, lengths beyond what is there.
 
 A converter states the places; those that are known are looked at as the model is imported. Of the others a stage makes
 one number, a result of its own: 0, or which of its checks has found something, and a call looks at it.
@@ -17,8 +17,10 @@ from xdsl.ir import Block, Operation, SSAValue
 
 from weft.frontends.onnx.call import Call, Mistake
 from weft.frontends.onnx.values import Known
+from weft.ir.expr import Size
 from weft.ir.types import i64
 from weft.ops.graph import GraphBuilder
+from weft.ops.rules import size_value
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,20 @@ def check_places(c: Call, place: int, sizes: Sequence[int], dims: Sequence[int])
     for column, size in zip(columns, sizes, strict=True):
         wrong = b.logical_or(b.lt(column, b.full_like(column, -size)), b.ge(column, b.full_like(column, size)))
         c.scope.checks.append((b.any(wrong, dims=tuple(range(b.tensor(wrong).rank)), keep=False), named))
+
+
+def check_lengths(c: Call, place: int, longest: Size) -> None:
+    """The lengths of sequences in an input must be such as there is room for."""
+    value, room = c.input(place), f" of {longest}" if isinstance(longest, int) else ""
+    named = Mistake(f"{c.node}: a sequence's length is negative, or more than the room for it{room}")
+    if isinstance(value, Known) and isinstance(longest, int):
+        if ((value.array < 0) | (value.array > longest)).any():
+            raise named.error()
+        return
+    b, lengths = c.b, c.x(place)
+    lengths = lengths if b.tensor(lengths).dtype == i64 else b.cast(lengths, dtype=i64)
+    wrong = b.logical_or(b.lt(lengths, size_value(b, 0, i64)), b.gt(lengths, size_value(b, longest, i64)))
+    c.scope.checks.append((b.any(wrong, dims=(0,), keep=False), named))
 
 
 def combined(

@@ -15,6 +15,7 @@ from xdsl.ir import SSAValue
 
 from weft.errors import ModelError, ShapeError
 from weft.frontends.onnx.call import Call, static
+from weft.frontends.onnx.checks import check_lengths
 from weft.frontends.onnx.operators.table import onnx_op
 from weft.ir.types import f32, i32, u8
 from weft.ops.graph import GraphBuilder
@@ -110,6 +111,8 @@ def _layer(
     found = static(c.b.tensor(weight))
     if found != expected:
         raise ShapeError(f"{c.node}: its weights are {list(found)}, expected {list(expected)}")
+    if c.optional(4) is not None:
+        check_lengths(c, 4, c.b.tensor(x).shape[0])
     functions = _functions(c, kind, len(ways))
     outputs: list[SSAValue] = []
     finals: list[list[SSAValue]] = []
