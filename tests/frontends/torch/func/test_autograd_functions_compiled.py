@@ -60,6 +60,35 @@ class Scaled(torch.autograd.Function):
         return Scaled.apply(x, y, factor, mode), 0
 
 
+class Turned(torch.autograd.Function):
+    """Twice a complex number, with rules that are not its derivative."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(z: torch.Tensor) -> torch.Tensor:
+        return z * 2
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.needs = ctx.needs_input_grad[0]
+        ctx.save_for_backward(*inputs)
+        ctx.save_for_forward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor | None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return grad * 7 * ctx.saved_tensors[0] if ctx.needs else None
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: torch.Tensor) -> torch.Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return tangent * 7 * ctx.saved_tensors[0].conj()
+
+
+def turned(x: torch.Tensor) -> torch.Tensor:
+    z: Any = Turned.apply(torch.complex(x, x.sin()))
+    return (z.real * z.imag + z.abs()).sum()
+
+
 def steeper(x: torch.Tensor) -> torch.Tensor:
     return Steeper.apply(x).sum()  # pyright: ignore[reportReturnType, reportOptionalMemberAccess, reportAttributeAccessIssue]
 
@@ -101,6 +130,20 @@ def test_rules_count_where_the_function_is_compiled(name: str) -> None:
     x, transform = torch.randn(3, 4, dtype=torch.float64), TRANSFORMS[name]
     found = transform(torch.compile(steeper, backend="weft", fullgraph=True))(x)
     torch.testing.assert_close(found, transform(steeper)(x))
+
+
+@pytest.mark.parametrize("name", [name for name in TRANSFORMS if name != "hessian"])
+def test_rules_count_for_complex_numbers(name: str) -> None:
+    """Dynamo itself does not trace products of complex numbers in a Hessian."""
+    x, transformed = torch.randn(3, 4, dtype=torch.float64), TRANSFORMS[name](turned)
+    found = torch.compile(transformed, backend="weft", fullgraph=True)(x)
+    torch.testing.assert_close(found, transformed(x))
+
+
+def test_complex_gradients_are_those_of_eager_in_backward() -> None:
+    x = torch.randn(5, dtype=torch.float64, requires_grad=True)
+    torch.compile(turned, backend="weft", fullgraph=True)(x).backward()
+    torch.testing.assert_close(x.grad, torch.autograd.grad(turned(x), x)[0])
 
 
 @pytest.mark.parametrize("name", ["grad", "vmap of grad", "grad of grad"])

@@ -24,6 +24,7 @@ from weft.errors import UnsupportedError, WeftError
 from weft.frontends.torch.func.capture_function import fake_tensors
 from weft.frontends.torch.func.capturing import AUTOGRAD_RULES
 from weft.frontends.torch.func.custom import Custom, plain_fake
+from weft.frontends.torch.func.custom_checks import is_inexact
 from weft.frontends.torch.transforms.dynamo_levels import without_forward_mode
 
 _Function: Any = torch.autograd.Function
@@ -78,7 +79,7 @@ def custom_of(cls: Any) -> Custom:
     has_setup = setup_context is not _Function.setup_context
 
     def run(args: Any) -> tuple[_Context, Any]:
-        context = _Context(tuple([_is_float(each) for each in args]))
+        context = _Context(tuple([_moves(each) for each in args]))
         if not has_setup:
             return context, forward(context, *args)
         found = forward(*args)
@@ -91,11 +92,11 @@ def custom_of(cls: Any) -> Custom:
         found = backward(context, *given)
         found = found if isinstance(found, tuple | list) else (found,)
         pairs = zip(args, [*found, *[None for _ in args]])  # noqa: B905
-        return tuple([each if _is_float(argument) else None for argument, each in pairs])
+        return tuple([each if _moves(argument) else None for argument, each in pairs])
 
     def jvp(args: Any, tangents: Any) -> Any:
         context, _ = run(args)
-        return tangent(context, *[t if _is_float(x) else None for x, t in zip(args, tangents, strict=True)])
+        return tangent(context, *[t if _moves(x) else None for x, t in zip(args, tangents, strict=True)])
 
     def batch(size: int, batched: Any, args: Any) -> Any:
         dims = pytree.tree_map(lambda flag: 0 if flag is True else None, batched)
@@ -166,5 +167,6 @@ def apply_traced(key: str, *args: Any) -> Any:
     return _TRACED[key](*args)
 
 
-def _is_float(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and value.is_floating_point()
+def _moves(value: Any) -> bool:
+    """Whether a value has derivatives."""
+    return isinstance(value, torch.Tensor) and is_inexact(value)
