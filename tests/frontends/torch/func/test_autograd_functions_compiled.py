@@ -89,6 +89,36 @@ def turned(x: torch.Tensor) -> torch.Tensor:
     return (z.real * z.imag + z.abs()).sum()
 
 
+class Either(torch.autograd.Function):
+    """Two results, with rules that tell one without a gradient, or an argument without a tangent."""
+
+    @staticmethod
+    def forward(x: torch.Tensor, y: torch.Tensor) -> Any:
+        return x * y, x - y
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx: Any, a: Any, b: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        found = a * 10 if b is None else a * 100 + b
+        return found, found
+
+    @staticmethod
+    def jvp(ctx: Any, x: Any, y: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return (x * 10, x) if y is None else (x * 100, y)
+
+
+class Unmaterialized(Steeper):
+    """One whose gradient is always there."""
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.set_materialize_grads(False)
+        Steeper.setup_context(ctx, inputs, output)
+
+
 def steeper(x: torch.Tensor) -> torch.Tensor:
     return Steeper.apply(x).sum()  # pyright: ignore[reportReturnType, reportOptionalMemberAccess, reportAttributeAccessIssue]
 
@@ -171,3 +201,21 @@ def test_a_function_with_a_rule_for_tangents_does_not_break_the_graph() -> None:
     torch.compile(steeper, backend="weft", fullgraph=True)(x).backward()
     torch.testing.assert_close(x.grad, 4 * x.detach() ** 2)
     assert not counters["graph_break"]
+
+
+def test_rules_that_tell_none_from_zeros_are_those_of_eager() -> None:
+    def first(x: torch.Tensor) -> torch.Tensor:
+        found: Any = Either.apply(x, x)
+        return found[0].sum()
+
+    x = torch.randn(5, requires_grad=True)
+    torch.compile(first, backend="weft")(x).backward()
+    torch.testing.assert_close(x.grad, torch.full((5,), 20.0))
+
+
+def test_rules_that_could_tell_none_but_are_never_given_it() -> None:
+    def transformed(x: torch.Tensor) -> torch.Tensor:
+        return torch.func.grad(lambda x: Unmaterialized.apply(x).sum())(x)  # pyright: ignore[reportOptionalMemberAccess, reportAttributeAccessIssue]
+
+    x = torch.randn(5)
+    torch.testing.assert_close(torch.compile(transformed, backend="weft", fullgraph=True)(x), 4 * x**2)
