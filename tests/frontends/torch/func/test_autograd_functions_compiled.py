@@ -119,6 +119,14 @@ class Unmaterialized(Steeper):
         Steeper.setup_context(ctx, inputs, output)
 
 
+class Picked(Steeper):
+    """One that cannot be run on tensors that have no numbers."""
+
+    @staticmethod
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        return x ** {torch.Tensor: 3, torch.nn.Parameter: 3}[type(x)]
+
+
 def steeper(x: torch.Tensor) -> torch.Tensor:
     return Steeper.apply(x).sum()  # pyright: ignore[reportReturnType, reportOptionalMemberAccess, reportAttributeAccessIssue]
 
@@ -219,3 +227,12 @@ def test_rules_that_could_tell_none_but_are_never_given_it() -> None:
 
     x = torch.randn(5)
     torch.testing.assert_close(torch.compile(transformed, backend="weft", fullgraph=True)(x), 4 * x**2)
+
+
+def test_a_function_that_raises_for_tensors_without_numbers_is_left_to_torch() -> None:
+    def cube(x: torch.Tensor) -> torch.Tensor:
+        return Picked.apply(x).sum()  # pyright: ignore[reportReturnType, reportOptionalMemberAccess, reportAttributeAccessIssue]
+
+    x = torch.randn(5, requires_grad=True)
+    torch.compile(cube, backend="weft")(x).backward()
+    torch.testing.assert_close(x.grad, 4 * x.detach() ** 2)

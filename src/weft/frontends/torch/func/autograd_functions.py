@@ -9,6 +9,7 @@ numbers are those that the function drew.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from functools import cache
 from types import SimpleNamespace
@@ -20,13 +21,14 @@ from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from weft.diagnostics import calling_line
-from weft.errors import UnsupportedError, WeftError
+from weft.errors import UnsupportedError
 from weft.frontends.torch.func.capture_function import fake_tensors
 from weft.frontends.torch.func.capturing import AUTOGRAD_RULES
 from weft.frontends.torch.func.custom import Custom, plain_fake
 from weft.frontends.torch.func.custom_checks import is_inexact
 from weft.frontends.torch.transforms.dynamo_levels import without_forward_mode
 
+log = logging.getLogger("weft")
 _Function: Any = torch.autograd.Function
 
 
@@ -169,7 +171,8 @@ def _may_be_traced(cls: Any, args: Sequence[Any]) -> bool:
         try:
             with torch.no_grad(), drawing:
                 context, found = _runner(cls)(given)
-        except (RuntimeError, TypeError, ValueError, AttributeError, AssertionError, WeftError):
+        except Exception as error:  # a user's code may raise anything that has no numbers to look at
+            log.info("%s: its rules are not traced, as %r", cls.__name__, error)
             return False
     moving = max(sum(map(_moves, args)) if cls.jvp is not _Function.jvp else 1, sum(map(_moves, _results(found))))
     return not drawing.found and (context.materializes or moving <= 1)
