@@ -10,6 +10,7 @@ import torch
 from torch._dynamo.utils import counters
 
 import weft
+from weft.diagnostics import forget
 
 Transform = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -127,6 +128,22 @@ class Picked(Steeper):
         return x ** {torch.Tensor: 3, torch.nn.Parameter: 3}[type(x)]
 
 
+class Listed(torch.autograd.Function):
+    """Takes numbers by name, and what may be a list of tensors."""
+
+    @staticmethod
+    def forward(x: torch.Tensor, by: Any, plus: float = 1.0) -> torch.Tensor:
+        return x.round() * (by[0] if isinstance(by, list) else by) + plus
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.plus = inputs[2]
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return grad * 77 * ctx.plus, None, None
+
+
 def steeper(x: torch.Tensor) -> torch.Tensor:
     return Steeper.apply(x).sum()  # pyright: ignore[reportReturnType, reportOptionalMemberAccess, reportAttributeAccessIssue]
 
@@ -236,3 +253,34 @@ def test_a_function_that_raises_for_tensors_without_numbers_is_left_to_torch() -
     x = torch.randn(5, requires_grad=True)
     torch.compile(cube, backend="weft")(x).backward()
     torch.testing.assert_close(x.grad, 4 * x.detach() ** 2)
+
+
+@pytest.mark.parametrize("given", [{"by": 2.0}, {"plus": 3.0, "by": 2.0}])
+def test_arguments_by_name_reach_the_rules(given: Any) -> None:
+    x, transformed = torch.randn(5), torch.func.grad(lambda x: Listed.apply(x, **given).sum())  # pyright: ignore[reportOptionalMemberAccess, reportAttributeAccessIssue]
+    found = torch.compile(transformed, backend="weft", fullgraph=True)(x)
+    torch.testing.assert_close(found, torch.full((5,), 77 * given.get("plus", 1.0)))
+
+
+def test_sizes_reach_the_rules() -> None:
+    transformed = torch.func.grad(lambda x: Listed.apply(x, x.shape[0], 1.0).sum())  # pyright: ignore[reportOptionalMemberAccess, reportAttributeAccessIssue]
+    found = torch.compile(transformed, backend="weft", fullgraph=True, dynamic=True)(torch.randn(5))
+    torch.testing.assert_close(found, torch.full((5,), 77.0))
+
+
+def listed(x: torch.Tensor) -> Any:
+    return torch.func.grad(lambda x: Listed.apply(x, [x.detach()], 1.0).sum())(x)  # pyright: ignore[reportOptionalMemberAccess, reportAttributeAccessIssue]
+
+
+def test_rules_that_are_not_taken_are_told(caplog: pytest.LogCaptureFixture) -> None:
+    forget()
+    torch.compile(listed, backend="weft")(torch.randn(5))
+    told = [each.getMessage() for each in caplog.records if each.name == "weft.fallback"]
+    assert len(told) == 1
+    assert "derivatives of Listed are those of its forward" in told[0]
+    assert __file__ in told[0]
+
+
+def test_rules_that_are_not_taken_are_an_error_where_nothing_may_fall_back() -> None:
+    with pytest.raises(Exception, match="derivatives of Listed are those of its forward"):
+        torch.compile(listed, backend="weft", options={"fallback": "error"})(torch.randn(5))
