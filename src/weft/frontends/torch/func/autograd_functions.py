@@ -9,7 +9,8 @@ numbers are those that the function drew.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Sequence
 from functools import cache
 from types import SimpleNamespace
 from typing import Any
@@ -20,17 +21,22 @@ from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from weft.diagnostics import calling_line
-from weft.errors import UnsupportedError, WeftError
+from weft.errors import UnsupportedError
 from weft.frontends.torch.func.capture_function import fake_tensors
 from weft.frontends.torch.func.capturing import AUTOGRAD_RULES
 from weft.frontends.torch.func.custom import Custom, plain_fake
+from weft.frontends.torch.func.custom_checks import is_inexact
 from weft.frontends.torch.transforms.dynamo_levels import without_forward_mode
 
+log = logging.getLogger("weft")
 _Function: Any = torch.autograd.Function
 
 
 class _Context:
     """What a function keeps for its gradient; Dynamo traces it, too."""
+
+    materializes = True
+    """Whether its rules want zeros for what has no gradient or tangent, and not None."""
 
     def __init__(self, needs: tuple[bool, ...]) -> None:
         self.needs_input_grad = needs
@@ -52,7 +58,7 @@ class _Context:
         """Such results have no gradients anyway: they are integers, or nobody differentiates them."""
 
     def set_materialize_grads(self, value: bool) -> None:
-        """Gradients are always there."""
+        self.materializes = value
 
 
 def is_known(cls: Any) -> bool:
@@ -71,19 +77,27 @@ AUTOGRAD_RULES[:] = [rules_of]
 
 
 @cache
-def custom_of(cls: Any) -> Custom:
-    """A user's function of autograd's, with its rules."""
-
-    forward, setup_context, backward, tangent = cls.forward, cls.setup_context, cls.backward, cls.jvp
+def _runner(cls: Any) -> Callable[[Any], tuple[_Context, Any]]:
+    """Runs a function, and gives what it keeps beside what it returns."""
+    forward, setup_context = cls.forward, cls.setup_context
     has_setup = setup_context is not _Function.setup_context
 
     def run(args: Any) -> tuple[_Context, Any]:
-        context = _Context(tuple([_is_float(each) for each in args]))
+        context = _Context(tuple([_moves(each) for each in args]))
         if not has_setup:
             return context, forward(context, *args)
         found = forward(*args)
         setup_context(context, tuple(args), found)
         return context, found
+
+    return run
+
+
+@cache
+def custom_of(cls: Any) -> Custom:
+    """A user's function of autograd's, with its rules."""
+
+    run, backward, tangent = _runner(cls), cls.backward, cls.jvp
 
     def vjp(grads: Any, args: Any, results: Any) -> Any:
         context, _ = run(args)
@@ -91,11 +105,11 @@ def custom_of(cls: Any) -> Custom:
         found = backward(context, *given)
         found = found if isinstance(found, tuple | list) else (found,)
         pairs = zip(args, [*found, *[None for _ in args]])  # noqa: B905
-        return tuple([each if _is_float(argument) else None for argument, each in pairs])
+        return tuple([each if _moves(argument) else None for argument, each in pairs])
 
     def jvp(args: Any, tangents: Any) -> Any:
         context, _ = run(args)
-        return tangent(context, *[t if _is_float(x) else None for x, t in zip(args, tangents, strict=True)])
+        return tangent(context, *[t if _moves(x) else None for x, t in zip(args, tangents, strict=True)])
 
     def batch(size: int, batched: Any, args: Any) -> Any:
         dims = pytree.tree_map(lambda flag: 0 if flag is True else None, batched)
@@ -124,10 +138,11 @@ _TRACED: dict[str, Custom] = {}
 def traced_key(cls: Any, args: Sequence[Any]) -> str | None:
     """The key of a user's function for `apply_traced`; None where Dynamo has to trace it by itself.
 
-    That is one that draws random numbers: what Dynamo traces a second time draws others.
+    That is one that draws random numbers: what Dynamo traces a second time draws others. And one whose rules tell
+    None from zeros: what is traced does not know which gradients there will be.
     """
     known = rules_of(cls)
-    if known is None or _draws(known, args):
+    if known is None or not _may_be_traced(cls, args):
         return None
     if known.place not in _TRACED:  # batches are those of the body: Dynamo traces no batching rules
         _TRACED[known.place] = Custom(known.function, known.vjp, known.jvp, None)
@@ -144,10 +159,10 @@ class _Drawing(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def _draws(known: Custom, args: Sequence[Any]) -> bool:
-    """Whether a function draws random numbers, for arguments of which only the types of tensors matter.
+def _may_be_traced(cls: Any, args: Sequence[Any]) -> bool:
+    """Whether a function draws no random numbers, and its rules are never given None, for tensors of these types.
 
-    One that cannot be run on such counts, too.
+    One that cannot be run on such is not traced.
     """
     drawing = _Drawing()
     with _disable_current_modes(), temporarily_clear_interpreter_stack(), without_forward_mode():
@@ -155,10 +170,16 @@ def _draws(known: Custom, args: Sequence[Any]) -> bool:
         given = [next(fakes) if isinstance(each, torch.Tensor) else each for each in args]
         try:
             with torch.no_grad(), drawing:
-                known.function(*given)
-        except (RuntimeError, TypeError, ValueError, AttributeError, AssertionError, WeftError):
-            return True
-    return drawing.found
+                context, found = _runner(cls)(given)
+        except Exception as error:  # a user's code may raise anything that has no numbers to look at
+            log.info("%s: its rules are not traced, as %r", cls.__name__, error)
+            return False
+    moving = max(sum(map(_moves, args)) if cls.jvp is not _Function.jvp else 1, sum(map(_moves, _results(found))))
+    return not drawing.found and (context.materializes or moving <= 1)
+
+
+def _results(found: Any) -> Sequence[Any]:
+    return found if isinstance(found, tuple | list) else (found,)
 
 
 def apply_traced(key: str, *args: Any) -> Any:
@@ -166,5 +187,6 @@ def apply_traced(key: str, *args: Any) -> Any:
     return _TRACED[key](*args)
 
 
-def _is_float(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and value.is_floating_point()
+def _moves(value: Any) -> bool:
+    """Whether a value has derivatives."""
+    return isinstance(value, torch.Tensor) and is_inexact(value)

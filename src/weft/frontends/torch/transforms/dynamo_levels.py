@@ -64,6 +64,13 @@ def is_traced_for(traced: Any, backend: Callable[..., Any]) -> bool:
     return (asked.compiler_fn if isinstance(asked, torch._TorchCompileWrapper) else asked) is backend
 
 
+def asked_options(traced: Any) -> dict[str, Any]:
+    """The `options` and the `mode` under which Dynamo translates."""
+    asked = getattr(traced.output.compiler_fn, "_torchdynamo_orig_backend", traced.output.compiler_fn)
+    found = getattr(asked, "kwargs", {})  # those of `torch.compile`, which what wraps its backend shows as its own
+    return {name: found[name] for name in ("options", "mode") if name in found}
+
+
 @cache
 def trace_under_transforms(backend: Callable[..., Any]) -> None:
     """Let Dynamo trace what this backend compiles while functions of `torch.func` are entered."""
