@@ -92,7 +92,11 @@ class NodeImporter:
     def enter(self, block: Block, *, checked: bool) -> None:
         """Go on at the end of a block; `checked` programs look at their data."""
         self.block, self.outermost = block, block
-        self.builder = ImportBuilder(block, strict=self.config.strict, checked=checked, capabilities=self.capabilities)
+        self.builder = self._builder(block, checked=checked)
+
+    def _builder(self, block: Block, *location: Any, checked: bool) -> ImportBuilder:
+        strict, capabilities = self.config.strict, self.capabilities
+        return ImportBuilder(block, *location, strict=strict, checked=checked, capabilities=capabilities)
 
     @contextmanager
     def inside(self, block: Block, *turn: SSAValue) -> Generator[ImportBuilder]:
@@ -101,13 +105,7 @@ class NodeImporter:
         Of a loop's, the number of its turn is given."""
         around, builder, known, turns = self.block, self.builder, len(self.fallbacks), self.turns
         self.block, self.turns = block, (*turns, *turn)
-        self.builder = ImportBuilder(
-            block,
-            builder.location,
-            strict=builder.strict,
-            checked=builder.checked,
-            capabilities=builder.capabilities,
-        )
+        self.builder = self._builder(block, builder.location, checked=builder.checked)
         try:
             yield self.builder
         except WeftError:
