@@ -41,6 +41,7 @@ from weft.frontends.torch.capture.margin_loss import margins_of_labels
 from weft.frontends.torch.capture.stop_gradients import stop_gradients
 from weft.frontends.torch.func.capturing import capturing
 from weft.frontends.torch.func.complex_forms import with_complex_forms
+from weft.frontends.torch.func.norm_forms import NORMS
 from weft.frontends.torch.func.normalized import SHIFTED
 from weft.frontends.torch.func.program import Program, slot_of
 from weft.frontends.torch.func.random_numbers import Seed, drawing_from, read_seed_inside
@@ -82,7 +83,9 @@ def _empty(mode: FakeTensorMode, shape: Sequence[int], dtype: torch.dtype, devic
 
 def decompositions_of_functions(device: torch.device) -> dict[Any, Callable[..., Any]]:
     """What operators of a function that is going to be transformed are taken apart into, while it is traced."""
-    table = decompositions(device.type if device.type == "cuda" else "cpu") | SHIFTED | SMOOTH | matrix_calls.FORMS
+    table = (
+        decompositions(device.type if device.type == "cuda" else "cpu") | SHIFTED | SMOOTH | NORMS | matrix_calls.FORMS
+    )
     kept = {target: rule for target, rule in table.items() if target not in _PRODUCTS and target not in KINKED}
     return with_complex_forms(kept)
 
