@@ -1,4 +1,4 @@
-"""Results of `weft.func` are differentiable by torch's autograd, as those of `torch.func` are; against it in float64."""
+"""Results of `weft.func` are differentiable by torch's autograd, as those of `torch.func` are, against it."""
 
 from __future__ import annotations
 
