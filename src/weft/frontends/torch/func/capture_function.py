@@ -125,7 +125,7 @@ def capture(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[s
         _trace_regions_like(tensors[-1])
         return functional(*tensors)
 
-    with capturing(seed):
+    with capturing(seed) as captured:
         module = traced(seeded, fake_tensors([*given, *own.values(), first]), table)
         *_, seed.argument = module.graph.find_nodes(op="placeholder")
         module.graph.eliminate_dead_code()  # transformations of torch's own leave tensors without memory behind
@@ -148,6 +148,7 @@ def capture(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[s
         imported.calling.checks,
         imported.objects,
         len(own) if seed.draws else None,
+        captured.reads_numbers,
     )
 
 
