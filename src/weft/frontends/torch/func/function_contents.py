@@ -91,7 +91,7 @@ class _Reader:
         if isinstance(value, ModuleType):
             return _is_library(getattr(value, "__file__", None))
         if isinstance(value, FunctionType):
-            return _is_library(value.__code__.co_filename) or self._function(value)
+            return self._function(value)
         if isinstance(value, MethodType):
             return self.read(value.__func__) and self.read(value.__self__)
         if isinstance(value, functools.partial):
@@ -111,6 +111,7 @@ class _Reader:
 
     def _function(self, function: FunctionType) -> bool:
         names = [name for name in _names(function.__code__) if name in function.__globals__]
+        names = [] if _is_library(function.__code__.co_filename) else names
         cells = [each.cell_contents for each in function.__closure__ or () if _is_filled(each)]
         self.found += [function.__code__, _Value(len(cells))]
         given = (function.__defaults__, function.__kwdefaults__)
