@@ -171,7 +171,7 @@ class Batch:
             raise UnsupportedError(
                 "random numbers under vmap: the same for all of the batch, or different ones?",
                 location=line_of(op.location),
-                hint='say `randomness="different"` or `randomness="same"`',
+                hint='say `vmap(f, randomness="different")` or "same"',
             )
         different = self.randomness == "different"
         shape = op.params["shape"]

@@ -200,7 +200,13 @@ def traced(flat: Callable[..., Any], inputs: Sequence[torch.Tensor], table: Mapp
             what = "FlexAttention is not differentiated inside of a function that is captured"
             hint = "transform the function that calls it: weft.grad(weft.grad(f))"
             raise UnsupportedError(what, location=raising_line(error) or calling_line(), hint=hint) from error
-        if "get value out of a tracing tensor" not in str(error):
+        if "randomness error mode" in str(error):
+            raise UnsupportedError(
+                "random numbers under vmap: the same for all of the batch, or different ones?",
+                location=raising_line(error) or calling_line(),
+                hint='say `vmap(f, randomness="different")` or "same"',
+            ) from error
+        if not any(words in str(error) for words in ("get value out of a tracing tensor", ".numpy() is not supp")):
             raise
         raise _decides(error) from error
 
