@@ -54,6 +54,8 @@ class Vmap(ModulePass):
         size = parse_size(str(self.size))
 
         def transform(function: FuncOp) -> FuncOp:
+            if isinstance(size, int) and size < 0:
+                raise ShapeError(f"a batch of {size}", hint="vmap{size=8}: a batch has 0 or more samples")
             axes = [None if n in self.shared else 0 for n in range(len(function.block.args))]
             return vmap_function(function, size, axes, randomness=cast("Randomness", self.randomness))
 
