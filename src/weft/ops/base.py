@@ -104,9 +104,7 @@ class GraphOp(WeftOp):
             raise VerifyException(f"{self.name}: {str(error).removeprefix(f'{self.name}: ')}") from error
         results = (results,) if isinstance(results, Tensor) else results
         if any(DYNAMIC_INDEX in tensor.shape for tensor in results):
-            raise VerifyException(
-                f'{self.name}: a size of ? has no name: tensor<?x4xf32, #graph.sizes<["s0", "4"]>> has'
-            )
+            raise VerifyException(f'{self.name}: a size of ? has no name; write tensor<?xf32, #graph.sizes<["s0"]>>')
         if any(isinstance(size, int) and size < 0 for result in results for size in result.shape):
             raise VerifyException(f"{self.name}: a size of {', '.join(map(str, results))} is negative")
         expected = [tensor_type(t) for t in results]

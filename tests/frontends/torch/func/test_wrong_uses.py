@@ -66,6 +66,23 @@ def test_wrong_uses_are_typed_errors_with_a_line(name: str) -> None:
     assert "test_wrong_uses.py" in str(error.value) and error.value.hint
 
 
+def test_ctc_loss_is_called_on_results() -> None:
+    w, x = torch.randn(5, 5, requires_grad=True), torch.randn(6, 3, 5)
+    labels = torch.randint(1, 5, (3, 2)), torch.tensor([6] * 3), torch.tensor([2] * 3)
+
+    def loss(scores: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.ctc_loss(scores, *labels)
+
+    def scores(w: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        return (x @ w).log_softmax(-1)
+
+    with pytest.raises(weft.UnsupportedError, match="ctc_loss") as error:
+        wf.grad(lambda w: loss(scores(w, x)))(w)
+    assert "on the result" in str(error.value)
+    (found,) = torch.autograd.grad(loss(wf.vmap(scores, (None, 0))(w, x)), w)
+    torch.testing.assert_close(found, torch.autograd.grad(loss(scores(w, x)), w)[0])
+
+
 def test_what_hints_say_of_random_numbers_works() -> None:
     assert wf.jacfwd(noisy, randomness="same")(X).shape == (3, 3)
     assert wf.jacfwd(wf.jacrev(lambda x: noisy(x).square().sum()), randomness="same")(X).shape == (3, 3)

@@ -212,6 +212,12 @@ def traced(flat: Callable[..., Any], inputs: Sequence[torch.Tensor], table: Mapp
 
 
 def _decides(error: Exception) -> UnsupportedError:
+    if "_ctc_loss" in str(error):
+        return UnsupportedError(
+            "ctc_loss looks at its data, and is not transformed",
+            location=raising_line(error) or calling_line(),
+            hint="transform what gives its logarithms, and call ctc_loss on the result: autograd goes on",
+        )
     return UnsupportedError(
         f"the function decides by its data: {str(error).partition(chr(10))[0]}",
         location=raising_line(error) or calling_line(),
