@@ -75,7 +75,7 @@ class Relu(Pointwise):
     def vjp(b: GraphBuilder, grads: Values, operands: Values, results: Values) -> Gradients:
         (g,), (y,) = grads, results
         zero = b.full_like(y, 0)
-        return (b.where(b.gt(y, zero), g, zero),)
+        return (b.where(b.le(y, zero), zero, g),)  # at NaN, it passes
 
     @staticmethod
     def tile(body: Body, x: Value) -> Value:

@@ -69,6 +69,81 @@ def test_norms_of_zeros_have_no_slope(order: int) -> None:
             torch.testing.assert_close(grad(*args)(each), torch.func.grad(*args)(each))
 
 
+NAN, INF = float("nan"), float("inf")
+EQUAL = torch.full((4, 2), 2.0, dtype=torch.float64)
+ROWS = torch.randn(5, 3, dtype=torch.float64)
+SIDES = torch.tensor([0.0, 1, 0.3, 0], dtype=torch.float64)
+SINGULAR: dict[str, tuple[Callable[[Tensor], Tensor], Tensor]] = {
+    **{f"cdist {p}": (lambda x, p=p: torch.cdist(x, x, p), ROWS) for p in (0, 0.5, 1, 1.5, 2, 3, INF)},
+    "cdist of matrices": (lambda x: torch.cdist(x, x, compute_mode="use_mm_for_euclid_dist"), ROWS.round()),
+    "cdist of batches": (lambda x: torch.cdist(x.view(2, 1, 5, 3), x.view(2, 5, 3)[:1]), ROWS.repeat(2, 1)),
+    **{f"pdist {p}": (lambda x, p=p: F.pdist(x, p), ROWS.repeat(2, 1)) for p in (1, 2, 3)},
+    **{f"dist {p}": (lambda x, p=p: torch.dist(x, x.detach(), p), ROWS) for p in (0, 0.5, 1, 1.5, 2, 3, INF)},
+    **{f"pairwise {p}": (lambda x, p=p: F.pairwise_distance(x, x.detach(), p, 0), ROWS) for p in (-1, 0.5, 2, 3)},
+    **{
+        f"norm {p}": (lambda x, p=p: torch.linalg.vector_norm(x, p, 1), torch.cat([ROWS, 0 * ROWS, ROWS.relu()]))
+        for p in (-INF, -2, -1, 0, 0.5, 1, 1.5, 2, 4.5, INF)
+    },
+    "std": (lambda x: x.std(), EQUAL),
+    "std of columns": (lambda x: x.std(0, correction=0), torch.cat([EQUAL, ROWS[:4]], 1)),
+    "std and mean": (lambda x: torch.cat(torch.std_mean(x, 1, keepdim=True)), EQUAL),
+    "relu": (F.relu, torch.tensor([1, NAN, -1, 0], dtype=torch.float64)),
+    "xlogy": (lambda x: torch.xlogy(x, x), 0 * ROWS),
+    "xlogy of y": (lambda x: torch.xlogy(torch.tensor([0.0, 0, 2, 1]), x), torch.tensor([0, -1, 3, 0.0]).double()),
+    "xlogy of a number": (lambda x: torch.xlogy(x, 0) + torch.xlogy(x, 3), 0 * ROWS),
+    "bce": (lambda x: F.binary_cross_entropy(x, SIDES), torch.tensor([0.0, 1, 0.2, 1]).double()),
+    "bce of targets": (lambda x: F.binary_cross_entropy(SIDES * 0.4 + 0.1, x), SIDES),
+    "median": (lambda x: x.median(), EQUAL),
+    "median of some": (lambda x: x.median(), torch.tensor([1.0, 3, 2, 2, 2, 7]).double()),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SINGULAR)
+def test_gradients_where_a_form_divides_zero_by_zero(name: str) -> None:
+    function, x = SINGULAR[name]
+    weights = torch.rand_like(function(x))
+    (mine, value), (eager, expected) = (
+        each(lambda x: (weights * function(x)).sum(), x) for each in (_gradient_of, _torchs_gradient_of)
+    )
+    torch.testing.assert_close(value, expected, equal_nan=True)
+    torch.testing.assert_close(mine, eager, equal_nan=True)
+
+
+def _gradient_of(function: Callable[[Tensor], Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
+    value, gradient = weft.func.value_and_grad(function)(x)
+    return gradient, value
+
+
+def _torchs_gradient_of(function: Callable[[Tensor], Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
+    x = x.clone().requires_grad_()
+    value = function(x)
+    (value + x[:0].sum()).backward()  # of what is constant, too
+    gradient = x.grad
+    assert gradient is not None
+    return gradient, value.detach()
+
+
+@pytest.mark.parametrize("order", [1.5, 2, 3])
+def test_second_derivatives_of_distances(order: float) -> None:
+    def loss(x: Tensor) -> Tensor:
+        apart = torch.linalg.vector_norm(x.unsqueeze(0) - x.unsqueeze(1), order, -1)
+        return (apart * apart.detach()).sum()
+
+    def by_cdist(x: Tensor) -> Tensor:
+        apart = torch.cdist(x, x, order)
+        return (apart * apart.detach()).sum()
+
+    expected = torch.func.vjp(torch.func.grad(loss), ROWS)[1](ROWS.flip(0))[0]
+    found = jvp(grad(by_cdist), (ROWS,), (ROWS.flip(0),))[1]
+    assert not found.isnan().any()
+    torch.testing.assert_close(found[expected.isfinite()], expected[expected.isfinite()])
+
+
+def test_probabilities_are_checked() -> None:
+    with pytest.raises(weft.errors.DataError, match="between 0 and 1"):
+        grad(lambda x: F.binary_cross_entropy(x, torch.ones(3)))(torch.tensor([0.5, 1.5, 0.1]))
+
+
 @pytest.mark.parametrize("point", [(0.0, 2.0), (0.0, 0.0), (1.0, 3.0), (0.0, -1.0)])
 def test_slopes_of_xlogy_are_logarithms_at_zero_too(point: tuple[float, float]) -> None:
     x, y = (torch.tensor([value], dtype=torch.float64) for value in point)

@@ -58,3 +58,89 @@ def test_statistics_of_a_module_are_arguments_too() -> None:
 def test_clones_of_arguments_are_written_to() -> None:
     x = torch.randn(5)
     torch.testing.assert_close(weft.grad(lambda x: scaled(x.clone()))(x), torch.full_like(x, 2))
+
+
+def doubled_inside(x: torch.Tensor) -> torch.Tensor:
+    x.mul_(2)
+    return x.sin()
+
+
+def in_a_custom_function(x: torch.Tensor) -> torch.Tensor:
+    f = weft.func.custom(doubled_inside, vjp=lambda grads, args, results: (grads * args[0].cos(),))
+    y = x * 1
+    return (f(y) + y).sum()
+
+
+@pytest.mark.parametrize(
+    "call",
+    [weft.grad(in_a_custom_function), weft.vmap(in_a_custom_function), lambda x: weft.vjp(in_a_custom_function, x)],
+)
+def test_a_custom_function_that_writes_to_an_argument_is_refused(call) -> None:
+    with pytest.raises(weft.UnsupportedError, match="doubled_inside writes to its arguments") as error:
+        call(torch.randn(3, 4))
+    line = doubled_inside.__code__.co_firstlineno + 1
+    assert f"test_written_arguments.py:{line}" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        in_a_custom_function,
+        lambda x: in_a_custom_function(x.requires_grad_()),
+        torch.func.grad(in_a_custom_function),
+        torch.func.vmap(in_a_custom_function),
+    ],
+)
+def test_it_is_refused_by_torch_too(call) -> None:
+    with pytest.raises(weft.UnsupportedError, match="doubled_inside writes to its arguments") as error:
+        call(torch.randn(3, 4))
+    assert "test_written_arguments.py" in str(error.value)
+
+
+DOUBLED = weft.func.custom(doubled_inside, vjp=lambda grads, args, results: (grads * args[0].cos(),))
+
+
+@pytest.mark.parametrize("transform", [lambda f: f, torch.func.grad])
+def test_it_is_refused_while_dynamo_traces(transform) -> None:
+    def f(x):
+        y = x * 1
+        return (DOUBLED(y) + y).sum()
+
+    compiled = torch.compile(transform(f), backend="weft")
+    with pytest.raises((weft.UnsupportedError, RuntimeError), match="writes to its arguments") as error:
+        compiled(torch.randn(3, 4))
+    assert "test_written_arguments.py" in str(error.value)
+
+
+def test_a_custom_function_that_writes_to_what_it_closes_over_is_refused() -> None:
+    count = torch.zeros(3)
+    f = weft.func.custom(lambda x: x * count.add_(1), vjp=lambda grads, args, results: (grads * count,))
+    with pytest.raises(weft.UnsupportedError, match="writes to a tensor from outside"):
+        weft.grad(lambda x: f(x).sum())(torch.randn(3))
+    assert not count.any()
+
+
+def test_a_rule_that_writes_to_an_argument_is_refused() -> None:
+    f = weft.func.custom(torch.sin, vjp=lambda grads, args, results: (grads * args[0].cos_(),))
+    with pytest.raises(weft.UnsupportedError, match="the vjp rule of sin writes to its arguments"):
+        weft.grad(lambda x: f(x).sum())(torch.randn(3))
+
+
+def test_a_function_without_rules_is_the_function_itself() -> None:
+    def total(f, x):
+        y = x * 1
+        return (f(y) + y).sum()
+
+    x = torch.randn(4, dtype=torch.float64)
+    expected = torch.func.grad(lambda x: total(doubled_inside, x))(x)
+    torch.testing.assert_close(weft.grad(lambda x: total(weft.func.custom(doubled_inside), x))(x), expected)
+
+
+def test_a_custom_function_that_closes_over_a_value_of_its_caller_is_refused_with_the_line() -> None:
+    def f(x):
+        y = x * 2
+        return weft.func.custom(lambda z: z * y, vjp=lambda grads, args, results: (grads * y,))(x).sum()
+
+    with pytest.raises(weft.UnsupportedError, match="pass it as an argument") as error:
+        weft.grad(f)(torch.randn(3))
+    assert "test_written_arguments.py" in str(error.value)

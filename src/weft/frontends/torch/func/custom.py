@@ -13,6 +13,7 @@ import functools
 import hashlib
 import itertools
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -27,6 +28,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from weft.diagnostics import calling_line
 from weft.errors import UnsupportedError, WeftError
 from weft.frontends.torch.capture.custom_calls import CALLS
+from weft.frontends.torch.func.argument_writes import looking_at_types
 from weft.frontends.torch.func.capture_function import (
     capture,
     fake_tensor,
@@ -123,7 +125,8 @@ class Custom:
             return Custom(function, vjp, jvp, batch)(*args)
         leaves, spec = pytree.tree_flatten(args)
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-        if any(isinstance(each, FakeTensor) for each in tensors):
+        has_rules = any(each is not None for each in (self.vjp, self.jvp, self.batch))
+        if not has_rules or any(isinstance(each, FakeTensor) for each in tensors):
             return self.function(*args)
         capture = current_capture()
         if capture is None or any(map(_is_wrapped, tensors)):
@@ -198,7 +201,9 @@ class Call:
         return pytree.tree_unflatten(leaves, self.out[1])
 
     def evaluate(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        found, spec = pytree.tree_flatten(self.custom.function(*self.arguments(tensors)))
+        on_types = any(isinstance(each, FakeTensor) for each in tensors)
+        with looking_at_types(self.custom.name) if on_types else nullcontext():
+            found, spec = pytree.tree_flatten(self.custom.function(*self.arguments(tensors)))
         self.out = [_TENSOR if isinstance(leaf, torch.Tensor) else leaf for leaf in found], spec
         given = {id(each) for each in tensors}
         results = [leaf for leaf in found if isinstance(leaf, torch.Tensor)]
@@ -208,7 +213,7 @@ class Call:
         count = len(tensors)
         device = next((each.device for each in tensors), torch.device("cpu"))
         results: list[torch.Tensor] = []
-        tracer = CallTracer(device, self.custom.runs_again)
+        tracer = CallTracer(self.custom.name, device, self.custom.runs_again)
         trace = tracer.trace
 
         def body(*given: torch.Tensor) -> list[torch.Tensor]:

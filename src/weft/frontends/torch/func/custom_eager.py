@@ -10,14 +10,17 @@ from typing import Any, Protocol
 
 import torch
 import torch.utils._pytree as pytree
+from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.autograd.graph import get_gradient_edge
 
 from weft.diagnostics import calling_line
 from weft.errors import UnsupportedError
+from weft.frontends.torch.func.argument_writes import refusing_writes
 from weft.frontends.torch.func.custom_checks import check_batch, checked_gradients, checked_tangents, is_inexact
 from weft.frontends.torch.func.tangents_by_gradients import jvp_by_gradients, unless_torch_has_no_rule
 from weft.frontends.torch.transforms.differentiable_forms import takes_tangents
 
+_is_wrapped: Any = is_functorch_wrapped_tensor
 _NO_TANGENTS = "tangents of a function whose gradient is not differentiable, and has no other rule"
 
 
@@ -51,6 +54,7 @@ class _EagerCall:
         self.rules, self.line = rules, line
         self.for_tangents = for_tangents  # gradients may be taken by another thread
         leaves, self._spec = pytree.tree_flatten(tuple(args))
+        self.transformed = any(isinstance(leaf, torch.Tensor) and _is_wrapped(leaf) for leaf in leaves)
         self._leaves = [None if isinstance(leaf, torch.Tensor) else (leaf,) for leaf in leaves]
         self._count = self._leaves.count(None)
         self._out: tuple[list[Any], Any] = [], None
@@ -76,7 +80,8 @@ class _EagerCall:
 
     def evaluate(self, tensors: Sequence[Any]) -> tuple[torch.Tensor, ...]:
         given = {id(each) for each in tensors}
-        found = self._flat(self.rules.function(*self.arguments(tensors)))
+        with refusing_writes(self.rules.name, self.line, tensors, self.transformed):
+            found = self._flat(self.rules.function(*self.arguments(tensors)))
         return tuple(each.view_as(each) if id(each) in given else each for each in found)  # torch takes no argument
 
     def _flat(self, returned: Any) -> tuple[torch.Tensor, ...]:

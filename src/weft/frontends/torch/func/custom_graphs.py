@@ -18,6 +18,7 @@ from torch import fx
 from weft.frontends.torch.func.capture_function import decompositions_of_functions, fake_tensors, functionalized, traced
 from weft.frontends.torch.func.capturing import SeedArgument, capturing, current_capture
 from weft.frontends.torch.func.random_numbers import Seed, drawing_from, first_draw, read_seed_around
+from weft.frontends.torch.func.users_calls import UsersCalls
 
 Flat = Callable[..., list[torch.Tensor]]
 
@@ -25,9 +26,9 @@ Flat = Callable[..., list[torch.Tensor]]
 class CallTracer:
     """Traces one call of a custom function: its body first, then its rules."""
 
-    def __init__(self, device: torch.device, runs_again: bool) -> None:
+    def __init__(self, name: str, device: torch.device, runs_again: bool) -> None:
         capture = current_capture()
-        self.device, self.runs_again = device, runs_again
+        self.name, self.device, self.runs_again = name, device, runs_again
         self.seed: SeedArgument | None = None if capture is None else capture.seed
         self.number, self.has_drawn = 0, False
         if self.seed is not None:
@@ -36,7 +37,14 @@ class CallTracer:
 
     def trace(self, flat: Flat, given: Sequence[torch.Tensor], rule: str | None = None) -> fx.GraphModule:
         """The graph of the function, or of a rule; those that run the function again draw its numbers."""
-        table, run = decompositions_of_functions(self.device), functionalized(flat)
+
+        def watched(*tensors: torch.Tensor) -> list[torch.Tensor]:
+            with UsersCalls(tensors, self.name if rule is None else f"the {rule} rule of {self.name}") as calls:
+                found = flat(*tensors)
+            calls.refuse_writes()
+            return found
+
+        table, run = decompositions_of_functions(self.device), functionalized(watched)
         around = self.seed
         if around is not None:
             draws = first_draw(self.number, None if self.runs_again else rule)

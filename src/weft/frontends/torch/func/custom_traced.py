@@ -22,10 +22,13 @@ import torch
 import torch.utils._pytree as pytree
 from torch import fx
 from torch._C._functorch import TransformType
+from torch._dynamo.comptime import comptime
 from torch._dynamo.variables.higher_order_ops import BaseHOPVariable
 from torch._functorch.pyfunctorch import retrieve_all_functorch_interpreters
 from torch._higher_order_ops import BaseHOP
 
+from weft.diagnostics import calling_line
+from weft.frontends.torch.func.argument_writes import written
 from weft.frontends.torch.func.custom_checks import checked_gradients, checked_tangents, is_inexact, zeros_for_none
 from weft.frontends.torch.func.custom_eager import Rules
 from weft.frontends.torch.transforms.dynamo_levels import traced_under_transforms
@@ -62,13 +65,32 @@ def _with_tangents(results: Sequence[torch.Tensor], moving: Sequence[torch.Tenso
     return found
 
 
+def _fakes(ctx: Any) -> list[Any]:
+    """What Dynamo takes for the values of the local `tensors`."""
+    proxies = ctx.get_local("tensors").as_proxy()
+    return [each.node.meta["example_value"] for each in proxies]
+
+
+def _note_versions(ctx: Any) -> None:
+    for each in _fakes(ctx):
+        each.weft_version = each._version
+
+
+def _refuse_writes(ctx: Any) -> None:
+    """Raise where the function has written to its arguments."""
+    if any(each._version != each.weft_version for each in _fakes(ctx)):
+        raise written("a custom function", calling_line())
+
+
 def traced_call(rules: Rules, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Call a function where Dynamo traces."""
+    tensors = [leaf for leaf in pytree.tree_leaves(args) if isinstance(leaf, torch.Tensor)]
+    comptime(_note_versions)
     with torch.no_grad() if rules.vjp is not None else nullcontext():
         returned = rules.function(*args, **kwargs)
     if rules.vjp is None and rules.jvp is None:
         return returned
-    tensors = [leaf for leaf in pytree.tree_leaves(args) if isinstance(leaf, torch.Tensor)]
+    comptime(_refuse_writes)
     results = [leaf for leaf in pytree.tree_leaves(returned) if isinstance(leaf, torch.Tensor)]
     moving, floats = ([each for each in some if is_inexact(each)] for some in (tensors, results))
     # Only their types matter: all of them are tensors that nobody else has.

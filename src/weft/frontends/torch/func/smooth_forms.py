@@ -17,12 +17,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.frontends.torch.capture.stop_gradients import stopped
+from weft.frontends.torch.capture.data_checks import check_data
+from weft.frontends.torch.capture.stop_gradients import gradients_of, stopped
 from weft.frontends.torch.func.half_floats import widened
 from weft.frontends.torch.transforms.differentiable_forms import written_in_strides
 
 _ops: Any = torch.ops.aten
 _MEAN = 1
+_STEEP = 1e-12
+"""Below it, torch takes it for p (1 - p), which the gradient of a cross entropy is divided by."""
 
 
 def _reduced(losses: Tensor, reduction: int, dtype: torch.dtype) -> Tensor:
@@ -63,19 +66,45 @@ def _xlogy(x: Tensor, y: Tensor) -> Any:
     a, b = widened(x.to(kind)), widened(y.to(kind))
     none = (a == 0) & (b <= 0)  # elsewhere the slope is log(y), at 0 too
     found = torch.where(none, 0, a * torch.log(torch.where(none, 1, b)))
-    return torch.where(torch.isnan(b), b, found).to(kind)
+    found = torch.where(torch.isnan(b), b, found).to(kind)
+    slope = torch.where(none, stopped(a) * torch.log(torch.where(none, b, 1)), found).to(
+        kind
+    )  # of y it is x / y, at 0 / 0 too
+    return gradients_of(found, slope)
 
 
-def _vector_norm(x: Tensor, order: float = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
-    """By squares or powers, without a slope where all are zeros; sums and extremes of magnitudes as they are."""
-    if not 1 < order < math.inf or not x.is_floating_point():
-        return NotImplemented
-    kind = dtype or x.dtype
+def _xlogy_of_number(x: Tensor, y: float) -> Any:
+    kind = x.dtype if x.is_floating_point() else torch.get_default_dtype()
     wide = widened(x.to(kind))
-    power = (wide * wide if order == 2 else wide.abs().pow(order)).sum(dim, keepdim)
-    none = power == 0
-    safe = torch.where(none, 1, power)
-    return torch.where(none, 0, torch.sqrt(safe) if order == 2 else safe.pow(1 / order)).to(kind)
+    if math.isnan(y):
+        return torch.full_like(wide, y).to(kind)
+    logarithm = -math.inf if y == 0 else math.nan
+    return (wide * math.log(y) if y > 0 else torch.where(wide == 0, 0, stopped(wide) * logarithm)).to(kind)
+
+
+def _binary_cross_entropy(x: Tensor, target: Tensor, weight: Tensor | None = None, reduction: int = _MEAN) -> Any:
+    """Where a logarithm has no bound, the slope has torch's: that of a parabola."""
+    p, t = widened(x), widened(target)
+    fixed, sides = stopped(p), stopped(t)
+    for name, each in (("input", fixed), ("target", sides)):
+        check_data(~((each >= 0) & (each <= 1)), "data", f"an element of the {name} is not between 0 and 1")
+    yes, no = torch.log(fixed).clamp_min(-100), torch.log1p(-fixed).clamp_min(-100)
+    steep = fixed * (1 - fixed) < _STEEP
+    away = torch.where(steep, 0.5, p)
+    known = -t * torch.log(away) - (1 - t) * torch.log1p(-away)
+    parabola = (p - fixed) * (0.5 * (p + fixed) - sides) / _STEEP
+    ends = -sides * yes - (1 - sides) * no + parabola + (t - sides) * (no - yes)
+    losses = torch.where(steep, ends, known)
+    return _reduced(losses if weight is None else losses * weight, reduction, x.dtype)
+
+
+def _median(x: Tensor) -> Any:
+    """Among equal ones, all have a part of the gradient."""
+    if not x.is_floating_point() or x.dim() == 0 or not x.numel():
+        return NotImplemented
+    found = torch.median(x.reshape(-1), 0).values
+    chosen = torch.isnan(x) & torch.isnan(found) | (x == found)
+    return gradients_of(found, torch.where(chosen, x, 0).sum() / chosen.sum())
 
 
 def _hardtanh(x: Tensor, low: float = -1.0, high: float = 1.0) -> Any:
@@ -137,7 +166,9 @@ SMOOTH: dict[Any, Callable[..., Any]] = {
     _ops.huber_loss_backward.default: _huber_loss_backward,
     _ops.log_sigmoid_forward.default: _log_sigmoid_forward,
     _ops.xlogy.Tensor: _xlogy,
-    _ops.linalg_vector_norm.default: _vector_norm,
+    _ops.xlogy.Scalar_Other: _xlogy_of_number,
+    _ops.binary_cross_entropy.default: _binary_cross_entropy,
+    _ops.median.default: _median,
     _ops.hardtanh.default: _hardtanh,
     _ops.as_strided_scatter.default: _as_strided_scatter,
     **{each: _clamp for each in (_ops.clamp.default, _ops.clamp.Tensor)},
