@@ -17,7 +17,7 @@ from weft.frontends.onnx.dtypes import STRINGS, kernel_dtype
 from weft.frontends.onnx.import_nodes import Importer
 from weft.frontends.onnx.model import ModelInput, Node
 from weft.frontends.onnx.read import read_model
-from weft.frontends.onnx.stage_functions import StageFunction
+from weft.frontends.onnx.stage_functions import Elsewhere, StageFunction
 from weft.frontends.onnx.stages import StagedProgram
 from weft.frontends.onnx.steps import Step
 from weft.frontends.onnx.values import Slot, Traced, Value, has_kernels
@@ -39,7 +39,8 @@ class GraphTexts(StagedProgram):
         super().__post_init__()
         self.texts: list[tuple[str, Mapping[str, np.ndarray]]] = []
 
-    def _function(self, text: str, constants: Mapping[str, np.ndarray], function: FuncOp) -> StageFunction:
+    def _function(self, constants: Mapping[str, np.ndarray], function: FuncOp, elsewhere: Elsewhere) -> StageFunction:
+        text = print_program(function)
         self.texts.append((text, constants))
         return StageFunction(text, text, constants)
 

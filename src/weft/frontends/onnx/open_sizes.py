@@ -156,12 +156,16 @@ class _Joining:
         if (a, b) in self.sizes:
             return self.sizes[a, b]
         known = list(self.sizes.items())
-        for (p, q), size in known:
-            if p and q and a % p == 0 == b % q and a // p == b // q:
-                return size * (a // p)
-        for ((p, q), size), ((r, s), other) in combinations_with_replacement(known, 2):
-            if p * r and q * s and a % (p * r) == 0 == b % (q * s) and a // (p * r) == b // (q * s):
-                return size * other * (a // (p * r))
+        multiples = [(a // p, size) for (p, q), size in known if p and q and a % p == 0 == b % q and a // p == b // q]
+        if not multiples:
+            multiples = [
+                (a // (p * r), size * other)
+                for ((p, q), size), ((r, s), other) in combinations_with_replacement(known, 2)
+                if p * r and q * s and a % (p * r) == 0 == b % (q * s) and a // (p * r) == b // (q * s)
+            ]
+        if multiples:
+            times, size = min(multiples, key=lambda each: each[0])
+            return size * times
         for (p, q), size in known:
             if p != q and (a - b) % (p - q) == 0:
                 times = (a - b) // (p - q)
