@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from zipfile import ZipFile
 
 import numpy as np
 
@@ -86,7 +87,7 @@ def run_model(terminal: Terminal, path: Path, asked: RunOptions) -> None:
     model = load(path, trust=asked.trust, device=asked.device, threads=asked.threads)
     given, named = _inputs(asked.inputs)
     results = [_on_host(each) for each in model(*given, **named)]
-    names = [f"result{number}" for number in range(len(results))]
+    names = [each.name for each in model.outputs]
     if asked.output is not None:
         _save(asked.output, dict(zip(names, results, strict=True)))
     for name, array in zip(names, results, strict=True):
@@ -128,8 +129,10 @@ def _array(path: Path) -> np.ndarray:
 
 def _save(path: Path, arrays: dict[str, np.ndarray]) -> None:
     try:
-        with open(path, "wb") as file:
-            np.savez(file, **arrays)  # pyright: ignore[reportArgumentType]
+        with open(path, "wb") as file, ZipFile(file, "w") as archive:
+            for name, array in arrays.items():  # `np.savez` takes no array that is called `file`
+                with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                    np.lib.format.write_array(member, array)
     except OSError as error:
         raise UsageError(f"{path} cannot be written: {error.strerror}") from error
 
@@ -181,7 +184,7 @@ def _visible(manifest: Manifest) -> tuple[Result, ...]:
 
 
 def _result(result: Result) -> str:
-    return f"{result.dtype}[{', '.join(map(str, result.shape))}]"
+    return f"{result.name} {result.dtype}[{', '.join(map(str, result.shape))}]"
 
 
 def _facts(artifact: Artifact) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from weft.ir.types import Tensor, tensor_type
 from weft.ops.graph import FuncOp
 from weft.tile.text import print_program
 
-_PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_.:/-]{0,99}")
+_LONGEST_NAME = 400
 _OWN = re.compile(r"[cx]\d+")
 """Names that stages give to constants and inputs."""
 
@@ -92,7 +92,7 @@ def _read(
     ((text, constants),) = program.texts
     found = () if step.verdict is None else step.verdict.mistakes
     return (
-        _stated(text, inputs, slots, step.arguments),
+        _stated(text, inputs, model.graph.outputs, slots, step.arguments),
         dict(constants),
         tuple((each.kind, each.message) for each in found),
     )
@@ -145,8 +145,14 @@ def _require_whole(step: Step) -> None:
         )
 
 
-def _stated(text: str, inputs: Sequence[ModelInput], slots: Sequence[np.ndarray], read: Sequence[int]) -> str:
-    """The text with all inputs of the model, also those that nothing reads, by their own names where they are plain."""
+def _stated(
+    text: str,
+    inputs: Sequence[ModelInput],
+    outputs: Sequence[ModelInput],
+    slots: Sequence[np.ndarray],
+    read: Sequence[int],
+) -> str:
+    """The text with all inputs of the model, also those that nothing reads, and with the model's own names."""
     function, signature = read_function(text)
     free = [place for place, name in enumerate(signature.names) if name.startswith("x")]
     stated = list(signature.names)
@@ -158,10 +164,16 @@ def _stated(text: str, inputs: Sequence[ModelInput], slots: Sequence[np.ndarray]
             free = [*free[:number], place, *(each + 1 for each in free[number:])]
             stated.insert(place, _unused(f"x{number}", stated))
             end += 1
-        if _PLAIN.fullmatch(given.name) and not _OWN.fullmatch(given.name) and given.name not in stated:
+        if _is_plain(given.name) and not _OWN.fullmatch(given.name) and given.name not in stated:
             stated[place] = given.name
     function.attributes["arg_names"] = to_attribute(tuple(stated))
+    function.attributes["result_names"] = to_attribute(tuple(each.name for each in outputs))
     return print_program(function)
+
+
+def _is_plain(name: str) -> bool:
+    """Whether a name can be said and shown: `name=FILE` is how a command gives an input."""
+    return 0 < len(name) <= _LONGEST_NAME and name.isprintable() and "=" not in name
 
 
 def _tensor(given: ModelInput, slot: np.ndarray) -> Tensor:
