@@ -61,13 +61,15 @@ def compile_model(terminal: Terminal, model: Path, asked: CompileOptions) -> Non
     terminal.finish({"ok": True, "file": str(asked.output), "bytes": size, "targets": list(asked.targets)})
 
 
-def _sizes(texts: Sequence[str]) -> dict[str, int]:
-    found: dict[str, int] = {}
+def _sizes(texts: Sequence[str]) -> dict[str, int | tuple[int, int | None]]:
+    """Sizes by name: `batch=1` is a number, `batch=2..64` one that stays open, as is `batch=2..` without an end."""
+    found: dict[str, int | tuple[int, int | None]] = {}
     for text in texts:
         name, _, number = text.rpartition("=")
-        if not name or not number.isdecimal():
-            raise UsageError(f"{text} states no size", hint="--size batch=1")
-        found[name] = int(number)
+        least, dots, most = number.partition("..")
+        if not name or not least.isdecimal() or not (most.isdecimal() or not most):
+            raise UsageError(f"{text} states no size", hint="--size batch=1, or --size batch=2..64 to keep it open")
+        found[name] = (int(least), int(most) if most else None) if dots else int(least)
     return found
 
 

@@ -26,7 +26,7 @@ from weft.frontends.onnx.dtypes import STRINGS, kernel_dtype
 from weft.frontends.onnx.functions import inlined, schema_function
 from weft.frontends.onnx.model import Function, Graph, Node, free_names
 from weft.frontends.onnx.operators.table import converter_of
-from weft.frontends.onnx.origins import is_count, is_shape, with_origins
+from weft.frontends.onnx.origins import is_count, is_shape, most_folded, with_origins
 from weft.frontends.onnx.rewrite import Rewrite
 from weft.frontends.onnx.values import Absent, Known, Origin, Slot, Traced, Value, arrays_in, leaves, replaced
 from weft.ir.types import DType, Tensor, tensor_of, tensor_type
@@ -224,7 +224,8 @@ class Importer:
         """
         read = *inputs, *self._outer(node)
         arrays = [leaf.array for each in read for leaf in leaves(each) if isinstance(leaf, Known)]
-        if sum(array.size for array in arrays) > FOLDED and not any(array.dtype == STRINGS for array in arrays):
+        most = most_folded(inputs, FOLDED)
+        if sum(array.size for array in arrays) > most and not any(array.dtype == STRINGS for array in arrays):
             return None
         outer = self.target, self.builder, self.checks, self._folding
         self.target, self.checks, self._folding = Target(), [], True
@@ -236,7 +237,7 @@ class Importer:
             if self.checks or any(_takes_long(op) for op in self.target.block.ops):
                 return None
             wanted = [leaf.value for each in made for leaf in leaves(each) if isinstance(leaf, Traced)]
-            if any(prod(static(tensor_of(value.type))) > FOLDED for value in wanted):
+            if any(prod(static(tensor_of(value.type))) > most for value in wanted):
                 return None
             GraphBuilder(self.target.block).insert(ReturnOp.make(wanted))
             arrays = [each for each in self.target.arguments if isinstance(each, np.ndarray)]

@@ -27,14 +27,17 @@ from weft.ops.create import Full, Iota
 from weft.ops.windows.convolution import Convolution
 
 
-def joined(first: Outline, second: Outline) -> Outline | None:
-    """The function of symbolic sizes that both are; None where there is none, or none was found."""
+def joined(first: Outline, second: Outline, symbols: Mapping[tuple[int, int], Size] | None = None) -> Outline | None:
+    """The function of symbolic sizes that both are; None where there is none, or none was found.
+
+    `symbols` are what sizes are called, by what they are in the one and in the other.
+    """
     if first.returned != second.returned or len(first.entries) != len(second.entries):
         return None
     if first.names != second.names:
         return None
     try:
-        made = _Joining().join(first, second)
+        made = _Joining(dict(symbols or {})).join(first, second)
     except (_ApartError, WeftError, ValueError, ArithmeticError, LookupError, TypeError):
         return None
     if made.arguments == first.arguments or any(map(_is_laid_out, made.entries)):

@@ -19,6 +19,8 @@ import numpy as np
 from weft.frontends.onnx.dtypes import kernel_dtype
 from weft.frontends.onnx.values import Known, Origin, Value
 
+_MOST_PLACES = 1 << 20
+"""Places that are computed at import, so that a size does not decide whether a call checks them."""
 _LARGEST_SHAPE = 16
 """Elements of what tells a shape and becomes a value of the graph."""
 
@@ -38,6 +40,13 @@ def with_origins(made: Sequence[Value], origin: Origin) -> Sequence[Value]:
 
 def _is_new(value: Known) -> bool:
     return value.origin is None and kernel_dtype(value.array.dtype) is not None
+
+
+def most_folded(inputs: Sequence[Value], most: int) -> int:
+    """How many elements are computed at import: of places that sizes decide, more than of other arrays."""
+    arrays = [each.array for each in inputs if isinstance(each, Known)]
+    decided = any(isinstance(each, Known) and each.origin for each in inputs)
+    return _MOST_PLACES if decided and all(array.dtype.kind in "iub" for array in arrays) else most
 
 
 def is_shape(array: np.ndarray) -> bool:

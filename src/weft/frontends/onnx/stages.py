@@ -26,6 +26,7 @@ from weft.errors import ModelError, UnsupportedError, WeftError
 from weft.frontends.onnx.checks import Verdict, combined
 from weft.frontends.onnx.import_nodes import Importer, NeedsElements, RunsOnHost, StageFull, Target, call_host
 from weft.frontends.onnx.model import Model, ValueType, free_names
+from weft.frontends.onnx.order_of_use import sort_by_use
 from weft.frontends.onnx.other_sizes import other_sizes
 from weft.frontends.onnx.stage_functions import Elsewhere, StageFunction, StageFunctions
 from weft.frontends.onnx.steps import HostCall, Source, State, Step
@@ -139,7 +140,7 @@ class StagedProgram:
         values = {name: _given(value, slots, state.by_value) for name, value in state.values.items()}
         pending = list(reversed(state.pending))
         importer = Importer(self.model.opsets, self.model.functions, self.fresh, values, pending, whole=self.whole)
-        importer.open = self._open and not self.whole
+        importer.open = self._open
         importer.declare_arguments()
         host: RunsOnHost | None = None
         needed: Traced | Slot | None = None
@@ -174,7 +175,7 @@ class StagedProgram:
         if sorted(shapes) != list(range(len(slots))):
             return None
         for arrays in other_sizes([shapes[place] for place in range(len(slots))], slots):
-            program = _Imported(self.model, replace(self.config, cache=False), checked=self.checked)
+            program = ImportedStages(self.model, replace(self.config, cache=False), checked=self.checked)
             try:
                 step = program._step_for(State(state.pending, state.values), arrays)
             except WeftError:  # sizes that the model does not take
@@ -240,6 +241,8 @@ class StagedProgram:
         function = target.function
         target.block.add_op(ReturnOp.make(wanted))
         arguments = _pruned(target)
+        if self._open:
+            arguments = sort_by_use(target.block, arguments)
         constants = {f"c{n}": each for n, each in enumerate(arguments) if isinstance(each, np.ndarray)}
         names = [f"c{n}" if isinstance(each, np.ndarray) else f"x{n}" for n, each in enumerate(arguments)]
         function.attributes["arg_names"] = ArrayAttr(StringAttr(name) for name in names)
@@ -252,7 +255,7 @@ class StagedProgram:
         return self._functions.of(constants, function, elsewhere)
 
 
-class _Imported(StagedProgram):
+class ImportedStages(StagedProgram):
     """A model whose stages are kept as they were imported, and not compiled."""
 
     def __post_init__(self) -> None:
@@ -261,7 +264,7 @@ class _Imported(StagedProgram):
 
     def _function(self, constants: Mapping[str, np.ndarray], function: FuncOp, elsewhere: Elsewhere) -> StageFunction:
         self.functions.append((function, constants))
-        return StageFunction(None, "", constants)
+        return StageFunction(function, "", constants)
 
 
 def _pruned(target: Target) -> list[int | np.ndarray]:
