@@ -159,10 +159,22 @@ def test_the_header_has_no_names_of_the_model_that_c_would_not_take() -> None:
     text = LAYER.replace('["x", "w", "b"]', '["x */ evil(", "w", "b"]')
     function, signature = read_function(text, None, ("w", "b"))
     header = c_header(
-        "layer", compile_native(function, "host", Request().config), signature, ["node 'x */ evil(': wrong\\\n"]
+        "layer",
+        compile_native(function, "host", Request().config),
+        signature,
+        ["y */ evil("],
+        ["node 'x */ evil(': wrong\\\n"],
     )
     assert "x____evil_" in header and header.count("*/") == header.count("/*")
     assert "*/ evil(" not in header and "1: node 'x __ evil(': wrong__" in header
+
+
+def test_results_have_the_names_of_the_model(tmp_path: Path) -> None:
+    text = LAYER.replace(
+        'arg_names = ["x", "w", "b"]', 'arg_names = ["x", "w", "b"], result_names = ["last hidden/state"]'
+    )
+    _, header = emit_object(tmp_path / "layer.so", replace(layer_source(), text=text), Request())
+    assert "float *last_hidden_state /* f32[s0, 3] */" in header.read_text()
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import fx
+from torch.utils import _pytree as pytree
 
 from weft.config import Config
 from weft.errors import ArtifactError, UnsupportedError
@@ -20,6 +21,7 @@ from weft.frontends.torch.dtypes import from_torch
 from weft.frontends.torch.importer.checks import is_of_data
 from weft.frontends.torch.importer.import_graph import import_graph
 from weft.frontends.torch.importer.imported_graph import ImportedGraph, Returned
+from weft.ir.attributes import to_attribute
 from weft.ops.graph import ReturnOp
 from weft.tile.text import print_program
 
@@ -59,6 +61,8 @@ def graph_of(
     _copy_outputs(program.graph_module)
     imported = import_graph(program.graph_module, _identifier(name), Config(strict=True, freeze=True), frozen)
     _return_outputs(imported)
+    if names := _result_names(program):
+        imported.function.attributes["result_names"] = to_attribute(names)
     weights = {each: _array(tensors[held[each]]) for each in placeholders if each in held}
     own = {f"constant{n}": _array(each) for n, each in enumerate(imported.constants)}
     taken = {placeholders[position] for position in imported.calling.arguments}
@@ -66,6 +70,22 @@ def graph_of(
     # What a kernel of the user's asserts is of the data, too, where there is no line to point to.
     mistakes = tuple((each.kind if is_of_data(each) else "data", each.message) for each in imported.calling.checks)
     return print_program(imported.function), {**kept, **own}, mistakes
+
+
+def _result_names(program: torch.export.ExportedProgram) -> tuple[str, ...]:
+    """What results are called where the program gives them by name: the keys of a dictionary, fields of a class."""
+    spec = program.call_spec.out_spec
+    if spec is None or spec.is_leaf():
+        return ()
+    leaves = pytree.tree_unflatten([*range(spec.num_leaves)], spec)
+    paths = [".".join(_word(key) for key in path) for path, _ in pytree.tree_flatten_with_path(leaves)[0]]
+    return () if all(path.isdecimal() for path in paths) else tuple(paths)
+
+
+def _word(key: Any) -> str:
+    """A step of a path, without the marks of how it is taken."""
+    named = next((getattr(key, each) for each in ("key", "name", "idx") if hasattr(key, each)), key)
+    return str(named)
 
 
 def _copy_outputs(module: fx.GraphModule) -> None:
