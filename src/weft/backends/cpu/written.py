@@ -94,7 +94,9 @@ def store_unordered(codegen: KernelCodegen, op: tile.ScatterOp, value: V, here: 
     if lanes == 1:
         mask = None if op.mask is None else codegen.at(op.mask, here)
         with b.when(mask) if mask is not None else _always():
-            b.store(raw, pointer_address(codegen, op.pointer, codegen.at(op.offsets, here)), dtype.bytes)
+            # What is computed under the mask is not known to the writes that come after it.
+            offset = codegen.at(op.offsets, here if mask is None else here.copy())
+            b.store(raw, pointer_address(codegen, op.pointer, offset), dtype.bytes)
         return
     if codegen.neighbours.step_along(op.offsets, inner) != 1:
         _one_by_one(codegen, op, raw, here, dtype)
