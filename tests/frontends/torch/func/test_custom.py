@@ -290,3 +290,62 @@ def test_rules_of_complex_functions() -> None:
     expected = of(torch.func, plain)
     torch.testing.assert_close(of(weft.func, COMPLEX), expected)
     torch.testing.assert_close(of(torch.func, COMPLEX), expected)
+
+
+NOTHING = {
+    "vjp": lambda f: weft.grad(lambda x: f(x).sum())(X),
+    "jvp": lambda f: weft.jvp(f, (X,), (X,)),
+    "batch": lambda f: weft.vmap(f)(X),
+}
+
+
+@pytest.mark.parametrize("where", ["weft", "torch"])
+@pytest.mark.parametrize("rule", NOTHING)
+def test_a_rule_that_returns_nothing_is_refused(rule: str, where: str) -> None:
+    f = weft.func.custom(torch.sin, **{rule: lambda *_: None})
+    calls = NOTHING if where == "weft" else TORCHS
+    with pytest.raises(weft.ShapeError, match="rule of sin returns nothing") as error:
+        calls[rule](f)
+    assert "test_custom.py" in str(error.value)
+
+
+TORCHS = {
+    "vjp": lambda f: f(X.clone().requires_grad_()).sum().backward(),
+    "jvp": lambda f: torch.func.jvp(f, (X,), (X,)),
+    "batch": lambda f: torch.func.vmap(f)(X),
+}
+
+
+def test_a_batching_rule_that_gives_another_number_of_results_is_refused() -> None:
+    f = weft.func.custom(torch.sin, batch=lambda size, batched, args: (args[0], args[0]))
+    with pytest.raises(weft.ShapeError, match="gives 2 results for 1"):
+        weft.vmap(f)(X)
+
+
+@pytest.mark.parametrize("rule", ["vjp", "jvp", "batch"])
+def test_rules_are_functions(rule: str) -> None:
+    with pytest.raises(weft.WeftError, match=f"custom takes a function as {rule}, got int") as error:
+        weft.func.custom(torch.sin, **{rule: 3})
+    assert "test_custom.py" in str(error.value)
+
+
+def scaled(x: torch.Tensor, scale: float = 2.0, *, shift: float = 1.0) -> torch.Tensor:
+    return x * scale + shift
+
+
+def compiled_grad(f):
+    return torch.compile(torch.func.grad(f), backend="weft")
+
+
+@pytest.mark.parametrize("transform", [weft.grad, torch.func.grad, compiled_grad])
+def test_rules_are_given_defaults_by_name(transform) -> None:
+    f = weft.func.custom(scaled, vjp=lambda grads, args, results, scale, shift: (grads * scale * shift, *args[1:]))
+    x = torch.randn(3)
+    torch.testing.assert_close(transform(lambda x: f(x).sum())(x), torch.full_like(x, 2))
+    torch.testing.assert_close(transform(lambda x: f(x, scale=5.0).sum())(x), torch.full_like(x, 5))
+    torch.testing.assert_close(transform(lambda x: f(x, shift=3.0).sum())(x), torch.full_like(x, 6))
+
+
+def test_rules_are_given_by_name_what_the_function_is_given_by_place() -> None:
+    f = weft.func.custom(scaled, vjp=lambda grads, args, results, scale: (grads * scale, None))
+    torch.testing.assert_close(weft.grad(lambda x: f(x, 7.0).sum())(X), torch.full_like(X, 7))

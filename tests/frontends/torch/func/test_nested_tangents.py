@@ -78,6 +78,22 @@ def test_gradients_that_have_no_gradients_and_no_other_rule_are_refused() -> Non
     assert "test_nested_tangents.py" in str(error.value)
 
 
+def test_rules_under_no_grad_have_derivatives() -> None:
+    class Power(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Any) -> Any:
+            ctx.save_for_backward(x)
+            return x**3
+
+        @staticmethod
+        @once_differentiable
+        def backward(ctx: Any, g: Any) -> Any:
+            return g * 3 * ctx.saved_tensors[0] ** 2
+
+    torch.testing.assert_close(weft.func.jacrev(weft.grad(lambda x: Power.apply(x).sum()))(X), (6 * X).diag())
+    torch.testing.assert_close(weft.jvp(lambda x: Power.apply(x), (X,), (X,))[1], 3 * X**3)
+
+
 def test_integers_beside_floats_have_tangents_as_in_torch() -> None:
     def function(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return x.sin(), x.argmax()

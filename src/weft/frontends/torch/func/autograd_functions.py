@@ -109,7 +109,8 @@ def custom_of(cls: Any) -> Custom:
 
     def jvp(args: Any, tangents: Any) -> Any:
         context, _ = run(args)
-        return tangent(context, *[t if _moves(x) else None for x, t in zip(args, tangents, strict=True)])
+        found = tangent(context, *[t if _moves(x) else None for x, t in zip(args, tangents, strict=True)])
+        return (None,) if found is None else found
 
     def batch(size: int, batched: Any, args: Any) -> Any:
         dims = pytree.tree_map(lambda flag: 0 if flag is True else None, batched)

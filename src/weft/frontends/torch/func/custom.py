@@ -36,7 +36,13 @@ from weft.frontends.torch.func.capture_function import (
 )
 from weft.frontends.torch.func.capturing import current_capture
 from weft.frontends.torch.func.custom_arguments import Names
-from weft.frontends.torch.func.custom_checks import checked_gradients, checked_tangents, is_inexact, zeros_for_none
+from weft.frontends.torch.func.custom_checks import (
+    checked_batch,
+    checked_gradients,
+    checked_tangents,
+    is_inexact,
+    zeros_for_none,
+)
 from weft.frontends.torch.func.custom_eager import eager_call
 from weft.frontends.torch.func.custom_graphs import CallTracer
 from weft.frontends.torch.func.custom_traced import custom_rules, in_batches, traced_call
@@ -72,6 +78,13 @@ class Custom:
     def __init__(self, function: Callable[..., Any], vjp: Rule | None, jvp: Rule | None, batch: Rule | None) -> None:
         if not callable(function):
             raise WeftError(f"custom takes a function, got {type(function).__name__}", location=calling_line())
+        for rule, given in (("vjp", vjp), ("jvp", jvp), ("batch", batch)):
+            if given is not None and not callable(given):
+                raise WeftError(
+                    f"custom takes a function as {rule}, got {type(given).__name__}",
+                    location=calling_line(),
+                    hint="give a function of what the docs of `custom` say, or None",
+                )
         self.function, self.vjp, self.jvp, self.batch = function, vjp, jvp, batch
         self.name = getattr(function, "__name__", type(function).__name__)
         self.names = Names.of(self.name, function, {"vjp": vjp, "jvp": jvp, "batch": batch})
@@ -110,19 +123,24 @@ class Custom:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if kwargs:
             args, kwargs = self.names.placed(args, kwargs)
+        named = self.names.of_rules(args, kwargs) if self.names.fills else {}
         if torch.compiler.is_dynamo_compiling() and (self.batch is None or not in_batches()):
-            return traced_call(self, args, kwargs)
-        return self.untraced(args, kwargs)
+            return traced_call(self, args, kwargs, named)
+        return self.untraced(args, kwargs, named)
 
     @_disable
-    def untraced(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call it where Dynamo does not trace."""
-        if kwargs:
+    def untraced(self, args: tuple[Any, ...], kwargs: dict[str, Any], named: dict[str, dict[str, Any]]) -> Any:
+        """Call it where Dynamo does not trace; rules are given by name what the function is, and more."""
+        if kwargs or named:
             function = functools.partial(self.function, **kwargs)
-            vjp, jvp, batch = (
-                functools.partial(each, **kwargs) if each else None for each in (self.vjp, self.jvp, self.batch)
-            )
-            return Custom(function, vjp, jvp, batch)(*args)
+            rules = {"vjp": self.vjp, "jvp": self.jvp, "batch": self.batch}
+            bound = {
+                rule: None if each is None else functools.partial(each, **kwargs, **named.get(rule, {}))
+                for rule, each in rules.items()
+            }
+            made = Custom(function, **bound)
+            made.name = self.name
+            return made(*args)
         leaves, spec = pytree.tree_flatten(args)
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         has_rules = any(each is not None for each in (self.vjp, self.jvp, self.batch))
@@ -185,7 +203,8 @@ class Call:
     def batched(self, size: int, flags: Sequence[bool], tensors: Sequence[torch.Tensor]) -> Any:
         """The results of the batching rule, for tensors of which the flagged ones have the batch in front."""
         assert self.custom.batch is not None, "asked before"
-        return self.custom.batch(size, self.arguments(flags), self.arguments(tensors))
+        made = self.custom.batch(size, self.arguments(flags), self.arguments(tensors))
+        return checked_batch(self.name, self.line, size, made, len(self.out[0]) if self.out else None)
 
     def arguments(self, tensors: Sequence[Any]) -> tuple[Any, ...]:
         """The arguments, with these tensors."""

@@ -8,6 +8,7 @@ f(x, weight=w, by=2.0)  ─►  f(x, w, by=2.0)        vjp(grads, (x, w), result
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -20,6 +21,9 @@ from weft.diagnostics import calling_line
 from weft.errors import WeftError
 
 _NONE: Any = inspect.Parameter.empty
+_BY_NAME = inspect.Parameter.KEYWORD_ONLY
+_GIVEN = {"vjp": 3, "jvp": 2, "batch": 3}
+"""How many arguments rules are given by place."""
 
 
 @dataclass(frozen=True)
@@ -31,17 +35,38 @@ class Names:
     """The names that have places, with their defaults."""
     rules: tuple[tuple[str, frozenset[str]], ...]
     """The names that each rule takes; a rule that takes any is left out."""
+    fills: tuple[tuple[str, tuple[tuple[str, int, Any], ...]], ...] = ()
+    """For each rule, which of the function's arguments it takes by name: the places, -1 for none, and the defaults."""
 
     @classmethod
     def of(cls, name: str, function: Callable[..., Any], rules: Mapping[str, Callable[..., Any] | None]) -> Names:
         kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
         places = tuple((each.name, each.default) for each in _parameters(function) or () if each.kind in kinds)
         taken: list[tuple[str, frozenset[str]]] = []
+        fills: list[tuple[str, tuple[tuple[str, int, Any], ...]]] = []
+        known = [each for each, _ in places]
+        own = {each.name: each.default for each in _parameters(function) or () if each.kind in (*kinds, _BY_NAME)}
         for rule, call in rules.items():
             found = None if call is None else _parameters(call)
+            bound = call.keywords if isinstance(call, functools.partial) else {}
+            wanted = [
+                each.name for each in (found or ())[_GIVEN[rule] :] if each.name in own and each.name not in bound
+            ]
+            fills.append((rule, tuple((n, known.index(n) if n in known else -1, own[n]) for n in wanted)))
             if found is not None and all(each.kind != inspect.Parameter.VAR_KEYWORD for each in found):
                 taken.append((rule, frozenset(each.name for each in found)))
-        return cls(name, places, tuple(taken))
+        return cls(name, places, tuple(taken), tuple(each for each in fills if each[1]))
+
+    def of_rules(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, dict[str, Any]]:
+        """What rules are given by name beside what the function is: its arguments by place, and defaults."""
+        found: dict[str, dict[str, Any]] = {}
+        for rule, names in self.fills:
+            for name, place, default in names:
+                if name not in kwargs:
+                    value = args[place] if 0 <= place < len(args) else default
+                    if value is not _NONE and not isinstance(value, torch.Tensor):
+                        found.setdefault(rule, {})[name] = value
+        return found
 
     def placed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments with tensors at their places: it is places that rules have gradients and tangents of."""

@@ -9,10 +9,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-import torch.utils._pytree as pytree
 from xdsl.ir import SSAValue
 
-from weft.errors import ShapeError, UnsupportedError
+from weft.errors import UnsupportedError
 from weft.frontends.torch.dtypes import to_torch
 from weft.frontends.torch.func.capture_function import capture, fake_tensor
 from weft.frontends.torch.func.custom import BATCHING, Call
@@ -57,7 +56,7 @@ def batch_by_rule(
     fakes = [_fake(x, is_complex) for x, is_complex in pairs]
 
     def rule(*given: torch.Tensor) -> Any:
-        return tuple(pytree.tree_leaves(call.batched(size, flags, given)))
+        return call.batched(size, flags, given)
 
     program = capture(rule, fakes, {})
     reads_seed = program.seed is not None
@@ -72,12 +71,6 @@ def batch_by_rule(
     for op in program.function.block.ops:
         if isinstance(op, ReturnOp):
             found = [given[value] for value in op.operands]
-            if any(tensor_of(value.type).shape[:1] != (size,) for value in found):
-                raise ShapeError(
-                    f"the batching rule of {call.name} gives results without the batch of {size} in front",
-                    location=call.line,
-                    hint="stack results along the first dimension",
-                )
             return found
         b.insert(op.clone(value_mapper=given))
     raise AssertionError("verified")

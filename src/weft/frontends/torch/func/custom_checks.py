@@ -28,6 +28,7 @@ def is_inexact(tensor: torch.Tensor) -> bool:
 
 def checked_gradients(name: str, line: str | None, made: Any, arguments: Sequence[Any]) -> list[Any]:
     """What a gradient rule gives for each tensor of floats among the arguments; None for 0."""
+    _refuse_nothing(name, line, "vjp", made, "None for each argument that has none: (None,) for one")
     made = (made,) if len(arguments) == 1 and not isinstance(made, tuple) else made
     if not isinstance(made, tuple | list) or len(made) != len(arguments):
         count = len(made) if isinstance(made, tuple | list) else type(made).__name__
@@ -51,6 +52,7 @@ def checked_gradients(name: str, line: str | None, made: Any, arguments: Sequenc
 
 def checked_tangents(name: str, line: str | None, made: Any, results: Sequence[torch.Tensor]) -> list[Any]:
     """What a tangent rule gives for each result of floats; None for 0."""
+    _refuse_nothing(name, line, "jvp", made, "(None,) for a tangent of 0")
     given = pytree.tree_leaves(made, is_leaf=lambda leaf: leaf is None)
     if len(given) != len(results):
         raise ShapeError(
@@ -64,15 +66,33 @@ def checked_tangents(name: str, line: str | None, made: Any, results: Sequence[t
     return found
 
 
-def check_batch(name: str, line: str | None, size: int, results: Sequence[torch.Tensor]) -> None:
-    """Raise where a batching rule gives results that do not have the batch in front."""
-    for each in results:
+def checked_batch(name: str, line: str | None, size: int, made: Any, count: int | None) -> tuple[torch.Tensor, ...]:
+    """The results that a batching rule gives, which have the batch in front; `count` says how many the function has."""
+    _refuse_nothing(name, line, "batching", made, "the results of the batch")
+    found = pytree.tree_leaves(made)
+    if bad := next((each for each in found if not isinstance(each, torch.Tensor)), None):
+        found = [each for each in found if isinstance(each, torch.Tensor)]
+        if count is None or len(found) != count:
+            raise ShapeError(
+                f"the batching rule of {name} gives {type(bad).__name__} for a tensor", location=line, hint=_BATCH
+            )
+    if count is not None and len(found) != count:
+        raise ShapeError(
+            f"the batching rule of {name} gives {len(found)} results for {count}", location=line, hint=_BATCH
+        )
+    for each in found:
         if each.dim() == 0 or each.shape[0] != size:
             raise ShapeError(
                 f"the batching rule of {name} gives results without the batch of {size} in front",
                 location=line,
                 hint=_BATCH,
             )
+    return tuple(found)
+
+
+def _refuse_nothing(name: str, line: str | None, rule: str, made: Any, instead: str) -> None:
+    if made is None:
+        raise ShapeError(f"the {rule} rule of {name} returns nothing", location=line, hint=f"return {instead}")
 
 
 def zeros_for_none(found: Any, like: torch.Tensor) -> torch.Tensor:

@@ -16,7 +16,7 @@ from torch.autograd.graph import get_gradient_edge
 from weft.diagnostics import calling_line
 from weft.errors import UnsupportedError
 from weft.frontends.torch.func.argument_writes import refusing_writes
-from weft.frontends.torch.func.custom_checks import check_batch, checked_gradients, checked_tangents, is_inexact
+from weft.frontends.torch.func.custom_checks import checked_batch, checked_gradients, checked_tangents, is_inexact
 from weft.frontends.torch.func.tangents_by_gradients import jvp_by_gradients, unless_torch_has_no_rule
 from weft.frontends.torch.transforms.differentiable_forms import takes_tangents
 
@@ -148,8 +148,9 @@ class _EagerCall:
         front = [x if d is None else x.movedim(d, 0) for x, d in zip(tensors, in_dims, strict=True)]
         flags = self.arguments([d is not None for d in in_dims])
         assert self.rules.batch is not None, "asked before"
-        found = self._flat(self.rules.batch(info.batch_size, flags, self.arguments(front)))
-        check_batch(self.rules.name, self.line, info.batch_size, found)
+        made = self.rules.batch(info.batch_size, flags, self.arguments(front))
+        checked_batch(self.rules.name, self.line, info.batch_size, made, None)
+        found = self._flat(made)
         return found, tuple(0 for _ in found)
 
 

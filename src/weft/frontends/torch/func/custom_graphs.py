@@ -39,7 +39,9 @@ class CallTracer:
         """The graph of the function, or of a rule; those that run the function again draw its numbers."""
 
         def watched(*tensors: torch.Tensor) -> list[torch.Tensor]:
-            with UsersCalls(tensors, self.name if rule is None else f"the {rule} rule of {self.name}") as calls:
+            what = self.name if rule is None else f"the {rule} rule of {self.name}"
+            # A rule that autograd calls once, under `no_grad`, has derivatives here all the same.
+            with UsersCalls(tensors, what, stops_under_no_grad=False) as calls:
                 found = flat(*tensors)
             calls.refuse_writes()
             return found

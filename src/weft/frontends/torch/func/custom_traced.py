@@ -82,7 +82,7 @@ def _refuse_writes(ctx: Any) -> None:
         raise written("a custom function", calling_line())
 
 
-def traced_call(rules: Rules, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def traced_call(rules: Rules, args: tuple[Any, ...], kwargs: dict[str, Any], named: dict[str, dict[str, Any]]) -> Any:
     """Call a function where Dynamo traces."""
     tensors = [leaf for leaf in pytree.tree_leaves(args) if isinstance(leaf, torch.Tensor)]
     comptime(_note_versions)
@@ -96,7 +96,7 @@ def traced_call(rules: Rules, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     # Only their types matter: all of them are tensors that nobody else has.
     operands = [torch.empty_like(each) for each in (*tensors, *results, *floats, *moving)]
     given = custom_rules(
-        functools.partial(_by_rules, rules, args, kwargs, returned),
+        functools.partial(_by_rules, rules, args, kwargs, named, returned),
         *operands,
         tensors=tensors,
         results=results,
@@ -115,7 +115,12 @@ def _with_tensors(tree: Any, tensors: Sequence[Any]) -> Any:
 
 
 def _by_rules(
-    rules: Rules, args: tuple[Any, ...], kwargs: dict[str, Any], returned: Any, *operands: torch.Tensor
+    rules: Rules,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    named: dict[str, dict[str, Any]],
+    returned: Any,
+    *operands: torch.Tensor,
 ) -> tuple[torch.Tensor, ...]:
     """What the rules give for arguments, results, gradients of these and tangents of those, behind the results."""
     given = [torch.ops.weft.named(each, _PLACE + str(n)) for n, each in enumerate(operands)]
@@ -127,12 +132,18 @@ def _by_rules(
     arguments = _with_tensors(args, tensors)
     made = [each.clone() for each in results]
     if rules.vjp is not None:
-        found = rules.vjp(_with_tensors(returned, grads), arguments, _with_tensors(returned, results), **kwargs)
+        found = rules.vjp(
+            _with_tensors(returned, grads),
+            arguments,
+            _with_tensors(returned, results),
+            **kwargs,
+            **named.get("vjp", {}),
+        )
         moving = [each for each in tensors if is_inexact(each)]
         checked = checked_gradients(rules.name, None, found, arguments)
         made += [zeros_for_none(each, like) for each, like in zip(checked, moving, strict=True)]
     if rules.jvp is not None:
-        found = rules.jvp(arguments, _with_tensors(args, tangents), **kwargs)
+        found = rules.jvp(arguments, _with_tensors(args, tangents), **kwargs, **named.get("jvp", {}))
         floats = [each for each in results if is_inexact(each)]
         checked = checked_tangents(rules.name, None, found, results)
         made += [zeros_for_none(each, like) for each, like in zip(checked, floats, strict=True)]
@@ -158,8 +169,8 @@ class CustomRules(BaseHOP):
         has_jvp: bool,
     ) -> tuple[Any, ...]:
         if isinstance(subgraph, functools.partial):  # what Dynamo could not trace: errors are those of eager
-            rules, args, kwargs, *_ = subgraph.args
-            leaves = pytree.tree_leaves(rules.untraced(args, kwargs))
+            rules, args, kwargs, named, *_ = subgraph.args
+            leaves = pytree.tree_leaves(rules.untraced(args, kwargs, named))
             return tuple(leaf for leaf in leaves if isinstance(leaf, torch.Tensor))
         rules = _TracedRules(subgraph, len(operands))
         captured = [operands[n] for n in rules.captures]

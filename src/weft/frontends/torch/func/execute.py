@@ -30,19 +30,29 @@ from weft.runtime.record import compilation
 from weft.runtime.sources import source_digest, versions
 from weft.tile.text import print_program
 
-Call = Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]
 _SEEDS = torch.iinfo(torch.int64)
 
 
+class Call:
+    """A compiled program: a callable of the tensors that a call gives, for the tensors that the program returns."""
+
+    __slots__ = ("_program", "_run")
+
+    def __init__(self, program: Program, run: Callable[[list[Any]], Sequence[Any]]) -> None:
+        self._program, self._run = program, run
+
+    def __call__(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        program = self._program
+        return self.of_all([*tensors, *(program.held if program.seed is None else drawn(program))])
+
+    def of_all(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """What it returns for all arguments of its function, held ones too."""
+        return list(self._run([_row_by_row(each) for each in tensors]))
+
+
 def compile_program(program: Program, config: Config) -> Call:
-    """A callable of the tensors that a call gives, for the tensors that the program returns."""
-    run = _boxed(program, config)
-
-    def call(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        given = [*tensors, *(program.held if program.seed is None else drawn(program))]
-        return list(run([_row_by_row(each) for each in given]))
-
-    return call
+    """The program as machine code."""
+    return Call(program, _boxed(program, config))
 
 
 def _row_by_row(tensor: torch.Tensor) -> torch.Tensor:

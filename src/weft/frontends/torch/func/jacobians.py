@@ -19,7 +19,8 @@ from weft.errors import DTypeError, WeftError
 from weft.frontends.torch.func.capturing import current_capture
 from weft.frontends.torch.func.chunked_batches import checked_chunk_size
 from weft.frontends.torch.func.derivatives import Argnums, differentiated, split_aux, with_tensors
-from weft.frontends.torch.func.linear_maps import Linearized
+from weft.frontends.torch.func.differentiable_call import needs_gradients
+from weft.frontends.torch.func.linear_maps import Linearized, Split
 from weft.frontends.torch.func.program import Program, Slot
 from weft.frontends.torch.func.tangents_by_gradients import jacobian_by_gradients, unless_torch_has_no_rule
 from weft.frontends.torch.func.transformed import Transformed, is_traced
@@ -57,11 +58,15 @@ class Jacobian(Transformed):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self.chunk is None or is_traced(pytree.tree_leaves((args, kwargs))):
             return super().__call__(*args, **kwargs)
-        return self._in_chunks(tuple(self.prepared(args)), kwargs, self.chunk)
+        args = tuple(self.prepared(args))
+        split, tensors = self._linearized.split(args, kwargs)
+        if needs_gradients((*tensors, *split.inner.held)):
+            return super().__call__(*args, **kwargs)
+        return self._in_chunks(split, tensors, self.chunk)
 
-    def _in_chunks(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], chunk: int) -> Any:
+    def _in_chunks(self, split: Split, tensors: Sequence[torch.Tensor], chunk: int) -> Any:
         """By some rows at a time, all of them of one forward pass."""
-        split, returned, residuals = self._linearized.at(args, kwargs)
+        returned, residuals = split(tensors)
         _refuse_complex((split.takes, split.program.tree()))
         value, aux = returned if self.has_aux else (returned, None)
         ends, tree = pytree.tree_flatten(value)

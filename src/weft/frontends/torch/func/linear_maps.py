@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -30,6 +31,7 @@ from weft.frontends.torch.func.derivatives import (
     split_aux,
     with_tensors,
 )
+from weft.frontends.torch.func.differentiable_call import ProgramCall, needs_gradients
 from weft.frontends.torch.func.execute import Call, compile_program, drawn
 from weft.frontends.torch.func.program import SLOT, Program, Slot
 from weft.frontends.torch.func.transformed import Transformed, is_traced, located, type_of
@@ -87,7 +89,35 @@ class Split:
         order_arguments(backward, [*range(taken - seeds, taken), *range(taken - seeds)])
         leaves, spec = pytree.tree_flatten(gives)
         self.program = replace(whole, function=backward, tensors=taken, leaves=tuple(leaves), out_spec=spec, checks=())
+        self._args, self._has_aux = args, has_aux
         self.second, self.config, self._batches = compile_program(self.program, config), config, dict[int, Call]()
+
+    @cached_property
+    def value(self) -> ProgramCall:
+        """The function itself."""
+        return ProgramCall(self.inner, self.config)
+
+    @cached_property
+    def at_point(self) -> ProgramCall:
+        """The derivative, as a function of the point, too: torch's autograd differentiates it."""
+        inner = self.inner
+        wanted, _ = differentiated(inner, self._args, tuple(range(len(self._args))))
+        values, _, _, _ = split_aux(inner, self._has_aux, "vjp")
+        results, given = len(inner.function.returned.operands), len(inner.function.block.args)
+        if self.forward:
+            made = jvp_function(inner.function, wanted)
+            moving = [n for n, value in enumerate(inner.function.returned.operands) if is_float(value)]
+            tangents = dict(zip(moving, list(made.returned.operands)[results:], strict=True))
+            found = [tangents[n] for n in range(len(values))]
+        else:
+            made = value_and_vjp_function(inner.function, wanted, range(len(values)))
+            found = list(made.returned.operands)[results:]
+        taken = len(made.block.args)
+        order_arguments(made, [*range(given, taken), *range(given)])
+        whole = replace(inner, held=(), seed=None, checks=())
+        program = whole.returning(made, found, self.program.tree(), taken)
+        without_dead_ops(made)
+        return ProgramCall(program, self.config)
 
     def batch(self, size: int) -> Call:
         """What runs for so many directions at once."""
@@ -97,6 +127,13 @@ class Split:
             made = vmap_function(self.program.function, size, axes, None, "same", batch_by_rule)
             self._batches[size] = compile_program(replace(self.program, function=made), self.config)
         return self._batches[size]
+
+    def check(self, args: Sequence[Any]) -> None:
+        """Raise where the derivative is given what is not like the results, or arguments."""
+        arguments = iter(self.program.function.block.args)
+        expected = pytree.tree_map(lambda slot: _like(next(arguments), slot), tuple(self.takes))
+        named = ("tangent", "argument") if self.forward else ("gradient", "result")
+        check_tangents(expected, tuple(args), *named)
 
     def __call__(self, tensors: Sequence[torch.Tensor]) -> tuple[Any, list[torch.Tensor]]:
         """What the function returns, and what its derivative needs."""
@@ -109,30 +146,32 @@ class Split:
 class LinearMap(Transformed):
     """The derivative of a function at a point: of one tree, of gradients of the results, or of tangents."""
 
-    def __init__(self, split: Split, residuals: Sequence[torch.Tensor], eager: Callable[..., Any]) -> None:
+    def __init__(
+        self,
+        split: Split,
+        residuals: Sequence[torch.Tensor],
+        eager: Callable[..., Any],
+        at_point: ProgramCall | None = None,
+    ) -> None:
         self.split, self.residuals, self._eager = split, tuple(residuals), eager
+        self._program = split.program if at_point is None else at_point.program
+        self._call: Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]] = at_point or split.second
         self.config, self._compiled = Config.from_options(), {}
 
     def eager(self, *args: Any, **kwargs: Any) -> Any:
         return self._eager(*args)
 
     def program(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Program:
-        self._check(args)
-        program = self.split.program
+        self.split.check(args)
+        program = self._program
         return replace(program, tensors=program.tensors - len(self.residuals), held=self.residuals)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         leaves = pytree.tree_leaves(args)
         if is_traced(leaves):
             return self._eager(*args)
-        self._check(args)
-        return self.split.program.restored(self.split.second([*leaves, *self.residuals]))
-
-    def _check(self, args: Sequence[Any]) -> None:
-        arguments = iter(self.split.program.function.block.args)
-        expected = pytree.tree_map(lambda slot: _like(next(arguments), slot), tuple(self.split.takes))
-        named = ("tangent", "argument") if self.split.forward else ("gradient", "result")
-        check_tangents(expected, tuple(args), *named)
+        self.split.check(args)
+        return self._program.restored(self._call([*leaves, *self.residuals]))
 
 
 def _like(value: Any, slot: Slot) -> torch.Tensor:
@@ -164,12 +203,25 @@ class Linearized(Transformed):
         args = tuple(with_tensors(args, ()))
         if is_traced(pytree.tree_leaves(args)):
             return self.eager(*args)
-        split, returned, residuals = self.at(args, kwargs)
-        derivative = LinearMap(split, residuals, lambda *given: self.eager(*args)[1](*given))
+        split, tensors = self.split(args, kwargs)
+        if needs_gradients((*tensors, *split.inner.held)):
+            return self._differentiable(split, args, tensors)
+        returned, residuals = split(tensors)
+        derivative = LinearMap(split, residuals, self._eager_map(args))
         return (returned[0], derivative, returned[1]) if self.has_aux else (returned, derivative)
 
-    def at(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Split, Any, list[torch.Tensor]]:
-        """The derivative at a point: the split function, what the function returns, and what its derivative needs."""
+    def _eager_map(self, args: tuple[Any, ...]) -> Callable[..., Any]:
+        return lambda *given: self.eager(*args)[1](*given)
+
+    def _differentiable(self, split: Split, args: tuple[Any, ...], tensors: Sequence[torch.Tensor]) -> Any:
+        """The same, with graphs for torch's autograd."""
+        point = replace(split.inner, held=tuple(drawn(split.inner)), seed=None)  # value and derivative draw the same
+        returned = split.inner.restored(split.value.at(tensors, point.held))
+        derivative = LinearMap(split, (*tensors, *point.held), self._eager_map(args), split.at_point)
+        return (returned[0], derivative, returned[1]) if self.has_aux else (returned, derivative)
+
+    def split(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Split, list[torch.Tensor]]:
+        """The split function for such arguments, and the tensors among them."""
         leaves, spec = pytree.tree_flatten((args, dict(kwargs)))
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         key = (spec, *map(type_of, leaves))
@@ -179,7 +231,7 @@ class Linearized(Transformed):
             with located():
                 inner = self.inner.program(types, names)
                 self._splits[key] = Split(inner, types, self.forward, self.has_aux, self.config, self.argnums)
-        return self._splits[key], *self._splits[key](tensors)
+        return self._splits[key], tensors
 
 
 def vjp(function: Callable[..., Any], *primals: Any, has_aux: bool = False) -> tuple[Any, ...]:

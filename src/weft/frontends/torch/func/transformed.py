@@ -26,7 +26,7 @@ from weft.errors import WeftError
 from weft.frontends.torch.func import autograd_functions as autograd_functions
 from weft.frontends.torch.func import matrix_rules as matrix_rules
 from weft.frontends.torch.func.capture_function import capture, fake_tensors
-from weft.frontends.torch.func.execute import Call, compile_program
+from weft.frontends.torch.func.differentiable_call import ProgramCall
 from weft.frontends.torch.func.program import Program
 from weft.frontends.torch.func.quick_trees import signature_of, value_key
 
@@ -40,7 +40,7 @@ class Transformed(ABC):
                 f"a transformation takes a function, got {type(function).__name__}", location=calling_line()
             )
         self.inner = function if isinstance(function, Transformed) else TorchFunction(function)
-        self._compiled: dict[Any, tuple[Program, Call]] = {}
+        self._compiled: dict[Any, tuple[Program, ProgramCall]] = {}
         if not torch.compiler.is_dynamo_compiling():
             functools.update_wrapper(self, function, updated=())
 
@@ -86,7 +86,7 @@ class Transformed(ABC):
             abstract_args, abstract_kwargs = pytree.tree_unflatten(types, spec)
             with located():
                 program = self.program(abstract_args, abstract_kwargs)
-                found = self._compiled[key] = program, compile_program(program, self.config)
+                found = self._compiled[key] = program, ProgramCall(program, self.config)
         program, call = found
         return program.restored(call(tensors))
 

@@ -62,8 +62,11 @@ class UsersCalls(TorchFunctionMode):
     What comes from outside of the function is traced as what it computes itself: copies of it can be written to.
     """
 
-    def __init__(self, arguments: Sequence[torch.Tensor], what: str = "the function") -> None:
+    def __init__(
+        self, arguments: Sequence[torch.Tensor], what: str = "the function", *, stops_under_no_grad: bool = True
+    ) -> None:
         super().__init__()
+        self._stops_under_no_grad = stops_under_no_grad
         self._what = what
         self._arguments = {id(each): each for each in arguments if isinstance(each, FunctionalTensor)}
         self._outside: dict[int, tuple[torch.Tensor, FunctionalTensor]] = {}
@@ -93,7 +96,7 @@ class UsersCalls(TorchFunctionMode):
             (first, out), rest = (args[:1], (kwargs or {}).get("out")), args[1:]
             first, out = pytree.tree_map_only(nn.Parameter, self._traced, (first, out))
             args, kwargs = (*first, *rest), {**kwargs, "out": out} if out is not None else kwargs
-        no_grad = not torch.is_grad_enabled()
+        no_grad = self._stops_under_no_grad and not torch.is_grad_enabled()
         if no_grad:
             args, kwargs = self._no_grad.shared((args, kwargs))
         before = self._no_grad.before_write(args) if no_grad and is_write else None
@@ -132,7 +135,7 @@ class UsersCalls(TorchFunctionMode):
         if known is None and _is_old_trace() and cast(Any, peek_interpreter_stack()) is not None:
             return tensor  # what it would be wrapped in, inside of a transformation, that trace does not know
         if known is None:
-            plain = tensor.detach() if isinstance(tensor, nn.Parameter) else tensor
+            plain = tensor.detach() if tensor.requires_grad else tensor
             known = self._outside[id(tensor)] = tensor, FunctionalTensor.to_functional(_recorded(plain))
             self._originals[id(known[1])] = known[1], tensor
         self._given.add(id(tensor))
