@@ -24,8 +24,8 @@ from weft.artifact.compile_native import (
     strides_of,
 )
 from weft.artifact.native import packed
-from weft.artifact.processors import HOST
-from weft.artifact.whole_files import whole_file
+from weft.artifact.processors import BASELINES, HOST
+from weft.artifact.whole_files import write_together
 from weft.artifact.write import Request, Source, checked_weights, result_names
 from weft.backends.cpu.native_program import ARENA, CALL, SHAPES, outputs_of
 from weft.backends.cpu.objects.link_shared import link_shared
@@ -73,6 +73,13 @@ def emit_object(path: Path, source: Source, request: Request) -> tuple[Path, Pat
     """Write a shared object, and beside it the header that declares what it has."""
     if len(request.targets) != 1:
         raise ArtifactError("a shared object is for one target", hint="say which by one --target")
+    if request.targets[0].startswith("sm_"):
+        raise ArtifactError(
+            f"a shared object is for a processor, and {request.targets[0]} is a GPU",
+            hint=f"an artifact holds code for GPUs: leave --emit out; processors are {', '.join((HOST, *BASELINES))}",
+        )
+    if path.suffix == ".h":
+        raise ArtifactError(f"{path} is where the header would be", hint="name the shared object: -o model.so")
     function, signature = read_function(source.text, source.function, source.weights)
     weights = checked_weights(source, signature)
     results = result_names(function)
@@ -85,9 +92,7 @@ def emit_object(path: Path, source: Source, request: Request) -> tuple[Path, Pat
     more = _entry_points(name, code, len(blobs), found)
     exports = (f"{name}_run", f"{name}_shapes")
     image = link_shared(code.object_file(more), exports, blobs, path.name)
-    for place, content in ((path, image), (header, text.encode())):
-        with whole_file(place) as file:
-            file.write(content)
+    write_together({path: image, header: text.encode()})
     return path, header
 
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from weft.artifact.element_types import name_of, numpy_type
 from weft.artifact.manifest import Argument, Manifest, parsed_shape
+from weft.diagnostics import nearest
 from weft.errors import DTypeError, GuardError, ShapeError
 from weft.ir.expr import Expr, evaluate, symbols_of
 
@@ -36,7 +37,15 @@ class Signature:
         names = [argument.name for argument in self.free]
         if len(given) + len(named) != len(names) or not set(named) <= set(names[len(given) :]):
             got = f"{len(given)} by position" + (f" and {', '.join(named)} by name" if named else "")
-            raise GuardError(f"{self.name} takes {', '.join(names) or 'nothing'}; got {got}", hint=f"it takes {self}")
+            missing = [name for name in names[len(given) :] if name not in named]
+            unknown = [f"{name}{nearest(name, missing)}" for name in named if name not in names[len(given) :]]
+            told = [f"{', '.join(missing)} missing"] if missing else []
+            told += [f"{', '.join(unknown)} not taken"] if unknown else []
+            raise GuardError(
+                f"{self.name} takes {', '.join(names) or 'nothing'}; got {': '.join((got, *told[:1]))}"
+                + "".join(f", {each}" for each in told[1:]),
+                hint=f"it takes {self}",
+            )
         values = dict(zip(names, given, strict=False)) | dict(named)
         arrays = [self._array(name, values[name]) for name in names]
         for argument, array, dtype in zip(self.free, arrays, self._types, strict=True):

@@ -14,12 +14,47 @@ import numpy as np
 import onnx
 import onnx.defs
 
-from weft.errors import ModelError
+from weft.errors import ModelError, UnsupportedError
 from weft.frontends.onnx.dtypes import NUMBERS
-from weft.frontends.onnx.model import Function, Graph, ModelInput, Node, Reference, renamed
+from weft.frontends.onnx.model import Function, Graph, Model, ModelInput, Node, Reference, renamed
+from weft.frontends.onnx.operators.table import converter_of
 from weft.frontends.onnx.read import function_of
 
 TensorType: TypeAlias = tuple[np.dtype, tuple[int, ...]]
+
+
+def require_operators(model: Model) -> None:
+    """Refuse a model with a node that nothing can import, whether its shapes are known or not.
+
+    Nodes of branches and bodies are not looked at: they may never be taken.
+    """
+    for node in model.graph.nodes:
+        version = version_of(node, model.opsets)
+        if (node.domain, node.op, node.overload) in model.functions or converter_of(node.domain, node.op, version):
+            continue
+        if not _has_function(node, version):
+            raise no_converter(node, version)
+
+
+def version_of(node: Node, opsets: Mapping[str, int]) -> int:
+    """The version of the operator set that a node is of."""
+    own = opsets if node.opsets is None else node.opsets
+    return own.get(node.domain, opsets.get(node.domain, 1))
+
+
+def no_converter(node: Node, version: int) -> UnsupportedError:
+    return UnsupportedError(
+        f"{node}: there is no converter for {node.op} of {node.domain or 'ai.onnx'} {version}",
+        hint="the docs list the operators that are supported",
+    )
+
+
+def _has_function(node: Node, version: int) -> bool:
+    try:
+        schema: Any = onnx.defs.get_schema(node.op, version, node.domain)
+    except onnx.defs.SchemaError:
+        return False
+    return bool(schema.has_function or schema.has_context_dependent_function)
 
 
 def schema_function(

@@ -23,7 +23,7 @@ from weft.backends.reference.graph import run
 from weft.errors import DataError, ModelError, ShapeError, UnsupportedError, WeftError
 from weft.frontends.onnx.call import Call, HostFunction, Mistake, NoRegion, static
 from weft.frontends.onnx.dtypes import STRINGS, kernel_dtype
-from weft.frontends.onnx.functions import inlined, schema_function
+from weft.frontends.onnx.functions import inlined, no_converter, schema_function, version_of
 from weft.frontends.onnx.model import Function, Graph, Node, free_names
 from weft.frontends.onnx.operators.table import converter_of
 from weft.frontends.onnx.origins import is_count, is_shape, most_folded, with_origins
@@ -159,15 +159,12 @@ class Importer:
         own = self.functions.get((node.domain, node.op, node.overload))
         if own is not None:
             return Rewrite(inlined(node, own, self.fresh))
-        version = opsets.get(node.domain, self.opsets.get(node.domain, 1))
+        version = version_of(node, self.opsets)
         converter = converter_of(node.domain, node.op, version)
         if converter is None:
             function = schema_function(node, version, [_about(each) for each in inputs], {**self.opsets, **opsets})
             if function is None:
-                raise UnsupportedError(
-                    f"{node}: there is no converter for {node.op} of {node.domain or 'ai.onnx'} {version}",
-                    hint="the docs list the operators that are supported",
-                )
+                raise no_converter(node, version)
             return Rewrite(inlined(node, function, self.fresh))
         known = all(isinstance(leaf, Known) for each in (*inputs, *self._outer(node)) for leaf in leaves(each))
         if known and node.op not in _RANDOM and not _is_quantized_weight(node, inputs):
