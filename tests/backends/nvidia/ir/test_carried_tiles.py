@@ -124,3 +124,24 @@ def test_through_another_loop() -> None:
         first.parent.insert_op_after(second, first)  # type: ignore[union-attr]
         used.operation.operands[used.index] = second.results[0]
         assert kept(first) == expected
+
+
+def test_the_next_iteration_of_a_loop_around_it_may_have_more() -> None:
+    """The same limit over the number of an outer loop is another one in its next iteration."""
+    type_ = tile.TileType.of([ROWS, COLUMNS], f32)
+    for rows, read, expected in ((LEFT, LEFT, set()), (16 * D1 + 16, 16, {0})):
+        block = Block(arg_types=[tile.PointerType(element_type(f32))] * 2)
+        program = tile.ProgramOp.create(attributes={"axis": IntegerAttr(0, i64)}, result_types=[tile.IndexType()])
+        zero = tile.ConstantOp.make(0.0, type_)
+        outer = tile.ForOp.make(tile.Sizes((0, 8, 1)), [], [zero.out])
+        turn, around = outer.block.args
+        inner = tile.ForOp.make(tile.Sizes((0, 10, 1)), [], [around])
+        brought = load(block.args[0], [program.out, turn], (rows, COLUMNS))
+        total = mapped("add", inner.block.args[1], brought.out)
+        inner.block.add_ops([brought, total, tile.YieldOp.create(operands=[total.out])])
+        outer.block.add_ops([inner, tile.YieldOp.create(operands=[inner.results[0]])])
+        written = store(outer.results[0], block.args[1], program.out, read)
+        block.add_ops([program, zero, outer, written, tile.ReturnOp.create()])
+        kernel = {"sym_name": StringAttr("carried"), "grid": tile.Sizes((8,))}
+        tile.KernelOp.create(attributes=kernel, regions=[Region(block)]).verify()
+        assert kept(inner) == expected

@@ -36,16 +36,23 @@ class _Reach:
         self._seen: set[Axis] = set()
         self._names: dict[SSAValue, str] = {}
         self._least: set[Size] = set()
+        self._made_of: set[SSAValue] = set()
+        """The values that the limits are made of."""
 
     def ends_before(self, number: int, axis: int) -> bool:
         """Whether nothing of a tile is read that an iteration may lack."""
         yielded = _terminator(self.loop).operands[number]
         side = tile.tile_type(yielded).sizes[axis]
         shorter = [limit for limit in self.limits.of(yielded, axis) if not self._holds(limit, side)]
-        if any(_made_in(self.loop, operand) for limit in shorter for operand in _needed(limit)):
+        self._made_of = {operand for limit in shorter for operand in _needed(limit)}
+        if self._differ_in(self.loop):
             return False
         self._least = {self._named(limit) for limit in shorter}
         return not shorter or self._confined_in(self.loop, number, axis)
+
+    def _differ_in(self, loop: tile.ForOp) -> bool:
+        """Whether the limits may be others in another iteration of a loop."""
+        return any(_made_in(loop, value) for value in self._made_of)
 
     def _holds(self, limit: Limit, side: int) -> bool:
         """Whether every iteration has a whole side: the loop's number is at least the lower bound."""
@@ -82,7 +89,7 @@ class _Reach:
             case tile.StoreOp() as op if use.index == 0:
                 return self._within([(op.extents.data[axis], tuple(op.indices)), *self.limits.of(op.value, axis)])
             case tile.YieldOp() as op if isinstance(loop := op.parent_op(), tile.ForOp):
-                return self._confined_in(loop, use.index, axis)
+                return not self._differ_in(loop) and self._confined_in(loop, use.index, axis)
             case tile.ForOp() as loop if use.index >= len(loop.indices):
                 return self._confined_in(loop, use.index - len(loop.indices), axis)
             case tile.MapOp() | ConvertOp() | PackOp() as op:
