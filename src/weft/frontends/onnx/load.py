@@ -19,8 +19,8 @@ from weft.diagnostics import nearest
 from weft.errors import GuardError, ModelError, ShapeError, UnsupportedError, WeftError
 from weft.frontends.onnx import operators as operators  # fills the table of converters
 from weft.frontends.onnx.dtypes import STRINGS
-from weft.frontends.onnx.functions import require_operators
 from weft.frontends.onnx.import_nodes import LARGEST
+from weft.frontends.onnx.known_operators import require_operators
 from weft.frontends.onnx.model import Model, ModelInput, ValueType
 from weft.frontends.onnx.read import read_model
 from weft.frontends.onnx.stages import StagedProgram
