@@ -3,9 +3,9 @@
     weft: model.py:12: aten._linalg_svd.default is left to torch, no converter; options={"fallback": ...} decides
 
 They go to loggers below `weft` (`weft.fallback`, `weft.options`, `weft.freeze`, `weft.cache`, `weft.data`,
-`weft.memory`, `weft.targets`) at the level of warnings, which Python prints to stderr unless logging is set up
-otherwise: `logging.getLogger("weft").setLevel("ERROR")` silences them all. The line is that of the user's program: of
-the op, where one is to blame, else of the call that led here.
+`weft.memory`, `weft.targets`, `weft.tracing`) at the level of warnings, which Python prints to stderr unless logging is
+set up otherwise: `logging.getLogger("weft").setLevel("ERROR")` silences them all. The line is that of the user's
+program: of the op, where one is to blame, else of the call that led here.
 """
 
 from __future__ import annotations

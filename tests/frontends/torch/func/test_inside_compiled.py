@@ -83,3 +83,22 @@ def test_functions_of_branches_keep_their_rules(function, gradient) -> None:
     torch.testing.assert_close(weft.grad(branched)(x), gradient(x))
     compiled = torch.compile(branched, backend="weft", fullgraph=True, options=STRICT)
     torch.testing.assert_close(torch.func.grad(compiled)(x), gradient(x))
+
+
+@pytest.mark.parametrize("backend", ["weft", "eager"])
+def test_functions_that_are_compiled_already_are_transformed(backend: str) -> None:
+    def energy(x: torch.Tensor) -> torch.Tensor:
+        return torch.sin(x).prod()
+
+    compiled, x = torch.compile(energy, backend=backend), torch.randn(4, dtype=torch.float64)
+    torch.testing.assert_close(weft.hessian(compiled)(x), torch.func.hessian(energy)(x))
+    torch.testing.assert_close(weft.grad(lambda x: compiled(x).exp())(x), torch.func.grad(lambda x: energy(x).exp())(x))
+    net = torch.nn.Linear(4, 2, dtype=torch.float64)
+    torch.testing.assert_close(weft.func.jacrev(torch.compile(net, backend=backend))(x), net.weight)
+
+
+def test_a_compiled_function_may_read_another_global_in_each_call() -> None:
+    by, x = 1.0, torch.randn(3)
+    scaled = torch.compile(lambda x: (x * by).sum(), backend="weft")
+    for by in (1.0, 2.0):
+        torch.testing.assert_close(weft.grad(scaled)(x), torch.full_like(x, by))

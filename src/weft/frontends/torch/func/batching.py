@@ -18,6 +18,7 @@ from weft.frontends.torch.func.capture_function import fake_tensor
 from weft.frontends.torch.func.capturing import current_capture
 from weft.frontends.torch.func.chunked_batches import call_in_chunks, checked_chunk_size, joined
 from weft.frontends.torch.func.custom_batching import batch_by_rule
+from weft.frontends.torch.func.kept_transforms import kept
 from weft.frontends.torch.func.program import Program, Slot
 from weft.frontends.torch.func.transformed import Transformed, is_traced
 from weft.ir.types import tensor_of
@@ -26,6 +27,8 @@ from weft.passes.transform.vmap import Randomness, vmap_function
 
 Axes = Any
 """An axis, None, or a tree of them: a prefix of the tree of values."""
+_UNSAID: Any = type("Unsaid", (), {"__repr__": lambda _: "0"})()
+"""Stands for the first axis where nothing is said."""
 
 
 class Vmap(Transformed):
@@ -187,11 +190,11 @@ def _described(tree: Any) -> str:
 
 def vmap(
     function: Callable[..., Any],
-    in_axes: Axes = 0,
-    out_axes: Axes = 0,
+    in_axes: Axes = _UNSAID,
+    out_axes: Axes = _UNSAID,
     *,
-    in_dims: Axes = 0,
-    out_dims: Axes = 0,
+    in_dims: Axes = _UNSAID,
+    out_dims: Axes = _UNSAID,
     randomness: str = "error",
     axis_size: int | None = None,
     chunk_size: int | None = None,
@@ -209,11 +212,24 @@ def vmap(
             location=calling_line(),
             hint=f"there are {', '.join(get_args(Randomness))}",
         )
-    return Vmap(
+    return kept(
+        Vmap,
         function,
-        in_dims if in_axes == 0 and in_dims != 0 else in_axes,
-        out_dims if out_axes == 0 and out_dims != 0 else out_axes,
+        _one_of(("in_axes", in_axes), ("in_dims", in_dims)),
+        _one_of(("out_axes", out_axes), ("out_dims", out_dims)),
         cast("Randomness", randomness),
         axis_size,
         chunk_size,
     )
+
+
+def _one_of(ours: tuple[str, Axes], torchs: tuple[str, Axes]) -> Axes:
+    """The axes that are given, under one of two names."""
+    if ours[1] is not _UNSAID and torchs[1] is not _UNSAID:
+        raise WeftError(
+            f"vmap is given {ours[0]}={ours[1]!r} and {torchs[0]}={torchs[1]!r}",
+            location=calling_line(),
+            hint="they are two names of one option: give one",
+        )
+    given = torchs[1] if ours[1] is _UNSAID else ours[1]
+    return 0 if given is _UNSAID else given

@@ -10,6 +10,7 @@ Random numbers are made from a seed, a constant that every call draws: they are 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from types import MethodType
 from typing import Any
 
@@ -125,7 +126,7 @@ def capture(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[s
         _trace_regions_like(tensors[-1])
         return functional(*tensors)
 
-    with capturing(seed):
+    with capturing(seed) as captured:
         module = traced(seeded, fake_tensors([*given, *own.values(), first]), table)
         *_, seed.argument = module.graph.find_nodes(op="placeholder")
         module.graph.eliminate_dead_code()  # transformations of torch's own leave tensors without memory behind
@@ -148,6 +149,7 @@ def capture(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[s
         imported.calling.checks,
         imported.objects,
         len(own) if seed.draws else None,
+        captured.reads_numbers,
     )
 
 
@@ -159,6 +161,10 @@ def _trace_regions_like(tensor: torch.Tensor) -> None:
     tracer: Any = proxy_tensor._CURRENT_MAKE_FX_TRACER
     if isinstance(tensor, FakeTensor) and tracer is not None:
         tracer.fake_tensor_mode = tensor.fake_mode
+
+
+_ALSO_COMPILED: Any = partial(torch._dynamo.config.patch, error_on_nested_fx_trace=False)
+"""Let functions that `torch.compile` has made be traced as they were: the whole is going to be compiled."""
 
 
 def functionalized(flat: Callable[..., Any]) -> Callable[..., Any]:
@@ -179,7 +185,7 @@ def functionalized(flat: Callable[..., Any]) -> Callable[..., Any]:
 
 def traced(flat: Callable[..., Any], inputs: Sequence[torch.Tensor], table: Mapping[Any, Any]) -> fx.GraphModule:
     try:
-        with torch.enable_grad(), fx_traceback.preserve_node_meta(), margins_of_labels():
+        with torch.enable_grad(), fx_traceback.preserve_node_meta(), margins_of_labels(), _ALSO_COMPILED():
             return make_fx(flat, table, _allow_non_fake_inputs=True)(*inputs)
     except (DataDependentOutputException, DynamicOutputShapeException, GuardOnDataDependentSymNode) as error:
         raise _decides(error) from error

@@ -44,6 +44,8 @@ class Capture:
     regions: int = 0
     keys: list[str] = field(default_factory=list[str])
     seed: SeedArgument | None = None
+    reads_numbers: bool = False
+    """Whether Python read numbers of a tensor from outside."""
 
 
 class _Current(threading.local):
@@ -66,14 +68,14 @@ def is_capturing() -> bool:
 
 
 @contextmanager
-def capturing(seed: SeedArgument | None = None) -> Generator[None]:
+def capturing(seed: SeedArgument | None = None) -> Generator[Capture]:
     """Capture what runs inside, and import it there: calls are known until the outermost capture ends."""
     outer, own = _CURRENT.capture, Capture(seed=seed)
     _CURRENT.capture = own
     if outer is None:
         _PATCH.enter()
     try:
-        yield
+        yield own
     finally:
         _CURRENT.capture = outer
         if outer is None:
@@ -82,6 +84,7 @@ def capturing(seed: SeedArgument | None = None) -> Generator[None]:
                 del CALLS[key]
         else:
             outer.keys += own.keys
+            outer.reads_numbers |= own.reads_numbers
 
 
 class _Patch:

@@ -111,6 +111,10 @@ class Custom:
             raise UnsupportedError(error.message, location=line, hint=error.hint) from None
         self._linear.add(key)
 
+    def weft_reads(self) -> Sequence[Any]:
+        """What it calls."""
+        return self.function, self.vjp, self.jvp, self.batch
+
     @property
     def place(self) -> str:
         """Where the function is defined, and which of those defined there it is."""

@@ -16,6 +16,7 @@ from xdsl.ir import SSAValue
 from weft.diagnostics import calling_line
 from weft.errors import DTypeError, ShapeError, WeftError
 from weft.frontends.torch.func.capturing import current_capture
+from weft.frontends.torch.func.kept_transforms import kept
 from weft.frontends.torch.func.program import Program, Slot, slot_of
 from weft.frontends.torch.func.tangents_by_gradients import jvp_by_gradients, unless_torch_has_no_rule
 from weft.frontends.torch.func.transformed import Transformed, tensor_places
@@ -155,12 +156,12 @@ def grad(function: Callable[..., Any], argnums: Argnums = 0, has_aux: bool = Fal
 
     With `has_aux` the function returns a pair, of which the second is passed on: (gradient, aux).
     """
-    return Grad(function, argnums, has_aux, with_value=False)
+    return kept(Grad, function, argnums, has_aux, False)
 
 
 def value_and_grad(function: Callable[..., Any], argnums: Argnums = 0, has_aux: bool = False) -> Callable[..., Any]:
     """As `grad`, beside the value: (value, gradient), or ((value, aux), gradient)."""
-    return Grad(function, argnums, has_aux, with_value=True)
+    return kept(Grad, function, argnums, has_aux, True)
 
 
 class Jvp(Transformed):
@@ -247,20 +248,3 @@ def check_tangents(primals: Any, tangents: Any, what: str = "tangent", of: str =
                 location=calling_line(),
                 hint=f"a {what} has the shape and the type of its {of}",
             )
-
-
-def kept(make: Callable[..., Transformed], function: Callable[..., Any], *options: Any) -> Transformed:
-    """A transformed function, made once for a function: what is compiled for it is found again in the next call."""
-    if torch.compiler.is_dynamo_compiling():  # which traces it, and compiles nothing
-        return make(function, *options)
-    memory: dict[Any, Transformed] | None = getattr(function, "_weft_func", None)
-    if memory is None:
-        memory = {}
-        try:
-            function._weft_func = memory  # pyright: ignore[reportFunctionMemberAccess]
-        except AttributeError:  # a method or a builtin: compiled in every call, from the disk cache
-            return make(function, *options)
-    key = (make, *options)
-    if key not in memory:
-        memory[key] = make(function, *options)
-    return memory[key]

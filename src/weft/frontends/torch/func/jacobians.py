@@ -20,6 +20,7 @@ from weft.frontends.torch.func.capturing import current_capture
 from weft.frontends.torch.func.chunked_batches import checked_chunk_size
 from weft.frontends.torch.func.derivatives import Argnums, differentiated, split_aux, with_tensors
 from weft.frontends.torch.func.differentiable_call import needs_gradients
+from weft.frontends.torch.func.kept_transforms import kept
 from weft.frontends.torch.func.linear_maps import Linearized, Split
 from weft.frontends.torch.func.program import Program, Slot
 from weft.frontends.torch.func.tangents_by_gradients import jacobian_by_gradients, unless_torch_has_no_rule
@@ -235,7 +236,7 @@ def jacrev(
     all are.
     """
     chunk_size = checked_chunk_size(chunk_size)
-    return Jacobian(function, argnums, has_aux, forward=False, randomness="same", chunk=chunk_size)
+    return kept(Jacobian, function, argnums, has_aux, False, "same", chunk_size)
 
 
 def jacfwd(
@@ -251,7 +252,7 @@ def jacfwd(
             location=calling_line(),
             hint='"same" is the derivative of a function whose random numbers are given; "error" refuses them',
         )
-    return Jacobian(function, argnums, has_aux, forward=True, randomness=cast("Randomness", randomness))
+    return kept(Jacobian, function, argnums, has_aux, True, cast("Randomness", randomness))
 
 
 def hessian(function: Callable[..., Any], argnums: Argnums = 0) -> Callable[..., Any]:

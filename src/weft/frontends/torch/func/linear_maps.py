@@ -27,12 +27,12 @@ from weft.frontends.torch.func.derivatives import (
     Jvp,
     check_tangents,
     differentiated,
-    kept,
     split_aux,
     with_tensors,
 )
 from weft.frontends.torch.func.differentiable_call import ProgramCall, needs_gradients
 from weft.frontends.torch.func.execute import Call, compile_program, drawn
+from weft.frontends.torch.func.kept_transforms import kept
 from weft.frontends.torch.func.program import SLOT, Program, Slot
 from weft.frontends.torch.func.transformed import Transformed, is_traced, located, type_of
 from weft.ir.types import is_float, tensor_of
@@ -158,6 +158,9 @@ class LinearMap(Transformed):
         self._call: Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]] = at_point or split.second
         self.config, self._compiled = Config.from_options(), {}
 
+    def weft_reads(self) -> Sequence[Any]:
+        return self.residuals
+
     def eager(self, *args: Any, **kwargs: Any) -> Any:
         return self._eager(*args)
 
@@ -190,6 +193,10 @@ class Linearized(Transformed):
         super().__init__(function)
         self.forward, self.has_aux, self.argnums = forward, has_aux, argnums
         self._splits: dict[Any, Split] = {}
+
+    @property
+    def reads_numbers(self) -> bool:
+        return any(split.inner.reads_numbers for split in self._splits.values())
 
     def program(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Program:
         raise AssertionError("it returns a function, and is not transformed itself")

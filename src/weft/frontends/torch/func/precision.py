@@ -19,6 +19,7 @@ from weft.errors import DTypeError, WeftError
 from weft.frontends.torch.dtypes import from_torch
 from weft.frontends.torch.func.capturing import current_capture, is_capturing, marked
 from weft.frontends.torch.func.checkpoint_policies import contexts
+from weft.frontends.torch.func.kept_transforms import kept
 from weft.frontends.torch.func.program import Program
 from weft.frontends.torch.func.transformed import Transformed
 from weft.frontends.torch.transforms.apply_program import transforms_active
@@ -84,7 +85,7 @@ def checkpoint(
     words, moved = ((each,) if isinstance(each, str) else tuple(each) for each in (save, offload))
     if function is None:
         return lambda given: Checkpoint(given, words, moved)
-    return Checkpoint(function, words, moved)
+    return kept(Checkpoint, function, words, moved)
 
 
 def checkpoint_name(x: torch.Tensor, name: str) -> torch.Tensor:
@@ -123,7 +124,7 @@ def autocast(function: Callable[..., Any] | None = None, *, dtype: torch.dtype =
         raise DTypeError(f"autocast to {dtype}", location=calling_line(), hint="torch.bfloat16 or torch.float16")
     if function is None:
         return lambda given: Autocast(given, dtype)
-    return Autocast(function, dtype)
+    return kept(Autocast, function, dtype)
 
 
 class Quantize(OnGraph):
@@ -187,4 +188,4 @@ def quantize(function: Callable[..., Any] | None = None, *, bits: int = 8, weigh
         raise WeftError(f"integers of {bits} bits", location=calling_line(), hint="quantize takes 2 to 8")
     if function is None:
         return lambda given: Quantize(given, bits, weights)
-    return Quantize(function, bits, weights)
+    return kept(Quantize, function, bits, weights)

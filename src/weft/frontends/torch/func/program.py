@@ -64,6 +64,8 @@ class Program:
     objects: Mapping[str, Any] = field(default_factory=dict[str, Any])
     seed: int | None = None
     """Which of the constants is a seed, to be drawn anew for every call; None where no random number is."""
+    reads_numbers: bool = False
+    """Whether Python read numbers of tensors that the function closes over: they are constants."""
 
     @property
     def results(self) -> list[SSAValue]:

@@ -29,6 +29,7 @@ from weft.frontends.torch.func.capture_function import capture, fake_tensors
 from weft.frontends.torch.func.differentiable_call import ProgramCall
 from weft.frontends.torch.func.program import Program
 from weft.frontends.torch.func.quick_trees import signature_of, value_key
+from weft.frontends.torch.func.retracing import tell_of_retracing
 
 
 class Transformed(ABC):
@@ -47,6 +48,15 @@ class Transformed(ABC):
     @functools.cached_property
     def config(self) -> Config:
         return Config.from_options()
+
+    @property
+    def reads_numbers(self) -> bool:
+        """Whether what was traced holds numbers of tensors that the function closes over."""
+        return any(program.reads_numbers for program, _ in self._compiled.values())
+
+    def weft_reads(self) -> Sequence[Any]:
+        """What it calls."""
+        return (self.inner,)
 
     @abstractmethod
     def program(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Program:
@@ -85,6 +95,7 @@ class Transformed(ABC):
             types = [next(fakes) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
             abstract_args, abstract_kwargs = pytree.tree_unflatten(types, spec)
             with located():
+                tell_of_retracing(self, key)
                 program = self.program(abstract_args, abstract_kwargs)
                 found = self._compiled[key] = program, ProgramCall(program, self.config)
         program, call = found
@@ -107,6 +118,9 @@ class TorchFunction(Transformed):
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function = function
         self._compiled = {}
+
+    def weft_reads(self) -> Sequence[Any]:
+        return (self.function,)
 
     def program(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Program:
         return capture(self.function, args, kwargs)

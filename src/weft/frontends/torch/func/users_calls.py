@@ -23,6 +23,7 @@ from weft.errors import UnsupportedError
 from weft.frontends.torch.capture.loop_states import with_own_states
 from weft.frontends.torch.capture.stop_gradients import stopped
 from weft.frontends.torch.func import tensor_indices
+from weft.frontends.torch.func.capturing import current_capture
 from weft.frontends.torch.func.no_grad_results import NoGradResults, storage_of
 
 _ASKING: frozenset[Any] = frozenset(
@@ -85,6 +86,8 @@ class UsersCalls(TorchFunctionMode):
         known = self._original(args[0]) if args else None
         if func in _READING and known is not None:
             self.refuse_writes()
+            if (capture := current_capture()) is not None:
+                capture.reads_numbers = True
             with _disable_current_modes():
                 return func(known, *args[1:], **(kwargs or {}))
         func = torch.Tensor.detach if func == _DATA else func  # of a parameter, torch does not trace the other
