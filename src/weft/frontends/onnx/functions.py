@@ -16,24 +16,10 @@ import onnx.defs
 
 from weft.errors import ModelError, UnsupportedError
 from weft.frontends.onnx.dtypes import NUMBERS
-from weft.frontends.onnx.model import Function, Graph, Model, ModelInput, Node, Reference, renamed
-from weft.frontends.onnx.operators.table import converter_of
+from weft.frontends.onnx.model import Function, Graph, ModelInput, Node, Reference, renamed
 from weft.frontends.onnx.read import function_of
 
 TensorType: TypeAlias = tuple[np.dtype, tuple[int, ...]]
-
-
-def require_operators(model: Model) -> None:
-    """Refuse a model with a node that nothing can import, whether its shapes are known or not.
-
-    Nodes of branches and bodies are not looked at: they may never be taken.
-    """
-    for node in model.graph.nodes:
-        version = version_of(node, model.opsets)
-        if (node.domain, node.op, node.overload) in model.functions or converter_of(node.domain, node.op, version):
-            continue
-        if not _has_function(node, version):
-            raise no_converter(node, version)
 
 
 def version_of(node: Node, opsets: Mapping[str, int]) -> int:
@@ -49,7 +35,8 @@ def no_converter(node: Node, version: int) -> UnsupportedError:
     )
 
 
-def _has_function(node: Node, version: int) -> bool:
+def has_function(node: Node, version: int) -> bool:
+    """Whether ONNX says an operator by others, for some types at least."""
     try:
         schema: Any = onnx.defs.get_schema(node.op, version, node.domain)
     except onnx.defs.SchemaError:
