@@ -11,6 +11,7 @@ from weft.errors import DataError, GuardError, WeftError
 from weft.ir.expr import Size
 from weft.ir.types import DType
 from weft.runtime.array_adapter import ArrayAdapter, ArrayT
+from weft.runtime.launch_plan import LaunchPlan
 from weft.runtime.overlap import kept_apart
 from weft.runtime.owned_memory import OwnedMemory
 from weft.runtime.plan_executor import WrongData
@@ -93,6 +94,12 @@ class ArrayFunction(Generic[ArrayT]):
                 self._known.clear()
             self._known[key] = symbols
         return self._run(taken, symbols)
+
+    def planned(self, arrays: Sequence[Any]) -> LaunchPlan | None:
+        """What is left of calls with arrays like these, with which one was just made: None where that is not little."""
+        key = types_and_shapes(arrays)
+        symbols = None if key is None else self._known.get(key)
+        return None if symbols is None else LaunchPlan.of(self.executor, symbols)
 
     def _checked(self, arrays: Sequence[Any], named: Mapping[str, Any]) -> tuple[list[ArrayT], dict[str, int]]:
         """All arguments as the program takes them, and the sizes that they have."""

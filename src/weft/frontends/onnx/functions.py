@@ -36,7 +36,7 @@ def no_converter(node: Node, version: int) -> UnsupportedError:
 
 
 def has_function(node: Node, version: int) -> bool:
-    """Whether ONNX says by a function what an operator means."""
+    """Whether ONNX says an operator by others, for some types at least."""
     try:
         schema: Any = onnx.defs.get_schema(node.op, version, node.domain)
     except onnx.defs.SchemaError:

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from math import prod
@@ -20,9 +21,10 @@ from weft.errors import GuardError, ModelError, ShapeError, UnsupportedError, We
 from weft.frontends.onnx import operators as operators  # fills the table of converters
 from weft.frontends.onnx.dtypes import STRINGS
 from weft.frontends.onnx.import_nodes import LARGEST
-from weft.frontends.onnx.known_operators import require_operators
 from weft.frontends.onnx.model import Model, ModelInput, ValueType
+from weft.frontends.onnx.quick_calls import QuickCall
 from weft.frontends.onnx.read import read_model
+from weft.frontends.onnx.require_operators import require_operators
 from weft.frontends.onnx.stages import StagedProgram
 from weft.frontends.onnx.steps import State, Step
 from weft.frontends.onnx.values import Absent, Items, Slot, Value
@@ -30,6 +32,9 @@ from weft.frontends.text import program_key
 from weft.runtime.array_function import types_and_shapes
 from weft.runtime.cores import checked_threads
 from weft.runtime.dlpack import lent
+
+_MOST_QUICK = 256
+"""Kinds of calls that are remembered."""
 
 
 def load(
@@ -81,6 +86,8 @@ class OnnxFunction:
         numbers = all(each.type.kind == "tensor" and each.type.dtype != STRINGS for each in self.inputs)
         self._names = tuple(each.name for each in self.inputs) if numbers else None
         """The names of inputs, where each is one array."""
+        self._quick: OrderedDict[Any, QuickCall] = OrderedDict()
+        """Calls that are one launch, by the types, shapes and strides of their arrays."""
         self._maps = tuple(place for place, each in enumerate(self.outputs) if _is_maps(each.type))
 
     def __call__(self, *arrays: Any, **named: Any) -> tuple[Any, ...]:
@@ -88,13 +95,15 @@ class OnnxFunction:
 
     def run(self, arrays: Sequence[Any], named: Mapping[str, Any] | None = None) -> list[Any]:
         """As a call; names of inputs need not be Python's."""
-        if not named and self._names is not None and len(arrays) == len(self._names):
-            return self._run_plain(arrays)
+        names = self._names
+        if names is not None and len(arrays) + (len(named) if named else 0) == len(names):
+            try:
+                given = [named[name] for name in names[len(arrays) :]] if named else []
+            except KeyError:
+                given = None
+            if given is not None:
+                return self._run_plain([*arrays, *given])
         named = named or {}
-        if self._names is not None and len(arrays) + len(named) == len(self._names):
-            rest = self._names[len(arrays) :]
-            if named.keys() == set(rest):
-                return self._run_plain([*arrays, *(named[name] for name in rest)])
         rest = [each.name for each in self.inputs[len(arrays) :]]
         optional = {each.name for each in self.defaults}
         open_ends = {each.name for each in self.inputs if each.type.kind == "optional"}
@@ -114,10 +123,19 @@ class OnnxFunction:
 
     def _run_plain(self, arrays: Sequence[Any]) -> list[Any]:
         """A call with an array for each input."""
+        key = _alike(arrays)
+        quick = self._quick.get(key) if key is not None else None
+        if quick is not None and (found := quick(arrays)) is not None:
+            return found
         start = self._plain_start
-        key = types_and_shapes(arrays) if not start.by_value else None
-        if key is not None and (step := start.steps.get((key, ()))) is not None:
-            return self._results(start, list(arrays), step)  # arrays like these have been looked at
+        known = types_and_shapes(arrays) if not start.by_value else None
+        if known is not None and (step := start.steps.get((known, ()))) is not None:
+            found = self._results(start, list(arrays), step)  # arrays like these have been looked at
+            if quick is None and key is not None and (quick := QuickCall.of(step, arrays)) is not None:
+                self._quick[key] = quick
+                while len(self._quick) > _MOST_QUICK:
+                    self._quick.popitem(last=False)
+            return found
         sizes: dict[str, int] = {}
         slots = [self._array(each, each.type, array, sizes) for each, array in zip(self.inputs, arrays, strict=True)]
         return self._results(start, slots)
@@ -201,6 +219,16 @@ class OnnxFunction:
         return GuardError(
             f"input {given.name!r} is {found}, expected {given.type}", hint=f"the model takes {self.signature}"
         )
+
+
+def _alike(arrays: Sequence[Any]) -> Any:
+    """What tells calls apart that take NumPy's arrays; None where others are among them."""
+    key: list[Any] = []
+    for array in arrays:
+        if type(array) is not np.ndarray or not array.flags.aligned:
+            return None
+        key += (array.dtype, array.shape, array.strides)
+    return tuple(key)
 
 
 def _is_maps(type_: ValueType) -> bool:

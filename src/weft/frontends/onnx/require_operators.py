@@ -1,4 +1,4 @@
-"""Which operators there is something for: asked of a whole model before anything of it is imported."""
+"""What a model is asked when it is loaded, whether its shapes are known or not: are there all of its operators?"""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from weft.frontends.onnx.operators.table import converter_of
 
 
 def require_operators(model: Model) -> None:
-    """Refuse a model with a node that nothing can import, whether its shapes are known or not.
+    """Refuse a model with a node that nothing can import.
 
     Nodes of branches and bodies are not looked at: they may never be taken.
     """
