@@ -16,8 +16,9 @@ from weft.backends.cpu.atomics import emit_atomic
 from weft.backends.cpu.buffers import Buffer
 from weft.backends.cpu.clusters import Fill, cost_of, is_scalar
 from weft.backends.cpu.combining import emit_extremum, emit_fold, emit_histogram, emit_order, emit_scan
-from weft.backends.cpu.computed import all_of, at_lane, conjuncts, pointer_address
+from weft.backends.cpu.computed import all_of, conjuncts, pointer_address
 from weft.backends.cpu.dot import accumulates_in_place, buffered_operands
+from weft.backends.cpu.lookups import at_lane
 from weft.backends.cpu.memory_order import LAZY
 from weft.backends.cpu.messages import emit_check, emit_print
 from weft.backends.cpu.position import Position
