@@ -18,6 +18,9 @@ from torch import fx
 class CustomCall(Protocol):
     """A function with rules of its own, for the arguments of one call."""
 
+    has_checks: bool
+    """Whether the function's graph looks at its data: a number that says what is wrong is a result of its own."""
+
     @property
     def batching(self) -> str | None:
         """Names its batching rule, if it has one."""

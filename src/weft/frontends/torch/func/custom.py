@@ -189,6 +189,8 @@ class Call:
     """Whether it draws random numbers."""
     batches: int = 0
     """How often its batching rule was used."""
+    has_checks: bool = False
+    """Whether its graph looks at its data, as indices do."""
 
     @property
     def batching(self) -> str | None:

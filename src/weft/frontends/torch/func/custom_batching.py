@@ -42,6 +42,21 @@ def _seed(b: GraphBuilder, call: Call, captures: Sequence[SSAValue]) -> SSAValue
     return b.add(seeds[0], b.full(value=seed_of_batch(call.batches), shape=(), dtype=i64))
 
 
+def _code(b: GraphBuilder, call: Call, verdict: Sequence[SSAValue], size: int) -> list[SSAValue]:
+    """What is wrong with the data of a batch, where the function looks at its own."""
+    if not call.has_checks:
+        if verdict:
+            raise UnsupportedError(
+                f"the batching rule of {call.name} looks at its data, and {call.name} does not",
+                location=call.line,
+                hint="indices and matrices to invert belong into the function, whose check the batch takes over",
+            )
+        return []
+    none = b.full(value=0, shape=(), dtype=i64)
+    wrong = b.cast(b.ne(verdict[0], none), dtype=i64) if verdict else none
+    return [b.add(wrong, b.full(value=0, shape=(size,), dtype=i64))]
+
+
 def batch_by_rule(
     b: GraphBuilder, key: str, operands: Sequence[SSAValue], flags: Sequence[bool], size: Size
 ) -> list[SSAValue]:
@@ -71,6 +86,6 @@ def batch_by_rule(
     for op in program.function.block.ops:
         if isinstance(op, ReturnOp):
             found = [given[value] for value in op.operands]
-            return found
+            return [*found[: len(program.results)], *_code(b, call, found[len(program.results) :], size)]
         b.insert(op.clone(value_mapper=given))
     raise AssertionError("verified")

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,13 +13,13 @@ from torch import fx
 from xdsl.dialects.builtin import StringAttr
 from xdsl.ir import Attribute, Block, OpResult, SSAValue
 
-from weft.errors import UnsupportedError
 from weft.frontends.torch.aten.table import aten
 from weft.frontends.torch.capture.custom_calls import CALLS
 from weft.frontends.torch.importer.builder import ImportBuilder
+from weft.frontends.torch.importer.checks import Check, combined, state_again
 from weft.frontends.torch.importer.complex_numbers import Complex
 from weft.frontends.torch.locations import location_of
-from weft.ir.types import tensor_of
+from weft.ir.types import i64, tensor_of
 from weft.ops.control import isolate, outside_values
 from weft.ops.custom import CustomOp
 from weft.ops.graph import GraphBuilder, YieldOp
@@ -55,27 +56,43 @@ def import_custom(nodes: NodeImporter, node: fx.Node) -> tuple[SSAValue | Comple
     types = [value.type for value in operands]
     results: list[Attribute] = []
     returned: list[Any] = []
+    checks: tuple[Check, ...] = ()
     for name, graph in call.graphs([each.meta["val"] for each in sources]).items():
         floats = [[each for each in some if tensor_of(each).dtype.is_float] for some in (types, results)]
         extra = {"body": [], "vjp": [*results, *floats[1]], "jvp": floats[0]}[name]
         blocks[name] = Block(arg_types=[*types, *extra])
         with nodes.inside(blocks[name]) as inner:
             places = graph.graph.find_nodes(op="placeholder")
-            given = [nodes.incoming(x, at.meta["val"]) for x, at in zip(blocks[name].args, places, strict=True)]
+            own = list(blocks[name].args)
+            if name == "vjp" and checks:
+                del own[len(types) + len(returned)]  # the code of the body's checks, of which rules know nothing
+            given = [nodes.incoming(x, at.meta["val"]) for x, at in zip(own, places, strict=True)]
             found[name] = [_joined(each) for each in nodes.traced(graph, given, nodes.call)]
-            if inner.checks:
-                raise UnsupportedError("a function with rules of its own around what fails for some data")
-        if name == "body":
-            ends: Any = graph.graph.output_node().args[0]
-            returned = [each.meta["val"] for each in ends]
-            results = [value.type for value in found[name]]
+            code, stated = combined(inner, 1)
+            if name == "body":
+                ends: Any = graph.graph.output_node().args[0]
+                returned = [each.meta["val"] for each in ends]
+                found[name] += [] if code is None else [code]
+                checks, results = stated, [value.type for value in found[name]]
+            elif code is not None:
+                found[name] = [_unless_failed(inner, code, each) for each in found[name]]
     captures = list(dict.fromkeys(x for name in blocks for x in outside_values(blocks[name], found[name])))
     for name, block in blocks.items():
         _isolate(block, captures, found[name], len(operands))
     body = blocks.pop("body")
     made = CustomOp.make([*operands, *captures], body, blocks, len(captures), call.batching, location)
-    outs = nodes.builder.insert(made).results
+    outs = list(nodes.builder.insert(made).results)
+    if checks:
+        call.has_checks = True
+        state_again(nodes.builder, outs.pop(), checks)
     return tuple(nodes.incoming(out, meta) for out, meta in zip(outs, returned, strict=True))
+
+
+def _unless_failed(b: ImportBuilder, code: SSAValue, value: SSAValue) -> SSAValue:
+    """What a rule gives: NaN where its data is not what it may be, as nobody looks at what is found out in a rule."""
+    fine = b.emit("eq", code, b.number(0, i64))
+    shape, nan = b.shape(value), b.number(math.nan, b.dtype(value))
+    return b.emit("where", b.expand(fine, shape), value, b.expand(nan, shape))
 
 
 def _joined(value: Any) -> SSAValue:
