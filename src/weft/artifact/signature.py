@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from weft.artifact.element_types import name_of, numpy_type
-from weft.artifact.manifest import Argument, Manifest, parsed_shape
+from weft.artifact.manifest import Argument, Manifest, Range, parsed_shape
 from weft.diagnostics import nearest
 from weft.errors import DTypeError, GuardError, ShapeError
 from weft.ir.expr import Expr, evaluate, symbols_of
@@ -17,6 +17,10 @@ from weft.ir.expr import Expr, evaluate, symbols_of
 def described(argument: Argument) -> str:
     """An argument as people read it: `x f32[s0, 384]`."""
     return f"{argument.name} {argument.dtype}[{', '.join(map(str, argument.shape))}]"
+
+
+def most_of(range_: Range) -> str:
+    return "any" if range_.most is None else str(range_.most)
 
 
 class Signature:
@@ -30,7 +34,8 @@ class Signature:
         self._types = [numpy_type(argument.dtype) for argument in self.free]
 
     def __str__(self) -> str:
-        return f"{self.name}({', '.join(map(described, self.free))})"
+        sizes = "".join(f", {each.symbol} from {each.least} to {most_of(each)}" for each in self.ranges)
+        return f"{self.name}({', '.join(map(described, self.free))}){sizes}"
 
     def arrays(self, given: Sequence[Any], named: Mapping[str, Any]) -> list[np.ndarray]:
         """The arrays of a call in the order of the arguments, of the right types."""
@@ -84,7 +89,7 @@ class Signature:
             size = bound.get(each.symbol, each.least)
             if size < each.least or (each.most is not None and size > each.most):
                 raise GuardError(
-                    f"{self.name} was compiled for {each.symbol} from {each.least} to {each.most}, got {size}",
+                    f"{self.name} was compiled for {each.symbol} from {each.least} to {most_of(each)}, got {size}",
                     hint="compile it for this size",
                 )
         return bound

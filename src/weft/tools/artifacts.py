@@ -16,7 +16,7 @@ from weft.artifact.manifest import Manifest
 from weft.artifact.opened import Artifact, open_artifact
 from weft.artifact.processors import runs_here
 from weft.artifact.read import load
-from weft.artifact.signature import Signature
+from weft.artifact.signature import Signature, described, most_of
 from weft.tools.terminal import Terminal, UsageError, scaled
 
 if TYPE_CHECKING:
@@ -154,9 +154,10 @@ def inspect_artifact(terminal: Terminal, path: Path, ir: bool = False) -> None:
 def _describe(terminal: Terminal, artifact: Artifact) -> None:
     manifest = artifact.manifest
     terminal.text(f"{artifact.path}: {scaled(artifact.size, 'B')}, format {manifest.format}, by Weft {manifest.weft}")
-    terminal.text(f"model     {Signature(manifest)} -> {', '.join(map(_result, _visible(manifest)))}")
+    taken = ", ".join(map(described, Signature(manifest).free))
+    terminal.text(f"model     {manifest.name}({taken}) -> {', '.join(map(_result, _visible(manifest)))}")
     for each in manifest.ranges:
-        terminal.text(f"size      {each.symbol} from {each.least} to {'any' if each.most is None else each.most}")
+        terminal.text(f"size      {each.symbol} from {each.least} to {most_of(each)}")
     terminal.text(f"license   {manifest.license or 'none stated'}")
     weights = [argument for argument in manifest.arguments if argument.constant]
     terminal.text(f"weights   {len(weights)} tensors, {scaled(artifact.members['weights.safetensors'].size, 'B')}")
