@@ -145,6 +145,37 @@ def test_mistakes_are_explained(weft, softmax: str, arguments: list[str], compla
     assert result.exit_code == 2 and complaint in result.stderr and "Traceback" not in result.stderr
 
 
+SINE = """"graph.func"() ({
+^bb0(%x: tensor<TYPE>):
+  %0 = "graph.neg"(%x) : (tensor<TYPE>) -> tensor<TYPE>
+  "graph.return"(%0) : (tensor<TYPE>) -> ()
+}) {sym_name = "f", arg_names = ["x"]} : () -> ()
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "passes", "said"),
+    [
+        ("3xf32", "vmap{size=-3}", "a batch of -3"),
+        ("3xi64", "vjp", "the gradient of a function that returns 3xi64"),
+        ("3xi64", "jvp", "the tangent of a function that returns 3xi64"),
+        ("?xf32", "vjp", "a size of ? has no name"),
+        ("3xf32", "quantize{bits=99}", "integers of 99 bits"),
+        ("3xf32", "vmap{size=3 siz=4}", "vmap has no option siz (did you mean size?)"),
+        ("3xf32", "vmap{siz=4}", "vmap has no option siz (did you mean size?)"),
+        ("3xf32", "vmap", "vmap needs the option size"),
+        ("3xf32", "simplify{x=1}", "simplify has no option x"),
+    ],
+)
+def test_mistakes_in_transformations_are_explained(weft, tmp_path, kind: str, passes: str, said: str) -> None:
+    program = tmp_path / "sine.mlir"
+    program.write_text(SINE.replace("TYPE", kind))
+    result = weft("opt", str(program), "-p", passes)
+    assert result.exit_code in (1, 2) and said in result.stderr and "Traceback" not in result.stderr
+    if "option" not in said and "bits" not in said:
+        assert f"{program}:" in result.stderr
+
+
 def test_a_missing_file(weft) -> None:
     result = weft("opt", "/nowhere/at/all.mlir")
     assert result.exit_code == 2 and "cannot read /nowhere/at/all.mlir: No such file" in result.stderr

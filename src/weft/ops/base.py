@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, ClassVar, Literal, Self, TypeVar
 
-from xdsl.dialects.builtin import LocationAttr, TensorType
+from xdsl.dialects.builtin import DYNAMIC_INDEX, LocationAttr, TensorType
 from xdsl.ir import Operation, OpResult, SSAValue
 from xdsl.irdl import irdl_op_definition, var_operand_def, var_result_def
 from xdsl.utils.exceptions import VerifyException
@@ -103,6 +103,8 @@ class GraphOp(WeftOp):
             # The rule may have named the op itself.
             raise VerifyException(f"{self.name}: {str(error).removeprefix(f'{self.name}: ')}") from error
         results = (results,) if isinstance(results, Tensor) else results
+        if any(DYNAMIC_INDEX in tensor.shape for tensor in results):
+            raise VerifyException(f'{self.name}: a size of ? has no name; write tensor<?xf32, #graph.sizes<["s0"]>>')
         if any(isinstance(size, int) and size < 0 for result in results for size in result.shape):
             raise VerifyException(f"{self.name}: a size of {', '.join(map(str, results))} is negative")
         expected = [tensor_type(t) for t in results]

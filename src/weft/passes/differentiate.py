@@ -14,9 +14,9 @@ from xdsl.dialects.builtin import ArrayAttr, ModuleOp, StringAttr
 from xdsl.ir import Operation, SSAValue
 from xdsl.passes import ModulePass
 
-from weft.errors import UnsupportedError
+from weft.errors import DTypeError, UnsupportedError, WeftError
 from weft.ir.locations import line_of, sourced
-from weft.ir.types import is_float
+from weft.ir.types import is_float, tensor_of
 from weft.ops.base import GraphOp
 from weft.ops.call_rules import rules_of
 from weft.ops.control import ControlOp, LoopOp
@@ -36,13 +36,26 @@ class Vjp(ModulePass):
     name: ClassVar[str] = "vjp"
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
-        transform_functions(op, vjp_function)
+        transform_functions(op, lambda function: vjp_function(with_floats(function, "gradient")))
+
+
+def with_floats(function: FuncOp, what: str) -> FuncOp:
+    """The function; raise where no result of it has a derivative."""
+    results = list(function.returned.operands)
+    if results and not any(map(is_float, results)):
+        kinds = ", ".join(str(tensor_of(each.type)) for each in results)
+        raise DTypeError(f"the {what} of a function that returns {kinds}", hint="only results of floats have one")
+    return function
 
 
 def transform_functions(module: ModuleOp, transform: Callable[[FuncOp], FuncOp]) -> None:
     """Put what a transformation makes of each function of a module in its place."""
     for function in [each for each in module.body.block.ops if isinstance(each, FuncOp)]:
-        made = transform(function)
+        try:
+            made = transform(function)
+        except WeftError as error:
+            error.locate(line_of(function.location))
+            raise
         module.body.block.insert_op_before(made, function)
         function.detach()
         function.erase()

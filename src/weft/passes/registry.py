@@ -5,7 +5,8 @@ A pipeline is written as xDSL writes it, names with options in braces: `simplify
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import MISSING, fields, replace
 
 from xdsl.passes import ModulePass
 from xdsl.utils.arg_spec import parse_pipeline
@@ -145,13 +146,25 @@ _FORMERLY = {
 """What passes were called before, which texts that people keep may still say."""
 
 
+def _check_options(kind: type[ModulePass], name: str, given: Sequence[str]) -> None:
+    """Raise where options are given that a pass has not, or those that it needs are not."""
+    known = [each for each in fields(kind) if each.name != "name"]  # pyright: ignore[reportArgumentType]
+    names = [each.name for each in known]
+    hint = f"it has {', '.join(names)}" if names else "it has none"
+    if bad := next((each for each in given if each not in names), None):
+        raise ParseError(f"{name} has no option {bad}{nearest(bad, names)}", hint=hint)
+    for each in known:
+        if each.default is MISSING and each.default_factory is MISSING and each.name not in given:
+            raise ParseError(f"{name} needs the option {each.name}", hint=f"write {name}{{{each.name}=...}}")
+
+
 def read_pipeline(text: str, pipelines: dict[str, list[ModulePass]]) -> list[ModulePass]:
     """The passes that a text names; the name of one of the `pipelines` stands for all of its passes."""
     passes: list[ModulePass] = []
     try:
         specs = list(parse_pipeline(text)) if text else []
     except ArgSpecParseError as error:
-        raise ParseError(f"not a list of passes: {text}", hint="write name,name{option=value}") from error
+        raise ParseError(f"not a list of passes: {text}", hint="write name,name{option=value other=value}") from error
     for spec in specs:
         if spec.name in pipelines and not spec.parameters:
             passes.extend(pipelines[spec.name])
@@ -163,6 +176,7 @@ def read_pipeline(text: str, pipelines: dict[str, list[ModulePass]]) -> list[Mod
             raise ParseError(
                 f"no pass is called {spec.name}{close}", hint=None if close else f"there are {', '.join(known)}"
             )
+        _check_options(PASSES[name], spec.name, list(spec.parameters))
         try:
             passes.append(PASSES[name].from_spec(replace(spec, name=name)))
         except ValueError as error:

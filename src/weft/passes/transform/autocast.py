@@ -58,7 +58,7 @@ def autocast_function(function: FuncOp, narrow: DType = bf16, wide: DType = f32)
     }                                       }
     """
     if narrow.bits >= wide.bits:
-        raise DTypeError(f"autocast from {wide} to {narrow}", hint="the second is the narrower one")
+        raise DTypeError(f"autocast from {wide} to {narrow}", hint="autocast{dtype=f32 wide=f64}")
     made = function.clone()
     _Casting(made.block, narrow, wide).run()
     made.sym_name = StringAttr(f"{function.sym_name.data}_autocast")

@@ -28,7 +28,15 @@ from weft.ops.custom import CustomOp
 from weft.ops.graph import FuncOp, GraphBuilder, OpaqueOp, module_of
 from weft.ops.rules import zeros
 from weft.passes.custom_derivatives import check_linear, custom_rule, push_custom
-from weft.passes.differentiate import GradientTape, depending, is_float, no_rule, return_values, transform_functions
+from weft.passes.differentiate import (
+    GradientTape,
+    depending,
+    is_float,
+    no_rule,
+    return_values,
+    transform_functions,
+    with_floats,
+)
 from weft.passes.recompute import inherit_marks, marks_of, ops_after
 from weft.passes.simplify.eliminate_dead import EliminateDead
 from weft.passes.transform.jvp_regions import push_control
@@ -41,7 +49,7 @@ class Jvp(ModulePass):
     name: ClassVar[str] = "jvp"
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
-        transform_functions(op, jvp_function)
+        transform_functions(op, lambda function: jvp_function(with_floats(function, "tangent")))
 
 
 _HINT = "`detach` what is not to be differentiated, or give a rule of your own"

@@ -54,6 +54,8 @@ class Vmap(ModulePass):
         size = parse_size(str(self.size))
 
         def transform(function: FuncOp) -> FuncOp:
+            if isinstance(size, int) and size < 0:
+                raise ShapeError(f"a batch of {size}", hint="vmap{size=8}: a batch has 0 or more samples")
             axes = [None if n in self.shared else 0 for n in range(len(function.block.args))]
             return vmap_function(function, size, axes, randomness=cast("Randomness", self.randomness))
 
@@ -171,7 +173,7 @@ class Batch:
             raise UnsupportedError(
                 "random numbers under vmap: the same for all of the batch, or different ones?",
                 location=line_of(op.location),
-                hint='say `randomness="different"` or `randomness="same"`',
+                hint='say `vmap(f, randomness="different")` or "same"',
             )
         different = self.randomness == "different"
         shape = op.params["shape"]

@@ -212,6 +212,8 @@ def vmap(
             location=calling_line(),
             hint=f"there are {', '.join(get_args(Randomness))}",
         )
+    if axis_size is not None and (not isinstance(cast(Any, axis_size), int) or axis_size < 0):
+        raise WeftError(f"vmap over an axis of size {axis_size!r}", location=calling_line(), hint="give a whole number")
     return kept(
         Vmap,
         function,
@@ -231,5 +233,11 @@ def _one_of(ours: tuple[str, Axes], torchs: tuple[str, Axes]) -> Axes:
             location=calling_line(),
             hint="they are two names of one option: give one",
         )
-    given = torchs[1] if ours[1] is _UNSAID else ours[1]
-    return 0 if given is _UNSAID else given
+    name, given = torchs if ours[1] is _UNSAID else ours
+    if given is _UNSAID:
+        return 0
+    if bad := [leaf for leaf in pytree.tree_leaves(given) if not isinstance(leaf, int | None) or leaf is True]:
+        raise WeftError(
+            f"{name} has {bad[0]!r}", location=calling_line(), hint="an axis is a whole number, None shares a value"
+        )
+    return given

@@ -200,12 +200,24 @@ def traced(flat: Callable[..., Any], inputs: Sequence[torch.Tensor], table: Mapp
             what = "FlexAttention is not differentiated inside of a function that is captured"
             hint = "transform the function that calls it: weft.grad(weft.grad(f))"
             raise UnsupportedError(what, location=raising_line(error) or calling_line(), hint=hint) from error
-        if "get value out of a tracing tensor" not in str(error):
+        if "randomness error mode" in str(error):
+            raise UnsupportedError(
+                "random numbers under vmap: the same for all of the batch, or different ones?",
+                location=raising_line(error) or calling_line(),
+                hint='say `vmap(f, randomness="different")` or "same"',
+            ) from error
+        if not any(words in str(error) for words in ("get value out of a tracing tensor", ".numpy() is not supp")):
             raise
         raise _decides(error) from error
 
 
 def _decides(error: Exception) -> UnsupportedError:
+    if "_ctc_loss" in str(error):
+        return UnsupportedError(
+            "ctc_loss looks at its data, and is not transformed",
+            location=raising_line(error) or calling_line(),
+            hint="transform what gives its logarithms, and call ctc_loss on the result: autograd goes on",
+        )
     return UnsupportedError(
         f"the function decides by its data: {str(error).partition(chr(10))[0]}",
         location=raising_line(error) or calling_line(),

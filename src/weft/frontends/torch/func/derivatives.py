@@ -29,6 +29,18 @@ from weft.passes.transform.jvp import jvp_function
 Argnums = int | tuple[int, ...]
 
 
+def checked_argnums(argnums: Any) -> Argnums:
+    """Numbers of arguments; raise for what are none."""
+    numbers: list[Any] = list(argnums) if isinstance(argnums, tuple | list) else [argnums]
+    if not numbers or any(not isinstance(each, int) or isinstance(each, bool) for each in numbers):
+        raise WeftError(
+            f"argnums={argnums!r}",
+            location=calling_line(),
+            hint="give the number of an argument that is differentiated, counted from 0, or a tuple of them",
+        )
+    return tuple(numbers) if isinstance(argnums, tuple | list) else numbers[0]
+
+
 def with_tensors(args: Sequence[Any], argnums: Argnums) -> list[Any]:
     """The arguments, with tensors for Python's floats and complex numbers among those that are differentiated."""
     wanted = range(len(args)) if argnums == () else [argnums] if isinstance(argnums, int) else argnums
@@ -41,7 +53,20 @@ def with_tensors(args: Sequence[Any], argnums: Argnums) -> list[Any]:
                 hint="keyword arguments are not differentiated: pass it by place",
             )
         found[number] = pytree.tree_map_only((float, complex), torch.tensor, found[number])
+        if argnums != ():
+            _require_numbers(found[number], number)
     return found
+
+
+def _require_numbers(argument: Any, number: int) -> None:
+    """Raise where a function would be given, to be differentiated, what is no number at all."""
+    for leaf in pytree.tree_leaves(argument):
+        if not isinstance(leaf, torch.Tensor | int):
+            raise DTypeError(
+                f"argument {number} has a leaf of {type(leaf).__name__}, which has no derivative",
+                location=calling_line(),
+                hint="differentiate tensors: choose other `argnums`, or convert it by `torch.as_tensor`",
+            )
 
 
 def differentiated(program: Program, args: Sequence[Any], argnums: Argnums) -> tuple[list[int], Any]:
@@ -73,6 +98,7 @@ def split_aux(program: Program, has_aux: bool, what: str) -> tuple[list[SSAValue
     """The results that are differentiated and the others, and the trees of both."""
     tree = program.tree()
     if not has_aux:
+        _require_tensors(tree, what)
         return program.results, [], tree, None
     if not isinstance(tree, tuple) or len(tree) != 2:
         raise WeftError(
@@ -80,8 +106,21 @@ def split_aux(program: Program, has_aux: bool, what: str) -> tuple[list[SSAValue
             location=calling_line(),
             hint="return (what is differentiated, aux)",
         )
+    _require_tensors(tree[0], what)
     count = sum(isinstance(leaf, Slot) for leaf in pytree.tree_leaves(tree[0]))
     return program.results[:count], program.results[count:], tree[0], tree[1]
+
+
+def _require_tensors(tree: Any, what: str) -> None:
+    """Raise where a result that is differentiated is no tensor."""
+    bad = [leaf for leaf in pytree.tree_leaves(tree) if not isinstance(leaf, Slot)]
+    if bad:
+        kind = "nothing" if bad[0] is None else f"a {type(bad[0]).__name__}"
+        raise DTypeError(
+            f"{what} of a function that returns {kind}",
+            location=calling_line(),
+            hint="return tensors; what has no derivative is returned beside them, with has_aux=True",
+        )
 
 
 def _ones(b: GraphBuilder, like: SSAValue) -> SSAValue:
@@ -156,12 +195,12 @@ def grad(function: Callable[..., Any], argnums: Argnums = 0, has_aux: bool = Fal
 
     With `has_aux` the function returns a pair, of which the second is passed on: (gradient, aux).
     """
-    return kept(Grad, function, argnums, has_aux, False)
+    return kept(Grad, function, checked_argnums(argnums), has_aux, False)
 
 
 def value_and_grad(function: Callable[..., Any], argnums: Argnums = 0, has_aux: bool = False) -> Callable[..., Any]:
     """As `grad`, beside the value: (value, gradient), or ((value, aux), gradient)."""
-    return kept(Grad, function, argnums, has_aux, True)
+    return kept(Grad, function, checked_argnums(argnums), has_aux, True)
 
 
 class Jvp(Transformed):
@@ -225,6 +264,12 @@ def jvp(
     if not isinstance(primals, tuple | list):
         raise WeftError(
             f"jvp takes a tuple of primals, got {type(primals).__name__}",
+            location=calling_line(),
+            hint="give one for each argument: jvp(f, (x,), (dx,))",
+        )
+    if not isinstance(tangents, tuple | list):
+        raise WeftError(
+            f"jvp takes a tuple of tangents, got {type(tangents).__name__}",
             location=calling_line(),
             hint="give one for each argument: jvp(f, (x,), (dx,))",
         )

@@ -15,10 +15,10 @@ import torch.utils._pytree as pytree
 from xdsl.ir import SSAValue
 
 from weft.diagnostics import calling_line
-from weft.errors import DTypeError, WeftError
+from weft.errors import DTypeError, UnsupportedError, WeftError
 from weft.frontends.torch.func.capturing import current_capture
 from weft.frontends.torch.func.chunked_batches import checked_chunk_size
-from weft.frontends.torch.func.derivatives import Argnums, differentiated, split_aux, with_tensors
+from weft.frontends.torch.func.derivatives import Argnums, checked_argnums, differentiated, split_aux, with_tensors
 from weft.frontends.torch.func.differentiable_call import needs_gradients
 from weft.frontends.torch.func.kept_transforms import kept
 from weft.frontends.torch.func.linear_maps import Linearized, Split
@@ -110,6 +110,7 @@ class Jacobian(Transformed):
                 hint="integers and booleans have none: return floats, and others as aux",
             )
         _refuse_complex((tree, arguments))
+        self._refuse_random(inner)
         ends = [tensor_of(value.type) for value in values]
         starts = [tensor_of(inner.function.block.args[place].type) for place in wanted]
         build = _columns if self.forward else _rows
@@ -121,6 +122,18 @@ class Jacobian(Transformed):
         program = inner.returning(made, [*blocks, *aux_values, *verdict], made_tree)
         without_dead_ops(program.function)
         return program
+
+    def _refuse_random(self, inner: Program) -> None:
+        """Raise where tangents would not know whose random numbers they are of."""
+        if inner.seed is None or self.randomness != "error":
+            return
+        of_gradients = isinstance(self.inner, Jacobian) and not self.inner.forward
+        instead = 'jacfwd(jacrev(f), randomness="same")' if of_gradients else 'jacfwd(f, randomness="same")'
+        raise UnsupportedError(
+            "tangents of a function that draws random numbers",
+            location=calling_line(),
+            hint=f"`{instead}` takes the derivative for numbers that are given",
+        )
 
 
 def _refuse_complex(tree: Any) -> None:
@@ -236,7 +249,7 @@ def jacrev(
     all are.
     """
     chunk_size = checked_chunk_size(chunk_size)
-    return kept(Jacobian, function, argnums, has_aux, False, "same", chunk_size)
+    return kept(Jacobian, function, checked_argnums(argnums), has_aux, False, "same", chunk_size)
 
 
 def jacfwd(
@@ -252,7 +265,7 @@ def jacfwd(
             location=calling_line(),
             hint='"same" is the derivative of a function whose random numbers are given; "error" refuses them',
         )
-    return kept(Jacobian, function, argnums, has_aux, True, cast("Randomness", randomness))
+    return kept(Jacobian, function, checked_argnums(argnums), has_aux, True, cast("Randomness", randomness))
 
 
 def hessian(function: Callable[..., Any], argnums: Argnums = 0) -> Callable[..., Any]:

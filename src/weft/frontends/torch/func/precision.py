@@ -24,7 +24,6 @@ from weft.frontends.torch.func.program import Program
 from weft.frontends.torch.func.transformed import Transformed
 from weft.frontends.torch.transforms.apply_program import transforms_active
 from weft.frontends.torch.transforms.dynamo_levels import traced_under_transforms
-from weft.ir.types import bf16, f16
 from weft.ops.graph import FuncOp
 from weft.passes.recompute import REGION
 from weft.passes.transform.autocast import autocast_function
@@ -82,6 +81,14 @@ def checkpoint(
     `save` names what is kept: `"dots"` for products, convolutions and attention, ops by their names in the graph
     dialect, and values by those that `checkpoint_name` gave them. What is in `offload` is kept in the host's memory.
     """
+    given: list[tuple[str, Any]] = [("save", save), ("offload", offload)]
+    for name, each in given:
+        if not isinstance(each, str | Sequence) or not all(isinstance(word, str) for word in each):
+            raise WeftError(
+                f"checkpoint with {name}={each!r}",
+                location=calling_line(),
+                hint='give names of values or of ops, as "dots", or a tuple of them',
+            )
     words, moved = ((each,) if isinstance(each, str) else tuple(each) for each in (save, offload))
     if function is None:
         return lambda given: Checkpoint(given, words, moved)
@@ -90,7 +97,7 @@ def checkpoint(
 
 def checkpoint_name(x: torch.Tensor, name: str) -> torch.Tensor:
     """The value, under a name that `checkpoint(save=...)` knows."""
-    if not name.isidentifier():
+    if not isinstance(name, str) or not name.isidentifier():  # pyright: ignore[reportUnnecessaryIsInstance]
         raise WeftError(f"{name!r} is no name of a value", location=calling_line(), hint="letters, digits and _")
     if current_capture() is None and (_keeps_all() or not torch.compiler.is_dynamo_compiling()):
         return x
@@ -120,7 +127,7 @@ def autocast(function: Callable[..., Any] | None = None, *, dtype: torch.dtype =
 
     Arguments and results keep their types, also under derivatives and `vmap`.
     """
-    if from_torch(dtype) not in (bf16, f16):
+    if dtype not in (torch.bfloat16, torch.float16):
         raise DTypeError(f"autocast to {dtype}", location=calling_line(), hint="torch.bfloat16 or torch.float16")
     if function is None:
         return lambda given: Autocast(given, dtype)
