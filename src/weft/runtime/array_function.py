@@ -156,10 +156,15 @@ class ArrayFunction(Generic[ArrayT]):
 
 def types_and_shapes(arrays: Sequence[Any]) -> tuple[tuple[np.dtype, tuple[int, ...]], ...] | None:
     """What tells calls on NumPy's arrays apart, row-major ones in memory that is aligned; None where one is none."""
+    return tuple([(array.dtype, array.shape) for array in arrays]) if are_plain(arrays) else None
+
+
+def are_plain(arrays: Sequence[Any]) -> bool:
+    """Whether all are arrays of NumPy's, row-major and aligned."""
     for array in arrays:
         if type(array) is not np.ndarray or not (array.flags.c_contiguous and array.flags.aligned):
-            return None
-    return tuple([(array.dtype, array.shape) for array in arrays])
+            return False
+    return True
 
 
 def _is_immutable(array: object) -> bool:

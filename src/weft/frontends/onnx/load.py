@@ -131,7 +131,7 @@ class OnnxFunction:
         known = types_and_shapes(arrays) if not start.by_value else None
         if known is not None and (step := start.steps.get((known, ()))) is not None:
             found = self._results(start, list(arrays), step)  # arrays like these have been looked at
-            if quick is None and key is not None and (quick := QuickCall.of(step, arrays)) is not None:
+            if quick is None and key is not None and (quick := QuickCall.of(step)) is not None:
                 self._quick[key] = quick
                 while len(self._quick) > _MOST_QUICK:
                     self._quick.popitem(last=False)

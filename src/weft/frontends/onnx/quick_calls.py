@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, cast
 
 import numpy as np
 
 from weft.frontends.onnx.checks import Verdict
 from weft.frontends.onnx.steps import Step
-from weft.runtime.array_function import ArrayFunction
 from weft.runtime.launch_plan import LaunchPlan
 
 
@@ -25,14 +23,11 @@ class QuickCall:
         self._verdict = verdict
 
     @classmethod
-    def of(cls, step: Step, arrays: Sequence[np.ndarray]) -> QuickCall | None:
-        """What is left of calls like the one that was just made; None where that is not little."""
-        given: object = step.function
-        if step.made_results is None or not isinstance(given, ArrayFunction):
+    def of(cls, step: Step) -> QuickCall | None:
+        """What is left of calls of a step that was just made; None where that is not little."""
+        if step.made_results is None or not step.plans:
             return None
-        function = cast("ArrayFunction[Any]", given)
-        plan = function.planned([arrays[place] for place in step.arguments])
-        return None if plan is None else cls(plan, step.arguments, step.made_results, step.verdict)
+        return cls(step.plans[0], step.arguments, step.made_results, step.verdict)
 
     def __call__(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray] | None:
         """The results; None where the call has to be made in full."""

@@ -80,9 +80,7 @@ class StagedProgram:
         """The results of the model, from a state on; `step` is what is done there, where that is known."""
         while True:
             step = step or self.step(state, slots)
-            made: Sequence[np.ndarray] = ()
-            if step.function is not None:
-                made = [_on_host(each) for each in step.function(*[slots[place] for place in step.arguments])]
+            made = step.made(slots)
             if step.verdict is not None:
                 step.verdict.raise_if(int(made[step.verdict.place]))
             if step.made_results is not None:
@@ -377,7 +375,3 @@ def _own(result: Any) -> Any:
     if isinstance(result, list):
         return [_own(each) for each in result]
     return None if result is None else np.array(result)
-
-
-def _on_host(array: Any) -> np.ndarray:
-    return array if isinstance(array, np.ndarray) else array.numpy()
