@@ -326,6 +326,9 @@ def choose_schedule(
     # What is the same for a whole row is read or written once for all its columns: it does not count.
     columns = {run.name for run in domain.column_runs}
     inner = [address for address in addresses if symbols_of(address.expr) & columns]
+    # Nor does what is the same for all rows, which stays in cache, where there is more to read.
+    rows = {run.name for run in domain.row_runs}
+    inner = [address for address in inner if symbols_of(address.expr) & rows] or inner
     scores = {run.name: contiguous_bytes(run, inner) for run in runs}
     innermost = domain.column_runs[-1]
     row = max(reversed(domain.row_runs), key=lambda run: scores[run.name], default=None)
