@@ -84,3 +84,9 @@ def test_numbers_have_the_type_of_their_means() -> None:
     x = torch.zeros(2, 3)
     drawn = weft.vmap(lambda x: torch.normal(x, x.double() + 1), randomness="different")(x)
     assert drawn.dtype == torch.normal(x, x.double() + 1).dtype == torch.float32
+
+
+@pytest.mark.parametrize("function", [lambda x: torch.normal(x, -1.0), lambda x: x + torch.normal(0.0, -1.0, (3,))])
+def test_deviations_below_zero_are_refused_as_in_eager(function: Function) -> None:
+    with pytest.raises(RuntimeError, match=r"normal expects std >= 0\.0, but found std -1"):
+        weft.vmap(function, randomness="different")(torch.zeros(2, 3))

@@ -110,6 +110,8 @@ def drawing_from(seed: Seed) -> dict[Any, Callable[..., Any]]:
         return (torch.log1p(-seed.uniform_wide(x)) * (-1.0 / rate)).to(x.dtype)
 
     def normal_of(mean: Any, std: Any = 1.0, size: Any = None, dtype: Any = None, **_: Any) -> torch.Tensor:
+        if not isinstance(std, torch.Tensor) and std < 0:  # tracing does not tell, as it does of `normal_`
+            raise RuntimeError(f"normal expects std >= 0.0, but found std {std}")
         given = [each for each in (mean, std) if isinstance(each, torch.Tensor)]
         shape = torch.broadcast_shapes(*(each.shape for each in given)) if size is None else size
         drawn = seed.normal(shape, given[0].dtype if given else dtype)
