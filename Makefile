@@ -54,7 +54,7 @@ faults: $(STAMP) ## kills, damaged files, full disks, threads, forks, interrupts
 	$(BIN)/python -m weft.testing.faults $(FAULTS)
 
 fuzz: $(STAMP) ## random programs of each kind for MINUTES=10 from SEED=0 on; failures become scripts in reports/fuzz
-	$(BIN)/python -m weft fuzz --kind torch --kind graph --kind triton --minutes $(MINUTES) --seed $(SEED) --jobs $(JOBS) --resume
+	$(BIN)/python -m weft fuzz --kind torch --kind module --kind graph --kind triton --minutes $(MINUTES) --seed $(SEED) --jobs $(JOBS) --resume
 
 fuzz-ptx: $(STAMP) ## the same on the PTX machine, which needs no GPU
 	$(BIN)/python -m weft fuzz --kind torch --kind graph --kind triton --minutes $(MINUTES) --seed $(SEED) --jobs $(JOBS) \

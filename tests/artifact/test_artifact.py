@@ -16,6 +16,7 @@ import weft
 from weft.artifact import processors
 from weft.artifact.opened import open_artifact
 from weft.artifact.processors import BASELINES
+from weft.artifact.recompile import recompiled
 from weft.artifact.whole_files import whole_file
 from weft.artifact.write import Request, Source, write_artifact
 from weft.config import Config
@@ -238,3 +239,17 @@ def test_who_writes_at_the_same_time_leaves_the_file_of_others_alone(tmp_path: P
     assert path.read_bytes() == b"first" and list(path.parent.iterdir()) == [path]
     with pytest.raises(ArtifactError, match="cannot be written"), whole_file(tmp_path / "none" / "model.weft"):
         pass
+
+
+@pytest.mark.parametrize("anew", [False, True])
+def test_arrays_of_the_other_byte_order_are_told(layer: Path, anew: bool) -> None:
+    loaded = weft.load(layer)
+    runs = recompiled(loaded.artifact, "cpu", None) if anew else loaded._program
+    with pytest.raises(DTypeError, match="in the byte order of other machines"):
+        runs([layer_inputs().astype(">f4")], {}, 1)
+
+
+def test_all_wrong_names_are_told(layer: Path) -> None:
+    told = r"got 0 by position and xx by name: x missing, xx \(did you mean x\?\) not taken"
+    with pytest.raises(GuardError, match=told):
+        weft.load(layer)(xx=layer_inputs())

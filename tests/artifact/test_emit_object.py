@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import platform
 import shutil
 import subprocess
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +18,7 @@ import weft
 from weft.artifact.emit_object import c_header, emit_object, identifier
 from weft.artifact.processors import BASELINES, architecture, flags_here
 from weft.artifact.sources import read_source
+from weft.artifact.whole_files import write_together
 from weft.artifact.write import Request, Source, write_artifact
 from weft.errors import ArtifactError, UnsupportedError
 from weft.testing.hostile_artifacts import LAYER, layer_inputs, layer_source
@@ -159,10 +162,22 @@ def test_the_header_has_no_names_of_the_model_that_c_would_not_take() -> None:
     text = LAYER.replace('["x", "w", "b"]', '["x */ evil(", "w", "b"]')
     function, signature = read_function(text, None, ("w", "b"))
     header = c_header(
-        "layer", compile_native(function, "host", Request().config), signature, ["node 'x */ evil(': wrong\\\n"]
+        "layer",
+        compile_native(function, "host", Request().config),
+        signature,
+        ["y */ evil("],
+        ["node 'x */ evil(': wrong\\\n"],
     )
     assert "x____evil_" in header and header.count("*/") == header.count("/*")
     assert "*/ evil(" not in header and "1: node 'x __ evil(': wrong__" in header
+
+
+def test_results_have_the_names_of_the_model(tmp_path: Path) -> None:
+    text = LAYER.replace(
+        'arg_names = ["x", "w", "b"]', 'arg_names = ["x", "w", "b"], result_names = ["last hidden/state"]'
+    )
+    _, header = emit_object(tmp_path / "layer.so", replace(layer_source(), text=text), Request())
+    assert "float *last_hidden_state /* f32[s0, 3] */" in header.read_text()
 
 
 @pytest.mark.parametrize(
@@ -177,3 +192,35 @@ def test_arguments_may_have_the_names_of_the_header(name: str, tmp_path: Path) -
         command = [compiler, "-x", language, "-Wall", "-Werror", "-Wno-unused-function", "-fsyntax-only", str(header)]
         done = subprocess.run(command, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
+
+
+def test_both_files_are_written_or_none(tmp_path: Path) -> None:
+    (tmp_path / "layer.h").mkdir()
+    with pytest.raises(ArtifactError, match=r"layer\.h cannot be written"):
+        emit_object(tmp_path / "layer.so", layer_source(), Request())
+    assert [each.name for each in tmp_path.iterdir() if each.name != "config"] == ["layer.h"]
+
+
+def test_what_was_there_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.so").write_bytes(b"old")
+    moved: list[Any] = []
+
+    def replaced(source: Any, target: Any) -> None:
+        moved.append(target)
+        if len(moved) == 2:
+            raise OSError(28, "No space left on device")
+        os.rename(source, target)
+
+    monkeypatch.setattr("weft.artifact.whole_files.os.replace", replaced)
+    with pytest.raises(ArtifactError, match=r"a\.h cannot be written: No space left on device"):
+        write_together({tmp_path / "a.so": b"new", tmp_path / "a.h": b"new"})
+    assert (tmp_path / "a.so").read_bytes() == b"old"
+    assert [each.name for each in tmp_path.iterdir() if each.name != "config"] == ["a.so"]
+
+
+def test_a_gpu_and_a_header_s_name_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ArtifactError, match="is for a processor, and sm_90a is a GPU") as told:
+        emit_object(tmp_path / "layer.so", layer_source(), Request(("sm_90a",)))
+    assert "leave --emit out" in str(told.value.hint)
+    with pytest.raises(ArtifactError, match="where the header would be"):
+        emit_object(tmp_path / "layer.h", layer_source(), Request())

@@ -118,7 +118,7 @@ def test_a_directory_without_end_is_refused(layer: bytes, tmp_path: Path) -> Non
 
 
 MANIFESTS: dict[str, Callable[[dict[str, Any]], object]] = {
-    "another format": lambda m: m.update(format=3),
+    "another format": lambda m: m.update(format=99),
     "a format that is no number": lambda m: m.update(format=True),
     "an argument twice": lambda m: m["arguments"].append(m["arguments"][0]),
     "an unknown type": lambda m: m["arguments"][0].update(dtype="f31"),

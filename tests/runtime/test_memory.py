@@ -67,6 +67,16 @@ def test_large_temporaries_of_a_segment_are_blocks_of_their_own_where_they_would
     assert phase.arena.size == 245 << 20
 
 
+def test_many_small_temporaries_lie_where_a_large_one_was() -> None:
+    """A peak is not to rise above that of the arena of a whole program, for blocks that are at hand sooner."""
+    sizes = {0: 1, 1: 100, 2: 31, 3: 31, 4: 31, 5: 31, 6: 1}
+    plan = planned({0: "input", 6: "output"}, sizes, [(n, n + 1) for n in range(6)])
+    phases = plan_phases(plan, {}, [plan.steps])
+    peak = peak_of(plan, {}, [plan.steps], phases)
+    assert peak.phased <= peak.whole
+    assert set(phases[0].arena.offsets) == {1, 2, 3, 4, 5}
+
+
 def test_small_buffers_and_those_of_another_size_are_no_reason_to_cut() -> None:
     roles = {0: "input", 1: "input", 4: "output", 5: "output"}
     sizes = {0: 100, 1: 20, 2: 1, 3: 1, 4: 90, 5: 20}

@@ -47,7 +47,7 @@ def test_a_model_is_compiled_inspected_and_run() -> None:
 def test_reports_say_what_people_ask() -> None:
     CliRunner().invoke(app, ["compile", "layer.mlir", "--weights", "weights.npz", "-o", "m.weft"])
     text = CliRunner().invoke(app, ["inspect", "m.weft"]).output
-    assert "layer(x f32[s0, 8]) -> f32[s0, 3]" in text and "you made it on this machine" in text
+    assert "layer(x f32[s0, 8]) -> result0 f32[s0, 3]" in text and "you made it on this machine" in text
     assert "graph.dot" in CliRunner().invoke(app, ["inspect", "m.weft", "--ir"]).output
     assert "result0 float32[5, 3]" in CliRunner().invoke(app, ["run", "m.weft", "--input", "x.npy"]).output
 

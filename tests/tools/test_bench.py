@@ -45,7 +45,8 @@ def test_figures_of_a_quick_run(weft, tmp_path) -> None:
 
 
 def test_the_small_case_is_judged_against_inductor_only(weft, tmp_path) -> None:
-    run = weft("bench", "cpu", "--suite", "small", "--threads", "1", *QUICK, "--reports", str(tmp_path))
+    clock = "--threads", "1", "--processor-time"
+    run = weft("bench", "cpu", "--suite", "small", *clock, *QUICK, "--reports", str(tmp_path))
     assert run.exit_code == 0, run.output
     assert "add_2x2" in run.stdout and "left out: Inductor" in run.stdout
 

@@ -64,10 +64,8 @@ def numpy_type(name: str) -> np.dtype:
 
 def name_of(dtype: np.dtype) -> str:
     """The IR's name for a type of NumPy's, or NumPy's own where it has none."""
-    for ours, theirs in (_NUMPY | _ML_DTYPES).items():
-        if theirs == dtype.name:
-            return ours
-    return dtype.name
+    name = next((ours for ours, theirs in (_NUMPY | _ML_DTYPES).items() if theirs == dtype.name), dtype.name)
+    return name if dtype.isnative else f"{name} in the byte order of other machines"
 
 
 def to_safetensors(name: str) -> str:

@@ -24,9 +24,9 @@ from weft.artifact.compile_native import (
     strides_of,
 )
 from weft.artifact.native import packed
-from weft.artifact.processors import HOST
-from weft.artifact.whole_files import whole_file
-from weft.artifact.write import Request, Source, checked_weights
+from weft.artifact.processors import BASELINES, HOST
+from weft.artifact.whole_files import write_together
+from weft.artifact.write import Request, Source, checked_weights, result_names
 from weft.backends.cpu.native_program import ARENA, CALL, SHAPES, outputs_of
 from weft.backends.cpu.objects.link_shared import link_shared
 from weft.errors import ArtifactError, UnsupportedError
@@ -55,6 +55,7 @@ _CPP_WORDS = """alignas alignof and asm bitand bitor bool catch class compl conc
 constinit decltype delete dynamic_cast explicit export false friend mutable namespace new noexcept not nullptr
 operator or private protected public reinterpret_cast requires static_assert static_cast template this thread_local
 throw true try typeid typename using virtual wchar_t xor"""
+_NUMBERED = re.compile(r"result\d+")
 _OWN = frozenset(("threads", "sizes_", "inputs_", "outputs_", *_C_TYPES.values()))
 """What the function of the header calls its own."""
 
@@ -72,20 +73,26 @@ def emit_object(path: Path, source: Source, request: Request) -> tuple[Path, Pat
     """Write a shared object, and beside it the header that declares what it has."""
     if len(request.targets) != 1:
         raise ArtifactError("a shared object is for one target", hint="say which by one --target")
+    if request.targets[0].startswith("sm_"):
+        raise ArtifactError(
+            f"a shared object is for a processor, and {request.targets[0]} is a GPU",
+            hint=f"an artifact holds code for GPUs: leave --emit out; processors are {', '.join((HOST, *BASELINES))}",
+        )
+    if path.suffix == ".h":
+        raise ArtifactError(f"{path} is where the header would be", hint="name the shared object: -o model.so")
     function, signature = read_function(source.text, source.function, source.weights)
     weights = checked_weights(source, signature)
+    results = result_names(function)
     code = compile_native(function, request.targets[0], request.config)
     name = identifier(path.stem)
     header = path.with_suffix(".h")
-    text = c_header(name, code, signature, [message for _, message in source.mistakes])
+    text = c_header(name, code, signature, results, [message for _, message in source.mistakes])
     blobs = _blobs(code, signature, weights)
     found = len(outputs_of(code.planned.plan)) - 1 if source.mistakes else None
     more = _entry_points(name, code, len(blobs), found)
     exports = (f"{name}_run", f"{name}_shapes")
     image = link_shared(code.object_file(more), exports, blobs, path.name)
-    for place, content in ((path, image), (header, text.encode())):
-        with whole_file(place) as file:
-            file.write(content)
+    write_together({path: image, header: text.encode()})
     return path, header
 
 
@@ -169,7 +176,9 @@ define void @{name}_shapes(ptr %sizes, ptr %shapes) nounwind {{
 """
 
 
-def c_header(name: str, code: NativeCode, signature: Signature, mistakes: Sequence[str] = ()) -> str:
+def c_header(
+    name: str, code: NativeCode, signature: Signature, results: Sequence[str], mistakes: Sequence[str] = ()
+) -> str:
     """The header of a model's shared object."""
     plan = code.planned.plan
     free = [place for place in range(len(signature.names)) if place not in signature.constants]
@@ -187,6 +196,7 @@ def c_header(name: str, code: NativeCode, signature: Signature, mistakes: Sequen
             raise UnsupportedError("a result with unusual strides", hint="let the model give contiguous tensors")
     outputs = [plan.buffers[number].tensor for number in numbers]
     sizes = _unique(list(plan.symbols), taken=[f"{name}_run", *inputs])
+    made = _unique(results, taken=[f"{name}_run", *inputs, *sizes], numbered=True)
     guard = f"WEFT_{name.upper()}_H"
     parameters = [
         *(f"int64_t {each}" for each in sizes),
@@ -194,7 +204,7 @@ def c_header(name: str, code: NativeCode, signature: Signature, mistakes: Sequen
             f"{'' if place in signature.replaced else 'const '}{_c_type(t)} *{n} /* {_shape(t)} */"
             for place, n, t in zip(free, inputs, tensors, strict=True)
         ),
-        *(f"{_c_type(t)} *result{n} /* {_shape(t)} */" for n, t in enumerate(outputs)),
+        *(f"{_c_type(t)} *{n} /* {_shape(t)} */" for n, t in zip(made, outputs, strict=True)),
         "int threads",
     ]
     listed = ",\n    ".join(parameters)
@@ -233,7 +243,7 @@ static inline int64_t {name}(
     {listed}) {{
     const int64_t sizes_[] = {{{", ".join([*sizes, "0"])}}};
     const void *const inputs_[] = {{{", ".join([*inputs, "0"])}}};
-    void *const outputs_[] = {{{", ".join([*(f"result{n}" for n in range(len(outputs))), "0"])}}};
+    void *const outputs_[] = {{{", ".join([*made, "0"])}}};
     return {name}_run(sizes_, inputs_, outputs_, threads);
 }}
 
@@ -263,12 +273,15 @@ def _shape(tensor: Tensor) -> str:
     return f"{tensor.dtype.name}[{', '.join(map(str, tensor.shape))}]"
 
 
-def _unique(names: Sequence[str], taken: Sequence[str]) -> list[str]:
-    """Names that C takes, no two alike, and none that the header has a meaning for."""
+def _unique(names: Sequence[str], taken: Sequence[str], *, numbered: bool = False) -> list[str]:
+    """Names that C takes, no two alike, and none that the header has a meaning for.
+
+    Results without a name are `numbered`, and arguments are not called as they are.
+    """
     found: list[str] = []
     for name in names:
         word = identifier(name)
-        while word in found or word in taken or word in _OWN or re.fullmatch(r"result\d+", word):
+        while word in found or word in taken or word in _OWN or (not numbered and _NUMBERED.fullmatch(word)):
             word += "_"
         found.append(word)
     return found

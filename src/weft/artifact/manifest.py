@@ -16,12 +16,13 @@ from weft.errors import ArtifactVersionError, CorruptArtifactError, ParseError
 from weft.ir.expr import Size
 from weft.ir.size_text import parse_size
 
-FORMAT = 2
+FORMAT = 3
 MANIFEST, GRAPH, WEIGHTS, PREPARED, SIGNATURES = (
     *("manifest.json", "graph.mlir", "weights.safetensors", "prepared.safetensors", "signatures.json"),
 )
 MOST_MANIFEST = 8 << 20
 _MOST_SIZE_TEXT, _MOST_NUMBER = 400, 1 << 62
+_MOST_NAME = 400
 MOST_TOLD = 400
 _T = TypeVar("_T")
 
@@ -53,6 +54,7 @@ class Result:
 
     dtype: str
     shape: tuple[int | str, ...]
+    name: str
 
 
 @dataclass(frozen=True)
@@ -235,7 +237,10 @@ def _check(manifest: Manifest) -> None:
     """What types do not say."""
     names = [argument.name for argument in manifest.arguments]
     _require(len(set(names)) == len(names), "arguments of one name")
-    _require(not manifest.mistakes or manifest.results[-1:] == (Result("i64", ()),), "a check without its verdict")
+    results = [result.name for result in manifest.results]
+    _require(len(set(results)) == len(results), "results of one name")
+    _require(all(is_result_name(name) for name in results), "a result whose name cannot be shown")
+    _require(not manifest.mistakes or _is_verdict(manifest.results[-1:]), "a check without its verdict")
     _require(all(len(each.message) <= MOST_TOLD for each in manifest.mistakes), "a check with a long story")
     _require(all(each.kind in KINDS for each in manifest.mistakes), "a check of a kind that there is not")
     for described in (*manifest.arguments, *manifest.results, *(o for c in manifest.processors for o in c.outputs)):
@@ -254,6 +259,15 @@ def _check(manifest: Manifest) -> None:
             _require(0 <= output.index < counts.get(output.kind, 0), f"a result that is {output.kind[:20]!r}")
     for device in manifest.devices:
         _require({device.plan, device.code} <= manifest.members.keys(), f"a program for {device.name[:40]!r} in part")
+
+
+def is_result_name(name: str) -> bool:
+    """Whether a result may be called so: names are printed, and the terminal acts on what is not text."""
+    return 0 < len(name) <= _MOST_NAME and name.isprintable()
+
+
+def _is_verdict(last: tuple[Result, ...]) -> bool:
+    return bool(last) and (last[0].dtype, last[0].shape) == ("i64", ())
 
 
 def _check_shape(shape: tuple[int | str, ...]) -> None:

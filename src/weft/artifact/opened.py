@@ -105,6 +105,8 @@ def _mapped(where: str) -> memoryview:
         file = os.open(where, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
         raise ArtifactError(f"{where} cannot be opened: {error.strerror}") from error
+    except ValueError as error:  # a NUL in it
+        raise ArtifactError(f"{where!r} is not a path: {error}") from error
     try:
         status = os.fstat(file)
         if not stat.S_ISREG(status.st_mode):

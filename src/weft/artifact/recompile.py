@@ -28,7 +28,17 @@ from weft.runtime.stored_programs import BAD_ENTRY
 MOST_TEXT = 64 << 20
 _MOST_DEPTH = 64
 _STATED = frozenset(
-    ("sym_name", "arg_names", "symbols", "constants", "replaced", "mutated", "arg_strides", "result_strides")
+    (
+        "sym_name",
+        "arg_names",
+        "result_names",
+        "symbols",
+        "constants",
+        "replaced",
+        "mutated",
+        "arg_strides",
+        "result_strides",
+    )
 )
 """What front ends say of a function. All else is noted by passes, which believe each other."""
 # What parsers, verifiers and passes raise for a program that no front end would make.

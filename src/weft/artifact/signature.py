@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from weft.artifact.element_types import name_of, numpy_type
-from weft.artifact.manifest import Argument, Manifest, parsed_shape
+from weft.artifact.manifest import Argument, Manifest, Range, parsed_shape
+from weft.diagnostics import nearest
 from weft.errors import DTypeError, GuardError, ShapeError
 from weft.ir.expr import Expr, evaluate, symbols_of
 
@@ -16,6 +17,10 @@ from weft.ir.expr import Expr, evaluate, symbols_of
 def described(argument: Argument) -> str:
     """An argument as people read it: `x f32[s0, 384]`."""
     return f"{argument.name} {argument.dtype}[{', '.join(map(str, argument.shape))}]"
+
+
+def most_of(range_: Range) -> str:
+    return "any" if range_.most is None else str(range_.most)
 
 
 class Signature:
@@ -29,14 +34,23 @@ class Signature:
         self._types = [numpy_type(argument.dtype) for argument in self.free]
 
     def __str__(self) -> str:
-        return f"{self.name}({', '.join(map(described, self.free))})"
+        sizes = "".join(f", {each.symbol} from {each.least} to {most_of(each)}" for each in self.ranges)
+        return f"{self.name}({', '.join(map(described, self.free))}){sizes}"
 
     def arrays(self, given: Sequence[Any], named: Mapping[str, Any]) -> list[np.ndarray]:
         """The arrays of a call in the order of the arguments, of the right types."""
         names = [argument.name for argument in self.free]
         if len(given) + len(named) != len(names) or not set(named) <= set(names[len(given) :]):
             got = f"{len(given)} by position" + (f" and {', '.join(named)} by name" if named else "")
-            raise GuardError(f"{self.name} takes {', '.join(names) or 'nothing'}; got {got}", hint=f"it takes {self}")
+            missing = [name for name in names[len(given) :] if name not in named]
+            unknown = [f"{name}{nearest(name, missing)}" for name in named if name not in names[len(given) :]]
+            told = [f"{', '.join(missing)} missing"] if missing else []
+            told += [f"{', '.join(unknown)} not taken"] if unknown else []
+            raise GuardError(
+                f"{self.name} takes {', '.join(names) or 'nothing'}; got {': '.join((got, *told[:1]))}"
+                + "".join(f", {each}" for each in told[1:]),
+                hint=f"it takes {self}",
+            )
         values = dict(zip(names, given, strict=False)) | dict(named)
         arrays = [self._array(name, values[name]) for name in names]
         for argument, array, dtype in zip(self.free, arrays, self._types, strict=True):
@@ -75,7 +89,7 @@ class Signature:
             size = bound.get(each.symbol, each.least)
             if size < each.least or (each.most is not None and size > each.most):
                 raise GuardError(
-                    f"{self.name} was compiled for {each.symbol} from {each.least} to {each.most}, got {size}",
+                    f"{self.name} was compiled for {each.symbol} from {each.least} to {most_of(each)}, got {size}",
                     hint="compile it for this size",
                 )
         return bound

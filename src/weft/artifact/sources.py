@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 
@@ -13,11 +14,14 @@ from weft.artifact.write import Source
 from weft.errors import ArtifactError, missing
 from weft.frontends.text import read_function
 
+Sizes: TypeAlias = Mapping[str, int | tuple[int, int | None]]
+"""Sizes that a model leaves open: numbers, or between which they stay open."""
+
 _BY_NUMBER = re.compile(r"arr_(\d+)")
 
 
 def read_source(
-    model: Path, weights: Path | None = None, function: str | None = None, sizes: Mapping[str, int] | None = None
+    model: Path, weights: Path | None = None, function: str | None = None, sizes: Sizes | None = None
 ) -> Source:
     """A model by its path, whose ending says what it is; `sizes` are those that an ONNX model leaves open."""
     reader = _READERS.get(model.suffix)
@@ -33,7 +37,7 @@ def read_source(
     return reader(model, weights, function, sizes or {})
 
 
-def _text(model: Path, weights: Path | None, function: str | None, sizes: Mapping[str, int]) -> Source:
+def _text(model: Path, weights: Path | None, function: str | None, sizes: Sizes) -> Source:
     try:
         text = model.read_text()
     except UnicodeDecodeError:
@@ -60,7 +64,7 @@ def read_weights(path: Path) -> dict[str, np.ndarray]:
         raise ArtifactError(f"{path} has no weights that can be read: {error}", hint=".npz or .safetensors") from error
 
 
-def _torch(model: Path, weights: Path | None, function: str | None, sizes: Mapping[str, int]) -> Source:
+def _torch(model: Path, weights: Path | None, function: str | None, sizes: Sizes) -> Source:
     try:
         from weft.frontends.torch.exported import read_exported
     except ModuleNotFoundError as error:
@@ -69,16 +73,18 @@ def _torch(model: Path, weights: Path | None, function: str | None, sizes: Mappi
     return Source(text, arrays, None, model.stem, mistakes)
 
 
-def _onnx(model: Path, weights: Path | None, function: str | None, sizes: Mapping[str, int]) -> Source:
+def _onnx(model: Path, weights: Path | None, function: str | None, sizes: Sizes) -> Source:
     try:
         from weft.frontends.onnx.one_graph import read_checked_graph
+        from weft.frontends.onnx.stated_sizes import SizeRange
     except ModuleNotFoundError as error:
         raise missing(error, "an ONNX model") or error from None
-    text, arrays, mistakes = read_checked_graph(model, sizes)
+    stated = {name: size if isinstance(size, int) else SizeRange(*size) for name, size in sizes.items()}
+    text, arrays, mistakes = read_checked_graph(model, stated)
     return Source(text, arrays, None, model.stem, mistakes)
 
 
-_READERS: dict[str, Callable[[Path, Path | None, str | None, Mapping[str, int]], Source]] = {
+_READERS: dict[str, Callable[[Path, Path | None, str | None, Sizes], Source]] = {
     ".mlir": _text,
     ".pt2": _torch,
     ".onnx": _onnx,

@@ -30,6 +30,7 @@ from weft.artifact.manifest import (
     Mistake,
     Range,
     Result,
+    is_result_name,
     to_text,
 )
 from weft.artifact.processors import HOST
@@ -144,7 +145,25 @@ def results_of(function: FuncOp) -> tuple[Result, ...]:
     """What a function gives."""
     last = function.block.last_op
     assert last is not None
-    return tuple(Result(*_described(tensor_of(value.type))) for value in last.operands)
+    described = [_described(tensor_of(value.type)) for value in last.operands]
+    return tuple(Result(*each, name) for each, name in zip(described, result_names(function), strict=True))
+
+
+def result_names(function: FuncOp) -> list[str]:
+    """What results are called: as the model says, or by their numbers."""
+    stated = [] if function.result_names is None else [each.data for each in function.result_names]
+    found: list[str] = []
+    for number in range(len(function.returned.operands)):
+        own = stated[number] if number < len(stated) else ""
+        found.append(own if is_result_name(own) and stated.count(own) == 1 else _free_name(number, stated))
+    return found
+
+
+def _free_name(number: int, stated: Sequence[str]) -> str:
+    name = f"result{number}"
+    while name in stated:
+        name += "_"
+    return name
 
 
 def _arguments(signature: Signature) -> tuple[Argument, ...]:

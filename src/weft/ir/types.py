@@ -119,6 +119,10 @@ def dtype_of_numpy(dtype: np.dtype) -> DType:
     try:
         return DTYPES[_BY_NUMPY[np.dtype(dtype)]]
     except KeyError as error:
+        if not np.dtype(dtype).isnative:
+            raise DTypeError(
+                f"NumPy type {dtype} is in the byte order of other machines", hint="x.astype(x.dtype.newbyteorder('='))"
+            ) from error
         raise DTypeError(f"NumPy type {dtype} has no Weft type", hint=f"use one of {', '.join(DTYPES)}") from error
 
 

@@ -30,6 +30,7 @@ from weft.ops.base import REGISTRY
 class FuncOp(WeftOp):
     """A whole program: tensors in, tensors out.
 
+    `result_names` are what a model calls its results, where it says so.
     `symbols` holds what is known of each symbolic size; `arg_strides` and `result_strides` hold strides, in elements,
     where they are not row-major; `mutated` pairs an argument with the result that must be written back to it, and
     `replaced` has those of the pairs whose result has no other use, so that it may be written over the argument.
@@ -39,6 +40,7 @@ class FuncOp(WeftOp):
     name = "graph.func"
     sym_name = attr_def(StringAttr)
     arg_names = opt_attr_def(ArrayAttr[StringAttr])
+    result_names = opt_attr_def(ArrayAttr[StringAttr])
     symbols = opt_attr_def(DictionaryAttr)
     body = region_def("single_block")
     traits = traits_def(IsolatedFromAbove())

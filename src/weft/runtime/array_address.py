@@ -30,10 +30,24 @@ _pointer: Any = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_ch
 _word, _offset = ctypes.c_size_t, _Interface.data.offset
 
 
-def address_of(array: np.ndarray) -> int:
-    """The address of an array's first element.
-
-    The dictionary of `__array_interface__`, which has it too, takes NumPy 8 µs to make where this takes 3.
-    """
+def _by_protocol(array: np.ndarray) -> int:
+    """The address that the protocol of arrays tells, which takes 2 µs; the dictionary that has it too takes 8."""
     capsule = array.__array_struct__
     return _word.from_address(_pointer(capsule, None) + _offset).value
+
+
+_DATA = object.__basicsize__
+"""Where in NumPy's object the address is: behind what all objects have, in every version so far."""
+_look = _word.from_address
+
+
+def _is_first(arrays: tuple[np.ndarray, ...]) -> bool:
+    return all(_look(id(array) + _DATA).value == _by_protocol(array) for array in arrays)
+
+
+_FIRST = _is_first((np.zeros(3), np.zeros((4, 5), np.int8)[1:, ::2], np.zeros((), np.float32)))
+
+
+def address_of(array: np.ndarray) -> int:
+    """The address of an array's first element, read where NumPy keeps it, if that is where it is looked for."""
+    return _look(id(array) + _DATA).value if _FIRST and type(array) is np.ndarray else _by_protocol(array)

@@ -11,6 +11,7 @@ from weft.errors import DataError, GuardError, WeftError
 from weft.ir.expr import Size
 from weft.ir.types import DType
 from weft.runtime.array_adapter import ArrayAdapter, ArrayT
+from weft.runtime.launch_plan import LaunchPlan
 from weft.runtime.overlap import kept_apart
 from weft.runtime.owned_memory import OwnedMemory
 from weft.runtime.plan_executor import WrongData
@@ -94,6 +95,12 @@ class ArrayFunction(Generic[ArrayT]):
             self._known[key] = symbols
         return self._run(taken, symbols)
 
+    def planned(self, arrays: Sequence[Any]) -> LaunchPlan | None:
+        """What is left of calls with arrays like these, with which one was just made: None where that is not little."""
+        key = types_and_shapes(arrays)
+        symbols = None if key is None else self._known.get(key)
+        return None if symbols is None else LaunchPlan.of(self.executor, symbols)
+
     def _checked(self, arrays: Sequence[Any], named: Mapping[str, Any]) -> tuple[list[ArrayT], dict[str, int]]:
         """All arguments as the program takes them, and the sizes that they have."""
         places, signature = self._places, self.signature
@@ -149,10 +156,15 @@ class ArrayFunction(Generic[ArrayT]):
 
 def types_and_shapes(arrays: Sequence[Any]) -> tuple[tuple[np.dtype, tuple[int, ...]], ...] | None:
     """What tells calls on NumPy's arrays apart, row-major ones in memory that is aligned; None where one is none."""
+    return tuple([(array.dtype, array.shape) for array in arrays]) if are_plain(arrays) else None
+
+
+def are_plain(arrays: Sequence[Any]) -> bool:
+    """Whether all are arrays of NumPy's, row-major and aligned."""
     for array in arrays:
         if type(array) is not np.ndarray or not (array.flags.c_contiguous and array.flags.aligned):
-            return None
-    return tuple([(array.dtype, array.shape) for array in arrays])
+            return False
+    return True
 
 
 def _is_immutable(array: object) -> bool:

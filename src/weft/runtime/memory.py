@@ -186,11 +186,15 @@ def plan_phases(plan: Plan, sizes: Mapping[str, int], parts: Sequence[Sequence[S
 def _without_large(lives: Mapping[int, tuple[int, int]], sizes: Mapping[int, int]) -> Arena:
     """The arena of a segment's own temporaries, without large ones that would share no memory in it.
 
-    An allocator has a block for each of them at hand sooner than one for all of them.
+    An allocator has a block for each of them at hand sooner than one for all of them. But many small ones can lie where
+    a large one was, too.
     """
-    large = {b: life for b, life in lives.items() if sizes[b] >= _REUSED}
-    share = lay_out(large, sizes).size < sum(sizes[b] for b in large)
-    return lay_out(lives if share else {b: life for b, life in lives.items() if b not in large}, sizes)
+    large = [b for b in lives if sizes[b] >= _REUSED]
+    whole = lay_out(lives, sizes)
+    if not large:
+        return whole
+    small = lay_out({b: life for b, life in lives.items() if b not in large}, sizes)
+    return small if small.size + sum(sizes[b] for b in large) <= whole.size * _FITS else whole
 
 
 def _by_part(places: Mapping[int, int]) -> dict[int, list[int]]:

@@ -19,6 +19,7 @@ from weft.runtime.frame import Frame
 from weft.runtime.huge_pages import use_huge_pages
 from weft.runtime.openmp import can_use_threads, default_threads, in_forked_child, stay_alone
 from weft.runtime.plan_executor import PlanExecutor
+from weft.runtime.program import Segment
 from weft.runtime.tape import Tape
 
 _ALIGNMENT = 64
@@ -108,7 +109,8 @@ def new_array(shape: Sequence[int], strides: Sequence[int], dtype: np.dtype) -> 
     return np.empty(tuple(shape), dtype) if is_row_major(shape, strides) else strided_zeros(shape, strides, dtype)
 
 
-def _new_row_major(shape: Sequence[int], strides: Sequence[int], dtype: np.dtype) -> np.ndarray:
+def new_row_major(shape: Sequence[int], strides: Sequence[int], dtype: np.dtype) -> np.ndarray:
+    """As `new_array`, where the strides are known to be those of rows."""
     return np.empty(shape, dtype)
 
 
@@ -152,7 +154,7 @@ class HostExecutor(PlanExecutor[Executable, np.ndarray]):
         return (array.copy() if written and not array.flags.writeable else array), found.dtype
 
     def _maker(self, shape: Sequence[int], strides: Sequence[int], dtype: Any) -> Callable[..., np.ndarray]:
-        return _new_row_major if is_row_major(shape, strides) else new_array
+        return new_row_major if is_row_major(shape, strides) else new_array
 
     def _enter(self, frame: Frame[np.ndarray]) -> None:
         if frame.arena is None:
@@ -160,6 +162,11 @@ class HostExecutor(PlanExecutor[Executable, np.ndarray]):
             address = address_of(arena)
             frame.place_arena(arena, -(-address // _ALIGNMENT) * _ALIGNMENT)
             use_huge_pages(address, arena.size)
+
+    def launch(self, segment: Segment, frame: Frame[np.ndarray]) -> None:
+        """Run a segment that is a tape, on a frame whose addresses are written."""
+        assert isinstance(segment, Tape), "looked at when a call was planned"
+        self._launch(segment, frame)
 
     def _launch(self, tape: Tape, frame: Frame[np.ndarray]) -> None:
         self.executable.launch(tape.address, frame.address, 1 if tape.alone else self._thread_count())

@@ -219,13 +219,17 @@ def _verify_access(op: LoadOp | StoreOp | PositionOp, type_: TileType) -> None:
 
 @irdl_op_definition
 class GatherOp(WeftOp):
-    """The elements at computed indices; where the mask is false nothing is read and the value is `other`."""
+    """The elements at computed indices; where the mask is false the value is `other`, and nothing is read.
+
+    Of an `inside` one all places may be read, whatever the mask says.
+    """
 
     name = "tile.gather"
     pointer = operand_def(PointerType)
     offsets = operand_def(TileType)
     mask = opt_operand_def(TileType)
     other = attr_def(Attribute)
+    inside = opt_attr_def(UnitAttr)
     out = result_def(TileType)
 
 

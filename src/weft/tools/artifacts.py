@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from zipfile import ZipFile
 
 import numpy as np
 
@@ -15,7 +16,7 @@ from weft.artifact.manifest import Manifest
 from weft.artifact.opened import Artifact, open_artifact
 from weft.artifact.processors import runs_here
 from weft.artifact.read import load
-from weft.artifact.signature import Signature
+from weft.artifact.signature import Signature, described, most_of
 from weft.tools.terminal import Terminal, UsageError, scaled
 
 if TYPE_CHECKING:
@@ -60,13 +61,15 @@ def compile_model(terminal: Terminal, model: Path, asked: CompileOptions) -> Non
     terminal.finish({"ok": True, "file": str(asked.output), "bytes": size, "targets": list(asked.targets)})
 
 
-def _sizes(texts: Sequence[str]) -> dict[str, int]:
-    found: dict[str, int] = {}
+def _sizes(texts: Sequence[str]) -> dict[str, int | tuple[int, int | None]]:
+    """Sizes by name: `batch=1` is a number, `batch=2..64` one that stays open, as is `batch=2..` without an end."""
+    found: dict[str, int | tuple[int, int | None]] = {}
     for text in texts:
         name, _, number = text.rpartition("=")
-        if not name or not number.isdecimal():
-            raise UsageError(f"{text} states no size", hint="--size batch=1")
-        found[name] = int(number)
+        least, dots, most = number.partition("..")
+        if not name or not least.isdecimal() or not (most.isdecimal() or not most):
+            raise UsageError(f"{text} states no size", hint="--size batch=1, or --size batch=2..64 to keep it open")
+        found[name] = (int(least), int(most) if most else None) if dots else int(least)
     return found
 
 
@@ -86,7 +89,7 @@ def run_model(terminal: Terminal, path: Path, asked: RunOptions) -> None:
     model = load(path, trust=asked.trust, device=asked.device, threads=asked.threads)
     given, named = _inputs(asked.inputs)
     results = [_on_host(each) for each in model(*given, **named)]
-    names = [f"result{number}" for number in range(len(results))]
+    names = [each.name for each in model.outputs]
     if asked.output is not None:
         _save(asked.output, dict(zip(names, results, strict=True)))
     for name, array in zip(names, results, strict=True):
@@ -128,8 +131,10 @@ def _array(path: Path) -> np.ndarray:
 
 def _save(path: Path, arrays: dict[str, np.ndarray]) -> None:
     try:
-        with open(path, "wb") as file:
-            np.savez(file, **arrays)  # pyright: ignore[reportArgumentType]
+        with open(path, "wb") as file, ZipFile(file, "w") as archive:
+            for name, array in arrays.items():  # `np.savez` takes no array that is called `file`
+                with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                    np.lib.format.write_array(member, array)
     except OSError as error:
         raise UsageError(f"{path} cannot be written: {error.strerror}") from error
 
@@ -149,9 +154,10 @@ def inspect_artifact(terminal: Terminal, path: Path, ir: bool = False) -> None:
 def _describe(terminal: Terminal, artifact: Artifact) -> None:
     manifest = artifact.manifest
     terminal.text(f"{artifact.path}: {scaled(artifact.size, 'B')}, format {manifest.format}, by Weft {manifest.weft}")
-    terminal.text(f"model     {Signature(manifest)} -> {', '.join(map(_result, _visible(manifest)))}")
+    taken = ", ".join(map(described, Signature(manifest).free))
+    terminal.text(f"model     {manifest.name}({taken}) -> {', '.join(map(_result, _visible(manifest)))}")
     for each in manifest.ranges:
-        terminal.text(f"size      {each.symbol} from {each.least} to {'any' if each.most is None else each.most}")
+        terminal.text(f"size      {each.symbol} from {each.least} to {most_of(each)}")
     terminal.text(f"license   {manifest.license or 'none stated'}")
     weights = [argument for argument in manifest.arguments if argument.constant]
     terminal.text(f"weights   {len(weights)} tensors, {scaled(artifact.members['weights.safetensors'].size, 'B')}")
@@ -181,7 +187,7 @@ def _visible(manifest: Manifest) -> tuple[Result, ...]:
 
 
 def _result(result: Result) -> str:
-    return f"{result.dtype}[{', '.join(map(str, result.shape))}]"
+    return f"{result.name} {result.dtype}[{', '.join(map(str, result.shape))}]"
 
 
 def _facts(artifact: Artifact) -> dict[str, Any]:

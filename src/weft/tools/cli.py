@@ -238,7 +238,7 @@ def reduce(
 @app.command()
 def fuzz(
     kind: Annotated[
-        list[str] | None, typer.Option(help="torch, graph, triton, nnsmith or onnx; torch if none.")
+        list[str] | None, typer.Option(help="torch, module, graph, triton, nnsmith or onnx; torch if none.")
     ] = None,
     seed: Annotated[int, typer.Option(help="Of the first program; those that follow have the next ones.", min=0)] = 0,
     count: Annotated[int | None, typer.Option(help="How many programs of each kind.", min=1)] = None,

@@ -20,7 +20,7 @@ from weft import __version__
 from weft.tools.terminal import Terminal, counted
 
 # The extras that this version makes use of, by the module that shows that one is there.
-EXTRAS = {"torch": "torch", "plots": "matplotlib"}
+EXTRAS = {"torch": "torch", "onnx": "onnx", "plots": "matplotlib"}
 
 
 @dataclass(frozen=True)

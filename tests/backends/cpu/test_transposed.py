@@ -13,7 +13,7 @@ from tests.seeds import generator
 from weft.backends.cpu.codegen import emit_kernel
 from weft.backends.cpu.target import host_target
 from weft.backends.llvm.builder import Module
-from weft.ir.types import Tensor, dtype_of_numpy
+from weft.ir.types import Tensor, dtype_of_numpy, i8
 from weft.testing.kernels import CpuModule, Trial, group_of
 
 
@@ -37,6 +37,25 @@ def test_rows_become_columns_in_squares(columns: int) -> None:
     text, y = text_and_result([x], lambda b, x: b.permute(x, dims=(1, 0)))
     assert "shufflevector" in text
     np.testing.assert_array_equal(y, x.T)
+
+
+@pytest.mark.parametrize("rows", [40, 43, 5])
+@pytest.mark.parametrize("dtype", [np.uint8, np.int8, np.bool_])
+def test_bytes_become_columns_in_words(rows: int, dtype: Any) -> None:
+    """Four neighbours of what is written are one word: bytes were shuffled and written one by one."""
+    x = generator().integers(0, 2 if dtype is np.bool_ else 256, (rows, 27)).astype(np.uint8).astype(dtype)
+    text, y = text_and_result([x], lambda b, x: b.permute(x, dims=(1, 0)))
+    assert "store i32" in text and "shufflevector <" not in text
+    np.testing.assert_array_equal(y, x.T)
+
+
+def test_numbers_become_columns_of_bytes_in_words() -> None:
+    x = floats(43, 27) * 90
+    text, y = text_and_result(
+        [x], lambda b, x: b.permute(b.cast(b.clamp(x, low=-128.0, high=127.0), dtype=i8), dims=(1, 0))
+    )
+    assert "store i32" in text
+    np.testing.assert_array_equal(y, np.clip(x, -128, 127).astype(np.int8).T)
 
 
 def test_whole_squares_leave_no_lines() -> None:

@@ -113,6 +113,21 @@ def test_nothing_is_outside_of_where_a_function_is_one(jit, name: str, outside: 
     assert np.isnan(run(jit, name, np.array(outside))).all()
 
 
+def test_powers_are_exact_however_large_their_exponents_are(jit) -> None:
+    """An exponent multiplies what the logarithm has lost."""
+    rng = generator()
+    x = np.concatenate([rng.uniform(0.6, 1.5, 600), np.exp(rng.uniform(-700, 700, 300))])
+    y = rng.uniform(-708, 708, x.size) / np.log(x)
+    with mpmath.workprec(200):
+        want = [mpmath.power(float(base), float(exponent)) for base, exponent in zip(x, y, strict=True)]
+        apart = [
+            float(abs(float(own) - exact) / np.spacing(float(exact)))
+            for own, exact in zip(run(jit, "pow", x, y), want, strict=True)
+        ]
+    worst = int(np.argmax(apart))
+    assert apart[worst] <= 1.5, f"{apart[worst]} units at {x[worst]!r}, {y[worst]!r}"
+
+
 @pytest.mark.parametrize("name", ["pow", "atan2", "fmod", "remainder", "floordiv"])
 def test_two_operands(jit, name: str) -> None:
     rng = generator()

@@ -9,12 +9,14 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from typer.testing import CliRunner
 
 import weft
 from weft.artifact.sources import read_source
 from weft.artifact.write import write_artifact
 from weft.errors import UnsupportedError
 from weft.frontends.onnx.one_graph import read_one_graph
+from weft.tools.cli import app
 
 W = np.random.default_rng(0).standard_normal((8, 3)).astype(np.float32)
 
@@ -49,6 +51,25 @@ def test_a_model_is_written_and_run(tmp_path: Path, rows: int | str) -> None:
     np.testing.assert_allclose(loaded(tokens=x)[0], np.maximum(x @ W, 0), rtol=1e-5, atol=1e-6)
 
 
+def test_inputs_and_outputs_keep_their_names(tmp_path: Path) -> None:
+    """Also those that are no identifiers, as exporters write them, or that NumPy has a meaning for."""
+    names = ("file", "495", "/head/out:0")
+    nodes = [helper.make_node(op, ["tokens"], [name]) for op, name in zip(("Relu", "Exp", "Neg"), names, strict=True)]
+    model = saved(tmp_path / "m.onnx", nodes, 4, names)
+    write_artifact(tmp_path / "m.weft", read_source(model))
+    loaded = weft.load(tmp_path / "m.weft")
+    assert tuple(each.name for each in loaded.outputs) == names
+    x = np.random.default_rng(1).standard_normal((4, 8)).astype(np.float32)
+    np.save(tmp_path / "x.npy", x)
+    command = ["run", str(tmp_path / "m.weft"), "--input", f"tokens={tmp_path}/x.npy", "--output"]
+    command += [str(tmp_path / "o.npz")]
+    told = CliRunner().invoke(app, command)
+    assert told.exit_code == 0 and "495 float32[4, 8]" in told.output, told.output
+    with np.load(tmp_path / "o.npz") as found:
+        assert sorted(found.files) == sorted(names)
+        np.testing.assert_array_equal(found["file"], np.maximum(x, 0))
+
+
 def test_open_sizes_are_named(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedError, match="size batch is open"):
         read_source(saved(tmp_path / "m.onnx", PRODUCT, "batch"))
@@ -59,7 +80,7 @@ def test_sizes_without_a_name_are_stated_by_their_place(tmp_path: Path, rows: An
     model = saved(tmp_path / "m.onnx", PRODUCT, rows)
     with pytest.raises(UnsupportedError, match=r"size tokens\.0 is open") as told:
         read_source(model)
-    assert told.value.hint == "say how large it is: --size tokens.0=1"
+    assert str(told.value.hint).startswith("say how large: --size tokens.0=1;")
     assert "tensor<4x8xf32>" in read_source(model, sizes={"tokens.0": 4}).text
 
 

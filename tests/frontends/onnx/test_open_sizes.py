@@ -134,6 +134,51 @@ def test_positions_are_counted_at_each_size() -> None:
     assert compiled(function) == 2
 
 
+def placed() -> Any:
+    """Kinds of tokens, and places that a grid of indices picks, are all made of sizes, as exporters write them."""
+    node, rng = helper.make_node, np.random.default_rng(0)
+    nodes = [
+        node("Shape", ["x"], ["shape"]),
+        node("Gather", ["shape", "zero"], ["n"], axis=0),
+        node("Gather", ["shape", "one"], ["length"], axis=0),
+        node("Expand", ["kind", "shape"], ["kinds"]),
+        node("Gather", ["kinds_table", "kinds"], ["e"]),
+        node("ReduceMean", ["e"], ["bias"], axes=[2], keepdims=0),
+        node("Range", ["zero", "n", "one"], ["rows"]),
+        node("Range", ["zero", "length", "one"], ["columns"]),
+        node("Unsqueeze", ["rows", "last"], ["rows2"]),
+        node("Expand", ["rows2", "shape"], ["grid0"]),
+        node("Expand", ["columns", "shape"], ["grid1"]),
+        node("Unsqueeze", ["grid0", "last"], ["grid02"]),
+        node("Unsqueeze", ["grid1", "last"], ["grid12"]),
+        node("Concat", ["grid02", "grid12"], ["grid"], axis=-1),
+        node("GatherND", ["x", "grid"], ["picked"]),
+        node("Add", ["picked", "bias"], ["y"]),
+    ]
+    arrays = {"zero": np.array(0), "one": np.array(1), "last": np.array([-1]), "kind": np.array([[1]])}
+    arrays |= {"kinds_table": rng.normal(0, 1, (2, 6)).astype("f")}
+    return model_of(nodes, {"x": (T.FLOAT, ["n", "length"])}, ["y"], arrays)
+
+
+def test_arrays_that_are_made_of_sizes_are_computed_at_each() -> None:
+    model = placed()
+    function = weft.onnx.load(model, config=CONFIG, threads=1)
+    rng = np.random.default_rng(0)
+    for shape in ((2, 5), (3, 9), (4, 40), (6, 7), (2, 3)):
+        agrees(function, model, x=rng.normal(0, 1, shape).astype("f"))
+    assert compiled(function) == 2, "one of numbers, one of symbols"
+
+
+def test_sizes_with_common_factors_are_told_apart() -> None:
+    """At (2, 8) and (3, 12) twelve rows are three times the length: other sizes say which it is."""
+    model = attention()
+    function = weft.onnx.load(model, config=CONFIG, threads=1)
+    rng = np.random.default_rng(1)
+    for shape in ((2, 8), (3, 12), (4, 11), (5, 6)):
+        agrees(function, model, ids=rng.integers(0, 50, shape))
+    assert compiled(function) == 2, "one of numbers, one of symbols"
+
+
 def test_programs_that_no_other_size_shares_are_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
     """Triangular numbers look linear in any two sizes that follow each other, and are not."""
     monkeypatch.setattr(stage_functions, "_PROGRAMS", 2, raising=False)

@@ -99,3 +99,31 @@ def test_files_that_are_no_programs_are_refused(tmp_path: Path) -> None:
         read_source(tmp_path / "none.pt2")
     with pytest.raises(ArtifactError, match="end in"):
         read_source(tmp_path / "m.tflite")
+
+
+def test_sizes_go_as_far_down_as_the_program_says(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
+    """Tracing takes a size for 2 at least once another depends on it; what the program states counts."""
+
+    class Both(nn.Module):
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> dict[str, torch.Tensor]:
+            return {"scores": x * 2 + y.sum(), "pair": (x + 1).sum(1)}
+
+    batch, length = torch.export.Dim("batch", min=1, max=64), torch.export.Dim("length", max=512)
+    module = Both()
+    model = exported(
+        module,
+        (torch.randn(3, 5, 8), torch.ones(5)),
+        tmp_path / "m.weft",
+        dynamic_shapes=({0: batch, 1: length}, {0: length}),
+    )
+    recwarn.clear()
+    read_source(tmp_path / "m.pt2")
+    assert not [each for each in recwarn if issubclass(each.category, FutureWarning)]
+    assert [each.name for each in model.outputs] == ["scores", "pair"]
+    assert [(each.least, each.most) for each in model.artifact.manifest.ranges] == [(1, 64), (0, 512)]
+    assert "from 1 to 64" in str(model.signature)
+    for rows, columns in ((1, 1), (1, 5), (3, 1), (2, 0), (64, 9)):
+        x, y = torch.randn(rows, columns, 8), torch.randn(columns)
+        wanted = module(x, y)
+        for found, name in zip(model(x, y), ("scores", "pair"), strict=True):
+            np.testing.assert_allclose(found, wanted[name].numpy(), rtol=1e-4, atol=1e-5)

@@ -46,6 +46,18 @@ def test_the_gradient_of_an_embedding_is_parallel_over_columns_or_parts_of_the_t
         np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-5)
 
 
+def test_a_place_for_every_element_is_read_by_one_program_alone() -> None:
+    tensors = [Tensor(f32, (9, 200)), Tensor(i64, (50, 200)), Tensor(f32, (50, 200))]
+    trial = trial_of(tensors, lambda b, x, i, u: b.scatter(x, i, u, dim=0, kind="add"))
+    assert evaluate(trial.lowered.calls[-1].kernel.op.grid.data[-1], {}) == 4, "programs split columns, not the result"
+    x, updates = (RNG.standard_normal((rows, 200)).astype(np.float32) for rows in (9, 50))
+    index = RNG.integers(-9, 9, (50, 200))
+    expected = x.astype(np.float64)
+    np.add.at(expected, (index, np.arange(200)), updates)
+    for (y,) in both(trial, [x, index, updates]):
+        np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-5)
+
+
 def test_narrow_sums_are_rounded_once() -> None:
     index, grad = np.zeros(300, np.int64), np.full((300, 4), 0.1, ml_dtypes.bfloat16)
     trial = trial_of([Tensor(i64, (300,)), Tensor(bf16, (300, 4))], embedding_gradient)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import subprocess
 import sys
@@ -17,6 +18,9 @@ from weft.testing.conformance.journal import Journal
 from weft.testing.fuzz.graph_judge import judge_graph, run_on_cpu
 from weft.testing.fuzz.graph_programs import GraphCase, draw_graph
 from weft.testing.fuzz.kinds import NAMES, kind_named
+from weft.testing.fuzz.module_case import ModuleCase
+from weft.testing.fuzz.module_judge import ModuleRuns, judge_module, module_case_of, shrink_module
+from weft.testing.fuzz.module_programs import draw_module
 from weft.testing.fuzz.runner import FuzzRun, FuzzSettings
 from weft.testing.fuzz.shrink import shrink
 from weft.testing.fuzz.torch_case import TorchCase
@@ -38,6 +42,12 @@ def test_programs_of_torch_are_right() -> None:
     for seed in range(7000, 7004):
         verdict = judge(draw_case(seed))
         assert not verdict.failed, f"torch {seed}: {verdict}"
+
+
+def test_modules_are_right() -> None:
+    for seed in (7001, 7002):
+        verdict = judge_module(draw_module(seed))
+        assert not verdict.failed, f"module {seed}: {verdict}"
 
 
 def test_programs_over_the_registry_are_right() -> None:
@@ -250,6 +260,70 @@ def test_a_run_is_resumed_and_a_crash_costs_one_program(tmp_path: Path) -> None:
     assert {name: record["status"] for name, record in journal.results().items()} == {
         f"graph {seed}": "right" for seed in range(4)
     }
+
+
+TRAINED = ModuleCase(
+    ("x0 = draw((A, 6), torch.float32)", "x1 = draw((A, 6), torch.float32).detach()"),
+    ("v0 = self.l0(x0)", "v1 = self.l1(v0)", "v2 = nn.MSELoss()(v1, x1)"),
+    ("v1", "v2"),
+    ({"A": 4}, {"A": 4}),
+    "train",
+    layers=("self.l0 = nn.Linear(6, 6)", "self.l1 = nn.BatchNorm1d(6)", "self.l2 = nn.Linear(2, 2)"),
+    training=True,
+    optimizer="torch.optim.SGD(parameters, lr=0.1, momentum=0.9)",
+)
+
+
+def test_what_a_call_leaves_in_a_module_is_judged() -> None:
+    """Its gradients, its buffers, and what the optimizer makes of its parameters."""
+
+    def forgetful(module: Any, inputs: Any) -> Any:
+        """Copies what it is given, so that no buffer changes."""
+        return lambda *args: module(*(each.clone() if isinstance(each, torch.Tensor) else each for each in args))
+
+    case = TRAINED.live()
+    assert len(case.layers) == 2, "nothing uses the last"
+    assert judge_module(case).status == "right"
+    assert judge_module(case, wrong_backend).status == "wrong"
+    verdict = judge_module(replace(case, mode="no_grad", optimizer=""), forgetful)
+    assert verdict.status == "wrong" and "['inputs']" in verdict.reason
+
+
+@pytest.mark.parametrize("way", ["fullgraph", "method", "copied", "loaded", "weft"])
+def test_a_module_is_compiled_in_each_way(way: Any) -> None:
+    case = replace(TRAINED.live(), mode="no_grad", optimizer="", way=way, calls=({"A": 4}, {"A": 5}))
+    assert judge_module(case).status == "right"
+
+
+def test_the_oracle_of_a_module_has_its_weights_and_draws() -> None:
+    dropped = replace(TRAINED, layers=("self.l0 = nn.Dropout()", TRAINED.layers[1]), dtype="bfloat16", optimizer="")
+    dropped = replace(dropped, inputs=tuple(line.replace("float32", "bfloat16") for line in dropped.inputs))
+    assert dropped.draws and not TRAINED.draws
+    narrow, _ = ModuleRuns(dropped).run()
+    wide, _ = ModuleRuns(dropped).run(wide=True)
+    for mine, oracle in zip(narrow, wide, strict=True):
+        torch.testing.assert_close(mine["outputs"][0].double(), oracle["outputs"][0], rtol=0.05, atol=0.05)
+        torch.testing.assert_close(mine["inputs"][0].double(), oracle["inputs"][0], rtol=0, atol=0)
+
+
+def test_a_module_shrinks_with_its_layers() -> None:
+    def interesting(case: ModuleCase) -> bool:
+        return "v1" in case.outputs and any("BatchNorm" in line for line in case.layers)
+
+    small = shrink_module(TRAINED, interesting, 30)
+    assert small.layers == ("self.l1 = nn.BatchNorm1d(6)",)
+    assert small.body == ("v1 = self.l1(x0)",)
+    assert (small.mode, small.optimizer, small.training, len(small.calls)) == ("no_grad", "", False, 1)
+
+
+def test_the_script_of_a_module_states_the_same_case(tmp_path: Path) -> None:
+    path = tmp_path / "found_module.py"
+    path.write_text(TRAINED.script("wrong, by 3"))
+    spec = importlib.util.spec_from_file_location("found_module", path)
+    assert spec is not None and spec.loader is not None
+    found = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(found)
+    assert module_case_of(found.inputs, found.Program, found.CALLS, **found.SETTINGS) == TRAINED
 
 
 @pytest.mark.slow

@@ -50,7 +50,7 @@ _CHEAP_FUNCTIONS = frozenset(
         "floor",
     ]
 )
-_KEEP_ABOVE = 14
+KEEP_ABOVE = 14
 
 
 @dataclass(frozen=True, eq=False)
@@ -202,7 +202,7 @@ def _choose_kept(steps: Sequence[Step]) -> None:
     candidates.sort(key=lambda v: -len(lazy_closure(v)))
     for value in candidates:
         users = [position for position, values in enumerate(roots) if any(_reaches(r, value, kept) for r in values)]
-        if len(users) > 1 and cost_of(value) > _KEEP_ABOVE:
+        if len(users) > 1 and cost_of(value) > KEEP_ABOVE:
             first = steps[users[0]]
             if isinstance(first, FusedLoop) and first.shape == tile.tile_type(value).sizes:
                 kept.add(value)

@@ -18,11 +18,11 @@ from weft.backends.cpu.clamped_casts import ClampedCast
 from weft.backends.cpu.clusters import Fill, FusedLoop, Sink, form_steps, origin_of
 from weft.backends.cpu.computed import emit_gather, emit_scatter
 from weft.backends.cpu.dot import accumulates_in_place, buffered_operands, emit_dot
-from weft.backends.cpu.loop_nest import LoopNest
 from weft.backends.cpu.memory_order import MemoryOrder, lazy_closure
 from weft.backends.cpu.neighbours import Neighbours
 from weft.backends.cpu.position import Position, load_strided, read_along, write_along
 from weft.backends.cpu.rounded_halves import meets_a_rounding
+from weft.backends.cpu.shared_lines import emit_loops
 from weft.backends.cpu.sort import emit_sort
 from weft.backends.cpu.target import CpuTarget
 from weft.backends.cpu.views import emit_take, emit_view, prepare_views
@@ -186,7 +186,7 @@ class KernelCodegen:
             outer = self.b.made_for(origin_of(step))
             match step:
                 case FusedLoop():
-                    LoopNest(self, step).emit()
+                    emit_loops(self, step)
                 case tile.GatherOp() if step.out in self.order.early:
                     self.materialise(step.out)
                 case tile.ForOp() if not self.written:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from xdsl.ir import OpResult, SSAValue
 
 from weft.backends.cpu.clusters import FusedLoop, sink_value
+from weft.backends.cpu.lookups import ZERO_BYTES, at_lane, gathered, keeps, looked_up, moves, pointer_dtype, zeros
 from weft.backends.cpu.memory_order import lazy_closure
 from weft.backends.cpu.neighbours import source_axis
 from weft.backends.cpu.position import Position, lanes_for, load_strided, walk
@@ -22,7 +23,7 @@ from weft.backends.llvm.cast import load_convert, store_convert
 from weft.backends.llvm.math import emit_function
 from weft.backends.llvm.values import V, const, i64, memory_type, scalar_type, vector
 from weft.ir.attributes import from_attribute
-from weft.ir.types import DType, boolean
+from weft.ir.types import boolean
 from weft.tile import collective_ops
 from weft.tile import dialect as tile
 
@@ -30,20 +31,10 @@ if TYPE_CHECKING:
     from weft.backends.cpu.codegen import KernelCodegen
 
 _OF_BOOLEANS = {"add": "or", "mul": "and"}
-_ZERO_BYTES = 512
 _WRITTEN_OUT = 4
 """Lanes that are read where they are needed; the reading of more is a function."""
 _BYTES_AHEAD, _MOST_AHEAD = 2048, 8
 """How far ahead rows are asked for: bytes that are read before, and rows at most."""
-
-
-def _pointer_dtype(pointer: SSAValue) -> DType:
-    assert isinstance(pointer.type, tile.PointerType)
-    return pointer.type.dtype
-
-
-def _moves(codegen: KernelCodegen, value: SSAValue | None, axis: int) -> bool:
-    return value is not None and not codegen.neighbours.is_still(value, axis)
 
 
 # -- reading ---------------------------------------------------------------------------------------------------------
@@ -53,14 +44,17 @@ def emit_gather(codegen: KernelCodegen, op: tile.GatherOp, here: Position, kept:
     """The elements of a gather at a position."""
     inner = here.inner
     if here.known(op.mask) is False:
-        return _other(codegen, op, here.lanes if _moves(codegen, op.out, inner) else 1)
-    moving = here.lanes > 1 and _moves(codegen, op.offsets, inner)
+        return _other(codegen, op, here.lanes if moves(codegen, op.out, inner) else 1)
+    moving = here.lanes > 1 and moves(codegen, op.offsets, inner)
     step = codegen.neighbours.step_along(op.offsets, inner) if moving else None
     if step is None and moving and codegen.written and _is_arithmetic(op.offsets):
         return _perhaps_whole(codegen, op, here, kept)
     if step is None:
-        return _lane_by_lane(codegen, op, codegen.at(op.offsets, here, kept), _mask(codegen, op, here, kept))
-    if here.known(op.mask) is None and _moves(codegen, op.mask, inner):
+        mask = _mask(codegen, op, here, kept)
+        if moving and here.lanes > _WRITTEN_OUT and (mask is None or op.inside is not None):
+            return _chosen(codegen, op, looked_up(codegen, op, here, kept), mask)
+        return _lane_by_lane(codegen, op, codegen.at(op.offsets, here, kept), mask)
+    if here.known(op.mask) is None and moves(codegen, op.mask, inner):
         return _partly_masked(codegen, op, here, kept, step)
     start = at_lane(codegen, op.offsets, here, kept, 0)
     return _whole(codegen, op, start, here.lanes, step, _mask(codegen, op, here, kept))
@@ -74,48 +68,28 @@ def _mask(codegen: KernelCodegen, op: tile.GatherOp, here: Position, kept: set[S
 
 def _lane_by_lane(codegen: KernelCodegen, op: tile.GatherOp, offsets: V, mask: V | None) -> V:
     """Where the mask is false a zero is read instead."""
-    b, dtype = codegen.b, _pointer_dtype(op.pointer)
+    b, dtype = codegen.b, pointer_dtype(op.pointer)
     memory = memory_type(dtype)
     width = max(offsets.lanes, mask.lanes if mask else 1)
     if width > _WRITTEN_OUT and offsets.lanes == width:
-        return _chosen(codegen, op, load_convert(b, _gathered(codegen, op, offsets, mask), dtype), mask)
+        return _chosen(codegen, op, load_convert(b, gathered(codegen, op, offsets, mask), dtype), mask)
     raw = V(vector(memory, width), "poison")
     for lane in range(width):
         address = pointer_address(codegen, op.pointer, b.extract(offsets, lane))
         if mask is not None:
-            address = b.select(b.extract(mask, lane), address, _zeros(codegen))
+            address = b.select(b.extract(mask, lane), address, zeros(codegen))
         element = b.load(memory, address, dtype.bytes)
         raw = b.insert(raw, element, lane) if width > 1 else element
     return _chosen(codegen, op, load_convert(b, raw, dtype), mask)
 
 
-def _gathered(codegen: KernelCodegen, op: tile.GatherOp, offsets: V, mask: V | None) -> V:
-    """Elements of memory, read by a function that all gathers of a type share: it is long, and compiled once."""
-    b, dtype = codegen.b, _pointer_dtype(op.pointer)
-    memory, width = memory_type(dtype), offsets.lanes
-    pointers, found = vector("ptr", width), vector(memory, width)
-    addresses = b.emit(pointers, f"getelementptr {memory}, {codegen.pointers[op.pointer]}, {offsets}")
-    if mask is not None:
-        addresses = b.select(b.splat(mask, width), addresses, b.splat(_zeros(codegen), width))
-    name = f"weft.gather.{memory}.{width}"
-    if codegen.module.add_shared(name):
-        attributes = "nounwind noinline memory(read)"
-        reader = Function(codegen.module, name, [(pointers, "at")], found, attributes, linkage="internal")
-        raw = V(found, "poison")
-        for lane in range(width):
-            element = reader.load(memory, reader.extract(V(pointers, "%at"), lane), dtype.bytes)
-            raw = reader.insert(raw, element, lane)
-        reader.finish(raw)
-    return b.emit(found, f"call {found} @{name}({addresses})")
-
-
 def _whole(codegen: KernelCodegen, op: tile.GatherOp, start: V, lanes: int, step: int, mask: V | None = None) -> V:
     """A whole vector, or none of it."""
-    b, dtype = codegen.b, _pointer_dtype(op.pointer)
+    b, dtype = codegen.b, pointer_dtype(op.pointer)
     address, stride = pointer_address(codegen, op.pointer, start), i64(step)
     if mask is not None:
-        address = b.select(mask, address, _zeros(codegen))
-        if abs(step) * lanes * dtype.bytes > _ZERO_BYTES or step < 0:
+        address = b.select(mask, address, zeros(codegen))
+        if abs(step) * lanes * dtype.bytes > ZERO_BYTES or step < 0:
             stride = b.select(mask, stride, i64(0))
     raw = load_strided(b, memory_type(dtype), address, stride, lanes, dtype.bytes)
     # Where the mask is false zeros are read, which may be what is asked for.
@@ -161,7 +135,7 @@ def _partly_masked(codegen: KernelCodegen, op: tile.GatherOp, here: Position, ke
     b, lanes = codegen.b, here.lanes
     assert op.mask is not None
     start = at_lane(codegen, op.offsets, here, kept, 0)
-    parts = None if _keeps(codegen, op.mask, here, kept) else conjuncts(codegen, op.mask, here.inner)
+    parts = None if keeps(codegen, op.mask, here, kept) else conjuncts(codegen, op.mask, here.inner)
     register = vector(scalar_type(tile.tile_type(op.out).dtype), lanes)
     slot = b.alloca(register)
     whole, some, part, after = (b.label(name) for name in ("whole", "some", "part", "after"))
@@ -202,7 +176,7 @@ def conjuncts(codegen: KernelCodegen, mask: SSAValue, axis: int) -> list[SSAValu
         case collective_ops.ViewOp() as op if (source := source_axis(op, axis)) is not None:
             return [mask] if conjuncts(codegen, op.value, source) == [op.value] else None
         case _:
-            return None if _moves(codegen, mask, axis) else [mask]
+            return None if moves(codegen, mask, axis) else [mask]
 
 
 def all_of(b: Function, conditions: Sequence[V]) -> V:
@@ -227,29 +201,8 @@ def _other(codegen: KernelCodegen, op: tile.GatherOp, lanes: int) -> V:
 
 
 def pointer_address(codegen: KernelCodegen, pointer: SSAValue, offset: V) -> V:
-    memory = memory_type(_pointer_dtype(pointer))
+    memory = memory_type(pointer_dtype(pointer))
     return codegen.b.emit("ptr", f"getelementptr {memory}, {codegen.pointers[pointer]}, {offset}")
-
-
-def _keeps(codegen: KernelCodegen, value: SSAValue, here: Position, kept: set[SSAValue]) -> bool:
-    """Whether something that moves along the lanes is kept on the way: that has to be computed whole."""
-    return bool(kept) and any(v in kept and _moves(codegen, v, here.inner) for v in lazy_closure(value))
-
-
-def at_lane(codegen: KernelCodegen, value: SSAValue, here: Position, kept: set[SSAValue], lane: int) -> V:
-    """The value at one lane of a position; what does not move along the lanes is not computed again."""
-    b = codegen.b
-    if _keeps(codegen, value, here, kept):
-        return b.extract(codegen.at(value, here, kept), lane)
-    index = tuple(b.add(v, i64(lane)) if a == here.inner else v for a, v in enumerate(here.index))
-    return codegen.at(value, here.known_at(index, 1, codegen.neighbours.is_still))
-
-
-def _zeros(codegen: KernelCodegen) -> V:
-    codegen.module.globals.setdefault(
-        "weft.zero", f"@weft.zero = internal constant [{_ZERO_BYTES} x i8] zeroinitializer, align 64"
-    )
-    return V("ptr", "@weft.zero")
 
 
 @dataclass(frozen=True)
@@ -276,7 +229,7 @@ def rows_ahead(
     for value in {v: None for sink in cluster.sinks for v in lazy_closure(sink_value(sink))}:
         if value in codegen.buffers or not (isinstance(value, OpResult) and isinstance(value.op, tile.GatherOp)):
             continue
-        op, dtype = value.op, _pointer_dtype(value.op.pointer)
+        op, dtype = value.op, pointer_dtype(value.op.pointer)
         if codegen.neighbours.step_along(op.offsets, inner) != 1 or not _is_read(codegen, op.offsets, axis):
             continue
         # What is kept is not there yet of later rows.
@@ -294,7 +247,7 @@ def _is_read(codegen: KernelCodegen, offsets: SSAValue, axis: int) -> bool:
     """Whether offsets depend on what is read from memory, another element for each place of an axis."""
     reads = (tile.LoadOp, tile.GatherOp)
     read = [v for v in lazy_closure(offsets) if isinstance(v, OpResult) and isinstance(v.op, reads)]
-    return any(_moves(codegen, v, axis) for v in read)
+    return any(moves(codegen, v, axis) for v in read)
 
 
 # -- writing ---------------------------------------------------------------------------------------------------------
@@ -312,7 +265,7 @@ def emit_scatter(codegen: KernelCodegen, op: tile.ScatterOp) -> None:
     ]
     inner = max((a for a, size in enumerate(shape) if size > 1), default=len(shape) - 1)
     side_by_side = shape[inner] > 1 and codegen.neighbours.step_along(op.offsets, inner) == 1
-    dense = side_by_side and not _moves(codegen, op.mask, inner)
+    dense = side_by_side and not moves(codegen, op.mask, inner)
     with ExitStack() as loops:
         index = [i64(0)] * len(shape)
         for axis, size in enumerate(shape):
@@ -327,9 +280,9 @@ def emit_scatter(codegen: KernelCodegen, op: tile.ScatterOp) -> None:
         if op.mask is not None:
             loops.enter_context(b.when(codegen.at(op.mask, first)))
         for value in {**lazy_closure(op.offsets), **lazy_closure(op.value)}:
-            if not _moves(codegen, value, inner):
+            if not moves(codegen, value, inner):
                 codegen.at(value, first)
-        steady = {v: known for v, known in first.values.items() if not _moves(codegen, v, inner)}
+        steady = {v: known for v, known in first.values.items() if not moves(codegen, v, inner)}
 
         def turn(start: V, lanes: int) -> None:
             place = tuple(start if a == inner else v for a, v in enumerate(index))
@@ -347,7 +300,7 @@ def _write(codegen: KernelCodegen, op: tile.ScatterOp, here: Position) -> None:
 
 
 def _add(codegen: KernelCodegen, op: tile.ScatterOp, here: Position) -> None:
-    b, dtype = codegen.b, _pointer_dtype(op.pointer)
+    b, dtype = codegen.b, pointer_dtype(op.pointer)
     memory = memory_type(dtype)
     address = pointer_address(codegen, op.pointer, at_lane(codegen, op.offsets, here, set(), 0))
     value = b.splat(codegen.at(op.value, here), here.lanes)

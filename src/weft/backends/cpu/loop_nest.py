@@ -15,11 +15,12 @@ from xdsl.ir import OpResult, SSAValue
 from weft.backends.cpu.buffers import Buffer
 from weft.backends.cpu.clusters import Fill, FusedLoop, Sink, cost_of, origin_of, sink_roots, sink_value
 from weft.backends.cpu.computed import all_of, rows_ahead
+from weft.backends.cpu.extrema import PlaceAccumulator
 from weft.backends.cpu.mask_ranges import stretches
 from weft.backends.cpu.masks import unmasked_part
 from weft.backends.cpu.memory_order import lazy_closure, same_place_closure
 from weft.backends.cpu.position import UNROLLED_STEPS, Position, lanes_for, walk, walk_rest, walk_steps
-from weft.backends.cpu.reductions import Accumulator
+from weft.backends.cpu.reductions import Accumulator, accumulator_of
 from weft.backends.cpu.transposed import emit_transposed, transposed_axes
 from weft.backends.cpu.written import store_unordered
 from weft.backends.llvm.math import emit_function
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 _UNROLLED_COST = 80
 _DIVIDED = 32
 """Quotients with one divisor from which on its reciprocal is worth making."""
+_LEAST_COMPARED = 64
+"""Elements of a line from which on each lane looks for an extremum of its own: these are compared at the end."""
 _FEW_MASKED = 4
 """Masked reads from which on code without masks, for where they hold, is worth its length."""
 
@@ -49,7 +52,7 @@ class LoopNest:
         self.inner = max((axis for axis, size in enumerate(shape) if size > 1), default=len(shape) - 1)
         self.roots = [root for sink in cluster.sinks for root in sink_roots(sink)]
         self.index = [i64(0)] * len(shape)
-        self.accumulators: dict[tile.ReduceOp, Accumulator] = {}
+        self.accumulators: dict[tile.ReduceOp, Accumulator | PlaceAccumulator] = {}
         self.known: dict[SSAValue, V] = {}
         """Masks of which the code being made knows what they are."""
 
@@ -78,7 +81,7 @@ class LoopNest:
                     self.index[axis] = loops.enter_context(b.loop(i64(0), self.extents[axis], i64(1)))
             lanes = self._lanes(self.extents[inner])
             self.accumulators = {
-                sink: Accumulator.start(codegen, sink, lanes) for sink in sums if sink.axis.value.data == inner
+                sink: accumulator_of(sink).start(codegen, sink, lanes) for sink in sums if sink.axis.value.data == inner
             }
             self._line()
             place = [i64(0) if axis == inner else v for axis, v in enumerate(self.index)]
@@ -238,7 +241,9 @@ class LoopNest:
 
     def _lanes(self, extent: V) -> int:
         sinks = self.cluster.sinks
-        if any(isinstance(sink, tile.ReduceOp) and COMBINERS[sink.kind.data].indexed for sink in sinks):
+        if self.cluster.shape[self.inner] < _LEAST_COMPARED and any(
+            isinstance(sink, tile.ReduceOp) and COMBINERS[sink.kind.data].indexed for sink in sinks
+        ):
             return 1
         widest = max((tile.tile_type(sink_value(sink)).dtype.bits for sink in sinks), default=32)
         return lanes_for(self.codegen.target, widest, extent)

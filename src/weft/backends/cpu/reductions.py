@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from weft.backends.cpu.extrema import PlaceAccumulator
 from weft.backends.llvm.builder import Function
 from weft.backends.llvm.math import emit_function
-from weft.backends.llvm.values import V, const, i64, scalar_type, vector
+from weft.backends.llvm.values import V, const, scalar_type, vector
 from weft.ir.types import DType
 from weft.tile import dialect as tile
 from weft.tile.functions import COMBINERS
@@ -29,7 +30,6 @@ class Accumulator:
     lanes: int
     wide: V
     narrow: V
-    position: V | None
     total: V | None
 
     @classmethod
@@ -42,15 +42,11 @@ class Accumulator:
         wide, narrow = b.alloca(vector(element, lanes)), b.alloca(element)
         b.store(const(identity, vector(element, lanes)), wide, 1)
         b.store(const(identity, element), narrow, 1)
-        position = None
-        if combiner.indexed:
-            position = b.alloca("i64")
-            b.store(i64(-1), position, 8)
         total = None
         if sink.kind.data == "sum" and dtype.is_float and lanes > 1:
             total = b.alloca(vector(element, lanes))
             b.store(const(identity, vector(element, lanes)), total, 1)
-        return cls(b, sink.kind.data, dtype, lanes, wide, narrow, position, total)
+        return cls(b, sink.kind.data, dtype, lanes, wide, narrow, total)
 
     def fold(self) -> None:
         """Add what has been summed up lately to the total, and start anew."""
@@ -66,9 +62,6 @@ class Accumulator:
 
     def add(self, value: V, start: V, lanes: int) -> None:
         b, function = self.b, COMBINERS[self.kind].function
-        if self.position is not None:
-            self._add_position(value, start)
-            return
         value = b.splat(value, lanes)
         if lanes == self.lanes and lanes > 1:
             old = b.load(self.wide_type, self.wide, 1)
@@ -78,36 +71,22 @@ class Accumulator:
         old = b.load(single.type, self.narrow, 1)
         b.store(emit_function(b, function, [old, single], self.dtype), self.narrow, 1)
 
-    def _add_position(self, value: V, start: V) -> None:
-        """Keep the first extremum and where it stands; NaN beats everything."""
-        b = self.b
-        assert self.position is not None
-        compare = "gt" if self.kind == "argmax" else "lt"
-        old = b.load(value.type, self.narrow, 1)
-        place = b.load("i64", self.position, 8)
-        better = emit_function(b, compare, [value, old], self.dtype)
-        first = b.icmp("slt", place, i64(0))
-        better = b.binary("or", better, first)
-        if self.dtype.is_float:
-            nan, old_nan = (emit_function(b, "isnan", [v], self.dtype) for v in (value, old))
-            fresh = b.binary("and", nan, b.binary("xor", old_nan, const(True, "i1")))
-            better = b.binary("or", better, fresh)
-        b.store(b.select(better, value, old), self.narrow, 1)
-        b.store(b.select(better, start, place), self.position, 8)
-
     @property
     def wide_type(self) -> str:
         return vector(scalar_type(self.dtype), self.lanes)
 
     def finish(self) -> V:
         b, function = self.b, COMBINERS[self.kind].function
-        if self.position is not None:
-            return b.load("i64", self.position, 8)
         narrow = b.load(scalar_type(self.dtype), self.narrow, 1)
         if self.lanes == 1:
             return narrow
         wide = horizontal(b, function, self._summed(), self.dtype)
         return emit_function(b, function, [wide, narrow], self.dtype)
+
+
+def accumulator_of(sink: tile.ReduceOp) -> type[Accumulator] | type[PlaceAccumulator]:
+    """What holds the state of a reduction."""
+    return PlaceAccumulator if COMBINERS[sink.kind.data].indexed else Accumulator
 
 
 def horizontal(b: Function, function: str, value: V, dtype: DType) -> V:

@@ -15,6 +15,7 @@ from functools import lru_cache
 
 import llvmlite.binding as llvm
 
+from weft.backends.cpu.plain_stores import keep_stores_plain
 from weft.backends.cpu.separate_selects import separate_selects
 from weft.backends.llvm import threads
 from weft.backends.llvm.debug_lines import has_lines, keep_lines
@@ -285,5 +286,10 @@ def _optimised(text: str, machine: llvm.TargetMachine, level: int) -> llvm.Modul
     manager.add_simplify_cfg_pass()
     manager.add_dead_code_elimination_pass()
     threads.run_passes(manager, module, builder)
-    apart = separate_selects(str(module)) if machine.triple.startswith("x86_64") else None
-    return module if apart is None else threads.parse(apart, llvm.create_context())
+    if not machine.triple.startswith("x86_64"):
+        return module
+    made = str(module)
+    kept = made
+    for change in (separate_selects, keep_stores_plain):
+        kept = change(kept) or kept
+    return module if kept is made else threads.parse(kept, llvm.create_context())

@@ -19,7 +19,7 @@ from weft.backends.cpu.clusters import Fill, FusedLoop, Sink, lazy_closure, sink
 from weft.backends.cpu.mask_ranges import stretches
 from weft.backends.cpu.position import Position, lanes_for, walk
 from weft.backends.llvm.cast import store_convert
-from weft.backends.llvm.values import V, i64, memory_type
+from weft.backends.llvm.values import V, i64, memory_type, vector
 from weft.tile import dialect as tile
 
 if TYPE_CHECKING:
@@ -132,18 +132,41 @@ def _write_turned(codegen: KernelCodegen, sink: Sink, columns: list[V], here: Po
     if isinstance(sink, tile.StoreOp):
         dtype = codegen.accesses[sink].dtype
         columns = [store_convert(b, column, dtype) for column in columns]
+        if all(column.element == "i8" for column in columns):
+            _write_bytes(codegen, sink, columns, here)
+            return
     for start in range(0, here.lanes, _SIDE):
         for lane, row in enumerate(_turned(codegen, columns, start)):
             index = _moved(codegen, here, start + lane)
             if isinstance(sink, tile.StoreOp):
-                access = codegen.accesses[sink]
-                offset = i64(0)
-                for stride, position in zip(access.strides, index, strict=True):
-                    offset = b.add(offset, b.mul(stride, position))
-                b.store(row, b.gep(access.base, offset, memory_type(access.dtype)), access.dtype.bytes)
+                b.store(row, _address(codegen, sink, index), codegen.accesses[sink].dtype.bytes)
             else:
                 assert isinstance(sink, Fill)
                 sink.buffer.write(b, row, index)
+
+
+def _write_bytes(codegen: KernelCodegen, sink: tile.StoreOp, columns: list[V], here: Position) -> None:
+    """Write four vectors of bytes across: each lane of one vector of words is the four neighbours of a place."""
+    b = codegen.b
+    words = vector("i32", here.lanes)
+    word: V | None = None
+    for place, column in enumerate(columns):
+        wide = b.emit(words, f"zext {column} to {words}")
+        if place:
+            wide = b.binary("shl", wide, b.splat(V("i32", str(8 * place)), here.lanes))
+        word = wide if word is None else b.binary("or", word, wide)
+    assert word is not None, "four columns"
+    for lane in range(here.lanes):
+        b.store(b.extract(word, lane), _address(codegen, sink, _moved(codegen, here, lane)), 1)
+
+
+def _address(codegen: KernelCodegen, sink: tile.StoreOp, index: list[V]) -> V:
+    """Where an element lies."""
+    b, access = codegen.b, codegen.accesses[sink]
+    offset = i64(0)
+    for stride, position in zip(access.strides, index, strict=True):
+        offset = b.add(offset, b.mul(stride, position))
+    return b.gep(access.base, offset, memory_type(access.dtype))
 
 
 def _turned(codegen: KernelCodegen, columns: list[V], start: int) -> list[V]:

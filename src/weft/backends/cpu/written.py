@@ -16,8 +16,9 @@ from weft.backends.cpu.atomics import emit_atomic
 from weft.backends.cpu.buffers import Buffer
 from weft.backends.cpu.clusters import Fill, cost_of, is_scalar
 from weft.backends.cpu.combining import emit_extremum, emit_fold, emit_histogram, emit_order, emit_scan
-from weft.backends.cpu.computed import all_of, at_lane, conjuncts, pointer_address
+from weft.backends.cpu.computed import all_of, conjuncts, pointer_address
 from weft.backends.cpu.dot import accumulates_in_place, buffered_operands
+from weft.backends.cpu.lookups import at_lane
 from weft.backends.cpu.memory_order import LAZY
 from weft.backends.cpu.messages import emit_check, emit_print
 from weft.backends.cpu.position import Position
@@ -94,7 +95,9 @@ def store_unordered(codegen: KernelCodegen, op: tile.ScatterOp, value: V, here: 
     if lanes == 1:
         mask = None if op.mask is None else codegen.at(op.mask, here)
         with b.when(mask) if mask is not None else _always():
-            b.store(raw, pointer_address(codegen, op.pointer, codegen.at(op.offsets, here)), dtype.bytes)
+            # What is computed under the mask is not known to the writes that come after it.
+            offset = codegen.at(op.offsets, here if mask is None else here.copy())
+            b.store(raw, pointer_address(codegen, op.pointer, offset), dtype.bytes)
         return
     if codegen.neighbours.step_along(op.offsets, inner) != 1:
         _one_by_one(codegen, op, raw, here, dtype)

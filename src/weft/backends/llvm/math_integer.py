@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from weft.backends.llvm.builder import Function
 from weft.backends.llvm.math_expression import E, constant, iterate
+from weft.backends.llvm.math_quotient import Formula, divided, in_halves_where_they_fit
 from weft.backends.llvm.values import V
 from weft.ir.types import DType
 
@@ -43,19 +44,10 @@ def _safe_divisor(x: E, y: E, dtype: DType) -> E:
 
 def _quotient(x: E, y: E, dtype: DType) -> tuple[E, E]:
     """Truncated quotient (0 where y is 0) and its remainder."""
-    sign = "s" if dtype.kind == "int" else "u"
     divisor = _safe_divisor(x, y, dtype)
-    quotient = x.op(f"{sign}div", divisor)
+    quotient = divided(x, divisor, dtype)
     remainder = x - quotient * divisor
     return y.compare("eq", 0).select(0, quotient), remainder
-
-
-def _truncdiv(b: Function, args: Sequence[V], dtype: DType) -> V:
-    return _quotient(E(b, args[0]), E(b, args[1]), dtype)[0].v
-
-
-def _fmod(b: Function, args: Sequence[V], dtype: DType) -> V:
-    return _quotient(E(b, args[0]), E(b, args[1]), dtype)[1].v
 
 
 def _rounds_down(remainder: E, y: E) -> E:
@@ -63,20 +55,30 @@ def _rounds_down(remainder: E, y: E) -> E:
     return remainder.compare("ne", 0) & (remainder ^ y).compare("slt", 0)
 
 
-def _floordiv(b: Function, args: Sequence[V], dtype: DType) -> V:
-    y = E(b, args[1])
-    quotient, remainder = _quotient(E(b, args[0]), y, dtype)
-    if dtype.kind == "uint":
-        return quotient.v
-    return _rounds_down(remainder, y).select(quotient - 1, quotient).v
+def _truncdiv(x: E, y: E, dtype: DType) -> E:
+    return _quotient(x, y, dtype)[0]
 
 
-def _remainder(b: Function, args: Sequence[V], dtype: DType) -> V:
-    y = E(b, args[1])
-    _, remainder = _quotient(E(b, args[0]), y, dtype)
+def _fmod(x: E, y: E, dtype: DType) -> E:
+    return _quotient(x, y, dtype)[1]
+
+
+def _floordiv(x: E, y: E, dtype: DType) -> E:
+    quotient, remainder = _quotient(x, y, dtype)
     if dtype.kind == "uint":
-        return remainder.v
-    return _rounds_down(remainder, y).select(remainder + y, remainder).v
+        return quotient
+    return _rounds_down(remainder, y).select(quotient - 1, quotient)
+
+
+def _remainder(x: E, y: E, dtype: DType) -> E:
+    _, remainder = _quotient(x, y, dtype)
+    if dtype.kind == "uint":
+        return remainder
+    return _rounds_down(remainder, y).select(remainder + y, remainder)
+
+
+def _division(name: str, formula: Formula) -> IntegerFunction:
+    return lambda b, args, dtype: in_halves_where_they_fit(b, name, args, dtype, formula).v
 
 
 def _shl(b: Function, args: Sequence[V], dtype: DType) -> V:
@@ -148,10 +150,10 @@ INTEGER: Mapping[str, IntegerFunction] = {
     "mul": _opcode("mul"),
     "neg": _neg,
     "abs": _abs,
-    "truncdiv": _truncdiv,
-    "floordiv": _floordiv,
-    "remainder": _remainder,
-    "fmod": _fmod,
+    "truncdiv": _division("truncdiv", _truncdiv),
+    "floordiv": _division("floordiv", _floordiv),
+    "remainder": _division("remainder", _remainder),
+    "fmod": _division("fmod", _fmod),
     "pow": _pow,
 }
 

@@ -38,6 +38,7 @@ _EXP = tuple(1 / factorial(k) for k in range(14))
 _EXPM1 = _EXP[2:]
 # (log((1 + s) / (1 - s)) - 2s) / s³ in s²
 _LOG = tuple(2 / (2 * k + 3) for k in range(11))
+_THIRD_HIGH, _THIRD_LOW = 2 / 3, 3.700743415417188e-17
 
 
 # -- exponentials ----------------------------------------------------------------------------------------------------
@@ -178,12 +179,18 @@ def _pow(x: E, y: E) -> E:
     s = f / divisor
     s_low = ((-s).fma(divisor, f) - s * (f - (divisor - 2.0))) / divisor
     z = s * s
-    small = (horner(z, _LOG) * z).fma(s, n.fma(_LN2_LOW, s_low * 2.0))
+    # 2/3 s³ in two parts: what y makes of its last digits is seen
+    cube = z * s
+    cube_low = z.fma(s, -cube) + (s.fma(s, -z) * s + s_low * z * 3.0)
+    third = cube * _THIRD_HIGH
+    third_low = cube.fma(_THIRD_HIGH, -third) + cube_low.fma(_THIRD_HIGH, cube * _THIRD_LOW)
+    small = (horner(z, _LOG[1:]) * z).fma(cube, n.fma(_LN2_LOW, s_low * 2.0) + third_low)
     large = n * _LN2_HIGH
     total = large + s * 2.0
-    small = small + ((large - total) + s * 2.0)
-    high = total + small
-    low = (total - high) + small
+    most = total + third
+    small = small + (((large - total) + s * 2.0) + ((total - most) + third))
+    high = most + small
+    low = (most - high) + small
     special = (magnitude.compare("oeq", 0.0) | magnitude.compare("uge", _INF)).select(
         magnitude.compare("oeq", 0.0).select(-_INF, magnitude), high
     )

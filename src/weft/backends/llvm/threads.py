@@ -38,6 +38,7 @@ def parse(text: str, context: llvm.ContextRef) -> llvm.ModuleRef:
             raise _refusal(said)
     with ffi.OutputString() as said:
         if _unlocked("LLVMPY_VerifyModule")(module, said):
+            module.close()  # before its context is: nothing says in which order they would go
             raise _refusal(said)
     return module
 

@@ -14,12 +14,34 @@ import numpy as np
 import onnx
 import onnx.defs
 
-from weft.errors import ModelError
+from weft.errors import ModelError, UnsupportedError
 from weft.frontends.onnx.dtypes import NUMBERS
 from weft.frontends.onnx.model import Function, Graph, ModelInput, Node, Reference, renamed
 from weft.frontends.onnx.read import function_of
 
 TensorType: TypeAlias = tuple[np.dtype, tuple[int, ...]]
+
+
+def version_of(node: Node, opsets: Mapping[str, int]) -> int:
+    """The version of the operator set that a node is of."""
+    own = opsets if node.opsets is None else node.opsets
+    return own.get(node.domain, opsets.get(node.domain, 1))
+
+
+def no_converter(node: Node, version: int) -> UnsupportedError:
+    return UnsupportedError(
+        f"{node}: there is no converter for {node.op} of {node.domain or 'ai.onnx'} {version}",
+        hint="the docs list the operators that are supported",
+    )
+
+
+def has_function(node: Node, version: int) -> bool:
+    """Whether ONNX says an operator by others, for some types at least."""
+    try:
+        schema: Any = onnx.defs.get_schema(node.op, version, node.domain)
+    except onnx.defs.SchemaError:
+        return False
+    return bool(schema.has_function or schema.has_context_dependent_function)
 
 
 def schema_function(

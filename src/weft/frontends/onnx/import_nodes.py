@@ -23,12 +23,13 @@ from weft.backends.reference.graph import run
 from weft.errors import DataError, ModelError, ShapeError, UnsupportedError, WeftError
 from weft.frontends.onnx.call import Call, HostFunction, Mistake, NoRegion, static
 from weft.frontends.onnx.dtypes import STRINGS, kernel_dtype
-from weft.frontends.onnx.functions import inlined, schema_function
+from weft.frontends.onnx.functions import inlined, no_converter, schema_function, version_of
 from weft.frontends.onnx.model import Function, Graph, Node, free_names
 from weft.frontends.onnx.operators.table import converter_of
+from weft.frontends.onnx.origins import is_count, is_shape, most_folded, with_origins
 from weft.frontends.onnx.rewrite import Rewrite
-from weft.frontends.onnx.values import Absent, Items, Known, Slot, Traced, Value, leaves
-from weft.ir.types import Tensor, tensor_of, tensor_type
+from weft.frontends.onnx.values import Absent, Known, Origin, Slot, Traced, Value, arrays_in, leaves, replaced
+from weft.ir.types import DType, Tensor, tensor_of, tensor_type
 from weft.ops.control import LoopOp
 from weft.ops.graph import FuncOp, GraphBuilder, ReturnOp
 
@@ -106,6 +107,9 @@ class Importer:
     whole: bool = False
     """Whether the program is to be one graph: `If` is a branch outside of loops, too."""
 
+    open: bool = False
+    """Whether sizes are others at other calls: arrays that are made of them are computed in the program."""
+
     checks: list[tuple[SSAValue, Mistake]] = field(default_factory=list[tuple[SSAValue, Mistake]])
     """Conditions on data that must not hold, of this stage."""
     tables: list[np.ndarray] = field(default_factory=list[np.ndarray])
@@ -114,6 +118,8 @@ class Importer:
     def __post_init__(self) -> None:
         self.builder = GraphBuilder(self.target.block)
         self._count = 0
+        self._folding = False
+        self._from_sizes: dict[int, tuple[Known, SSAValue]] = {}
 
     def declare_arguments(self) -> None:
         """Let arguments stand in the order of the slots, whatever reads them first; what nothing reads is taken out."""
@@ -153,22 +159,23 @@ class Importer:
         own = self.functions.get((node.domain, node.op, node.overload))
         if own is not None:
             return Rewrite(inlined(node, own, self.fresh))
-        version = opsets.get(node.domain, self.opsets.get(node.domain, 1))
+        version = version_of(node, self.opsets)
         converter = converter_of(node.domain, node.op, version)
         if converter is None:
             function = schema_function(node, version, [_about(each) for each in inputs], {**self.opsets, **opsets})
             if function is None:
-                raise UnsupportedError(
-                    f"{node}: there is no converter for {node.op} of {node.domain or 'ai.onnx'} {version}",
-                    hint="the docs list the operators that are supported",
-                )
+                raise no_converter(node, version)
             return Rewrite(inlined(node, function, self.fresh))
         known = all(isinstance(leaf, Known) for each in (*inputs, *self._outer(node)) for leaf in leaves(each))
         if known and node.op not in _RANDOM and not _is_quantized_weight(node, inputs):
             folded = self._folded(node, converter, inputs, version)
             if folded is not None:
-                return folded
-        return self._called(node, converter, inputs, version)
+                return self._noted(folded, Origin(node, 0, converter, tuple(inputs), version))
+        made = self._called(node, converter, inputs, version)
+        return made if known else self._noted(made, Origin(node, 0))
+
+    def _noted(self, made: Rewrite | Sequence[Value], origin: Origin) -> Rewrite | Sequence[Value]:
+        return with_origins(made, origin) if self.open and not isinstance(made, Rewrite) else made
 
     def _outer(self, node: Node) -> list[Value]:
         """What the graphs of a node read beside its inputs."""
@@ -214,10 +221,11 @@ class Importer:
         """
         read = *inputs, *self._outer(node)
         arrays = [leaf.array for each in read for leaf in leaves(each) if isinstance(leaf, Known)]
-        if sum(array.size for array in arrays) > FOLDED and not any(array.dtype == STRINGS for array in arrays):
+        most = most_folded(inputs, FOLDED)
+        if sum(array.size for array in arrays) > most and not any(array.dtype == STRINGS for array in arrays):
             return None
-        outer = self.target, self.builder, self.checks
-        self.target, self.checks = Target(), []
+        outer = self.target, self.builder, self.checks, self._folding
+        self.target, self.checks, self._folding = Target(), [], True
         self.builder = GraphBuilder(self.target.block)
         try:
             made = self._called(node, converter, inputs, version)
@@ -226,16 +234,16 @@ class Importer:
             if self.checks or any(_takes_long(op) for op in self.target.block.ops):
                 return None
             wanted = [leaf.value for each in made for leaf in leaves(each) if isinstance(leaf, Traced)]
-            if any(prod(static(tensor_of(value.type))) > FOLDED for value in wanted):
+            if any(prod(static(tensor_of(value.type))) > most for value in wanted):
                 return None
             GraphBuilder(self.target.block).insert(ReturnOp.make(wanted))
             arrays = [each for each in self.target.arguments if isinstance(each, np.ndarray)]
             if _has_graphs(node) and sum(array.size for array in arrays) > FOLDED:
                 return None  # its graphs have large arrays of their own
             found = dict(zip(wanted, run(self.target.function, arrays), strict=True)) if wanted else {}
-            return [_replaced(each, found) for each in made]
+            return [replaced(each, found) for each in made]
         finally:
-            self.target, self.builder, self.checks = outer
+            self.target, self.builder, self.checks, self._folding = outer
 
     def traced(self, value: Value, node: Node) -> SSAValue:
         """A value as one of the graph: what is known becomes a constant of it."""
@@ -251,12 +259,37 @@ class Importer:
                 dtype = kernel_dtype(array.dtype)
                 if dtype is None:
                     raise _no_kernels(node, array.dtype)
+                if value.origin is not None and not self._folding and not is_count(array):
+                    return self._made_of_sizes(value, value.origin, dtype)
                 if array.size == 1 or (0 < array.size <= FOLDED and _is_uniform(array)):
                     scalar = array.reshape(-1)[0].item()
                     return self.builder.full(value=scalar, shape=array.shape, dtype=dtype)
                 return self.target.argument(array, id(array), Tensor(dtype, array.shape))
             case _:
                 raise ModelError(f"{node} takes a sequence or an empty optional, expected a tensor")
+
+    def _made_of_sizes(self, value: Known, origin: Origin, dtype: DType) -> SSAValue:
+        """An array that sizes decide, by the ops that compute it: a constant would be another one at other sizes."""
+        if id(value) not in self._from_sizes:
+            outer = self.builder
+            self.builder = GraphBuilder(self.target.block)
+            try:
+                found = self._computed(value, origin, dtype)
+            finally:
+                self.builder = outer
+            self._from_sizes[id(value)] = value, found
+        return self._from_sizes[id(value)][1]
+
+    def _computed(self, value: Known, origin: Origin, dtype: DType) -> SSAValue:
+        if origin.converter is not None:
+            made = self._called(origin.node, origin.converter, origin.inputs, origin.version)
+            again = None if isinstance(made, Rewrite) else made[origin.place]
+            if isinstance(again, Traced):
+                return again.value
+        if is_shape(value.array):
+            sizes = [self.builder.full(value=each, shape=(1,), dtype=dtype) for each in value.array.tolist()]
+            return self.builder.concat(*sizes, dim=0)
+        return self.traced(Known(value.array), origin.node)
 
     def known(self, value: Value, node: Node) -> np.ndarray:
         match value:
@@ -272,7 +305,7 @@ class Importer:
         if all(isinstance(leaf, Known) for each in values for leaf in leaves(each)):
             known = [leaf for each in values for leaf in leaves(each) if isinstance(leaf, Known)]
             self.repeatable &= all(leaf.array.size <= FOLDED for leaf in known)
-            return tuple(Known(each) for each in call_host(node, function, [_arrays(each) for each in values]))
+            return tuple(Known(each) for each in call_host(node, function, [arrays_in(each) for each in values]))
         raise RunsOnHost(node, function, tuple(values), count)
 
     @property
@@ -343,18 +376,6 @@ def _is_uniform(array: np.ndarray) -> bool:
     """Whether all elements have the same bits: 0 and -0 are equal, but not the same."""
     flat = np.ascontiguousarray(array).reshape(-1, 1).view(np.uint8)
     return bool((flat == flat[0]).all())
-
-
-def _arrays(value: Value) -> Any:
-    if isinstance(value, Items):
-        return [_arrays(each) for each in value.values]
-    return value.array if isinstance(value, Known) else None
-
-
-def _replaced(value: Value, found: Mapping[SSAValue, np.ndarray]) -> Value:
-    if isinstance(value, Items):
-        return Items(tuple(_replaced(each, found) for each in value.values))
-    return Known(found[value.value]) if isinstance(value, Traced) else value
 
 
 def _about(value: Value) -> tuple[np.dtype, tuple[int, ...]] | None:

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from weft.frontends.onnx.file_identity import FileIdentity
+from weft.frontends.onnx.metadata import ModelMetadata
 from weft.frontends.onnx.stored_weights import DeferredWeights
 
 Dimension: TypeAlias = int | str | None
@@ -112,6 +113,7 @@ class Model:
     """What it was read from; none, where any of it was given as bytes."""
     deferred: DeferredWeights | None = None
     """Weights whose elements are not read yet."""
+    metadata: ModelMetadata = field(default_factory=ModelMetadata)
 
     def read_weights(self) -> None:
         """Read the elements of all weights, which until then are not there."""

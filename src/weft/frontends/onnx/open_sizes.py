@@ -27,14 +27,17 @@ from weft.ops.create import Full, Iota
 from weft.ops.windows.convolution import Convolution
 
 
-def joined(first: Outline, second: Outline) -> Outline | None:
-    """The function of symbolic sizes that both are; None where there is none, or none was found."""
+def joined(first: Outline, second: Outline, symbols: Mapping[tuple[int, int], Size] | None = None) -> Outline | None:
+    """The function of symbolic sizes that both are; None where there is none, or none was found.
+
+    `symbols` are what sizes are called, by what they are in the one and in the other.
+    """
     if first.returned != second.returned or len(first.entries) != len(second.entries):
         return None
     if first.names != second.names:
         return None
     try:
-        made = _Joining().join(first, second)
+        made = _Joining(dict(symbols or {})).join(first, second)
     except (_ApartError, WeftError, ValueError, ArithmeticError, LookupError, TypeError):
         return None
     if made.arguments == first.arguments or any(map(_is_laid_out, made.entries)):
@@ -156,12 +159,16 @@ class _Joining:
         if (a, b) in self.sizes:
             return self.sizes[a, b]
         known = list(self.sizes.items())
-        for (p, q), size in known:
-            if p and q and a % p == 0 == b % q and a // p == b // q:
-                return size * (a // p)
-        for ((p, q), size), ((r, s), other) in combinations_with_replacement(known, 2):
-            if p * r and q * s and a % (p * r) == 0 == b % (q * s) and a // (p * r) == b // (q * s):
-                return size * other * (a // (p * r))
+        multiples = [(a // p, size) for (p, q), size in known if p and q and a % p == 0 == b % q and a // p == b // q]
+        if not multiples:
+            multiples = [
+                (a // (p * r), size * other)
+                for ((p, q), size), ((r, s), other) in combinations_with_replacement(known, 2)
+                if p * r and q * s and a % (p * r) == 0 == b % (q * s) and a // (p * r) == b // (q * s)
+            ]
+        if multiples:
+            times, size = min(multiples, key=lambda each: each[0])
+            return size * times
         for (p, q), size in known:
             if p != q and (a - b) % (p - q) == 0:
                 times = (a - b) // (p - q)

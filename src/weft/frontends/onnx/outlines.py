@@ -160,6 +160,8 @@ def _counted(array: np.ndarray, tensor: Tensor) -> Entry | None:
     if array.dtype.kind not in "iuf" or not 2 <= array.size == max(array.shape) <= LARGE:
         return None
     line = array.reshape(-1).astype(np.float64)
+    if not np.isfinite(line).all():
+        return None
     start, step = float(line[0]), float(line[1] - line[0])
     if not start.is_integer() or not step.is_integer() or not np.array_equal(line, start + step * np.arange(line.size)):
         return None

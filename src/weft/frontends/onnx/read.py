@@ -22,6 +22,7 @@ from google.protobuf.message import DecodeError
 from weft.errors import ModelError, UnsupportedError
 from weft.frontends.onnx.external_data import ExternalFiles
 from weft.frontends.onnx.file_identity import FileIdentity
+from weft.frontends.onnx.metadata import ModelMetadata
 from weft.frontends.onnx.model import Dimension, Function, Graph, Model, ModelInput, Node, Reference, ValueType
 from weft.frontends.onnx.rewrite import INTERNAL
 from weft.frontends.onnx.stored_weights import DeferredWeights, take_weights
@@ -55,6 +56,8 @@ def read_model(
                 rest, weights = _content(file, deferred)
         except OSError as error:
             raise ModelError(f"{path} cannot be read: {error.strerror}") from error
+        except ValueError as error:  # a NUL in it
+            raise ModelError(f"{str(path)!r} is not a path: {error}") from error
         folder, proto = folder or path.parent, _message(rest)
     elif isinstance(source, bytes | bytearray | memoryview):
         rest, weights = take_weights(memoryview(source).cast("B"))
@@ -145,7 +148,7 @@ class _Reader:
             found[key] = self.function(each, opsets)
         graph = self._graph(proto.graph, 0, _Scope(None))
         self._check_expansion(graph, found)
-        return Model(graph, opsets, found)
+        return Model(graph, opsets, found, metadata=ModelMetadata.of(proto))
 
     def _check_expansion(self, graph: Graph, functions: Mapping[FunctionKey, Function]) -> None:
         """Refuse functions that call one another for ever, or that are more than the limit once put in place."""

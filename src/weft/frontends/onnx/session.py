@@ -9,7 +9,6 @@ It adds nothing to `load`: options become its arguments, and calls go to the fun
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -17,9 +16,12 @@ import numpy as np
 
 from weft.config import Config
 from weft.diagnostics import nearest
-from weft.errors import DTypeError, GuardError, NoDeviceError, ShapeError, UnsupportedError
+from weft.errors import DeviceError, DTypeError, GuardError, NoDeviceError, ShapeError, UnsupportedError
 from weft.frontends.onnx.load import OnnxFunction, load
-from weft.frontends.onnx.model import ModelInput
+from weft.frontends.onnx.metadata import ModelMetadata
+from weft.frontends.onnx.session_options import RunOptions, SessionOptions, tell_idle
+from weft.frontends.onnx.session_values import NodeArg
+from weft.frontends.text import program_key
 from weft.ir.types import Tensor
 from weft.ops.layouts import StridedLayout, lies_apart
 from weft.runtime.dlpack import Lent, lent
@@ -30,12 +32,22 @@ Provider: TypeAlias = str | tuple[str, Mapping[str, Any]]
 _DEVICES = {"CPUExecutionProvider": "cpu", "CUDAExecutionProvider": "cuda"}
 
 
-@dataclass
-class SessionOptions:
-    """What a session may be told. The number of threads is that of a call; 0 stands for as many as there are cores."""
+def get_available_providers() -> list[str]:
+    """The providers whose devices are here."""
+    found: list[str] = []
+    for name, device in _DEVICES.items():
+        try:
+            if device != "cpu":
+                program_key("", (), Config.from_options(), device)  # asks for the device
+            found.insert(0, name)  # GPUs come first, as they are tried first
+        except DeviceError:
+            continue
+    return found
 
-    intra_op_num_threads: int = 0
-    config: Config | None = None
+
+def get_device() -> str:
+    """`GPU` where there is one that providers may name, else `CPU`."""
+    return "GPU" if "CUDAExecutionProvider" in get_available_providers() else "CPU"
 
 
 class InferenceSession:
@@ -48,26 +60,49 @@ class InferenceSession:
         self,
         path_or_bytes: str | Path | bytes | Any,
         sess_options: SessionOptions | None = None,
-        providers: Sequence[Provider] | None = None,
+        providers: Sequence[Provider] | str | None = None,
+        provider_options: Sequence[Mapping[str, Any]] | None = None,
     ) -> None:
-        options = sess_options or SessionOptions()
-        self._provider, self.function = _loaded(path_or_bytes, options, providers or ("CPUExecutionProvider",))
+        self._options = sess_options or SessionOptions()
+        wanted = _wanted_providers(providers, provider_options)
+        tell_idle("session options", self._options.idle())
+        tell_idle("provider options", (f"{name}: {key}" for name, given in wanted for key in _idle(name, given)))
+        (self._provider, self._provider_options), self.function = _loaded(path_or_bytes, self._options, wanted)
         self._places = {each.name: place for place, each in enumerate(self.function.outputs)}
 
     def run(
-        self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any], run_options: None = None
+        self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any], run_options: RunOptions | None = None
     ) -> list[Any]:
         """The outputs with these names, or all of them, for inputs by name."""
+        if run_options is not None:
+            tell_idle("run options", run_options.idle())
+        if output_names is None:
+            return self.function.run((), input_feed)
         wanted = self._wanted(output_names)
         made = self.function.run((), input_feed)
         return [made[place] for place in wanted]
 
-    def get_inputs(self) -> list[ModelInput]:
-        """The inputs: each has a `name`, and a `type` with its element type and shape."""
-        return list(self.function.inputs)
+    def get_inputs(self) -> list[NodeArg]:
+        """The inputs: each has a `name`, a `shape` and a `type`, as `tensor(float)`."""
+        return [NodeArg.of(each) for each in self.function.inputs]
 
-    def get_outputs(self) -> list[ModelInput]:
-        return list(self.function.outputs)
+    def get_outputs(self) -> list[NodeArg]:
+        return [NodeArg.of(each) for each in self.function.outputs]
+
+    def get_overridable_initializers(self) -> list[NodeArg]:
+        """Inputs that have a default, which a call may give."""
+        return [NodeArg.of(each) for each in self.function.defaults]
+
+    def get_modelmeta(self) -> ModelMetadata:
+        """What the file says of itself."""
+        return self.function.metadata
+
+    def get_session_options(self) -> SessionOptions:
+        return self._options
+
+    def get_provider_options(self) -> dict[str, dict[str, Any]]:
+        """The options of the provider that was taken."""
+        return {self._provider: dict(self._provider_options)}
 
     def get_providers(self) -> list[str]:
         """The provider that was taken."""
@@ -76,8 +111,10 @@ class InferenceSession:
     def io_binding(self) -> IOBinding:
         return IOBinding(self)
 
-    def run_with_iobinding(self, binding: IOBinding) -> None:
+    def run_with_iobinding(self, binding: IOBinding, run_options: RunOptions | None = None) -> None:
         """Run on the arrays of a binding; its outputs are written to where they were bound, or kept in it."""
+        if run_options is not None:
+            tell_idle("run options", run_options.idle())
         binding.run()
 
     def _wanted(self, names: Sequence[str] | None) -> list[int]:
@@ -102,10 +139,24 @@ class IOBinding:
 
     def bind_input(self, name: str, array: Any) -> None:
         """Let an input be an array, as it is when the session runs."""
+        function = self._session.function
+        known = [each.name for each in (*function.inputs, *function.defaults)]
+        if name not in known:
+            raise GuardError(
+                f"the model has no input {name!r}{nearest(name, known)}", hint=f"the model is {function.signature}"
+            )
         self._inputs[name] = array
 
+    def bind_cpu_input(self, name: str, array: Any) -> None:
+        """As `bind_input`: arrays are read where they lie."""
+        self.bind_input(name, array)
+
     def bind_output(self, name: str, array: Any = None) -> None:
-        """Ask for an output: a new array, or one that is written to."""
+        """Ask for an output: a new array, which is on the processor (`"cpu"`), or one that is written to."""
+        if isinstance(array, str):
+            if array != "cpu":
+                raise UnsupportedError(f"an output cannot be bound to {array!r}", hint="bind an array that lies there")
+            array = None
         self._session._wanted([name])  # pyright: ignore[reportPrivateUsage]
         if array is not None:
             _check_target(name, lent(array))
@@ -122,6 +173,17 @@ class IOBinding:
     def get_outputs(self) -> list[Any]:
         """The outputs of the last run, in the order in which they were bound; those that were given are these."""
         return list(self._made)
+
+    def copy_outputs_to_cpu(self) -> list[np.ndarray]:
+        """The outputs of the last run as arrays of NumPy's."""
+        return [each if isinstance(each, np.ndarray) else np.array(lent(each).numpy()) for each in self._made]
+
+    def clear_binding_inputs(self) -> None:
+        self._inputs.clear()
+
+    def clear_binding_outputs(self) -> None:
+        self._outputs.clear()
+        self._made = []
 
 
 def _check_target(name: str, target: Lent) -> None:
@@ -146,24 +208,45 @@ def _write(name: str, target: Any, result: np.ndarray) -> None:
     np.copyto(view, result)
 
 
-def _loaded(source: Any, options: SessionOptions, providers: Sequence[Provider]) -> tuple[str, OnnxFunction]:
+def _wanted_providers(
+    providers: Sequence[Provider] | str | None, options: Sequence[Mapping[str, Any]] | None
+) -> list[tuple[str, Mapping[str, Any]]]:
+    """Providers with their options, which stand beside them or in a list of their own."""
+    named = [providers] if isinstance(providers, str) else list(providers or ("CPUExecutionProvider",))
+    if options is not None and len(options) != len(named):
+        raise GuardError(f"{len(options)} provider options for {len(named)} providers", hint="give each its own")
+    found: list[tuple[str, Mapping[str, Any]]] = []
+    for place, each in enumerate(named):
+        name, own = (each, {}) if isinstance(each, str) else each
+        if name not in _DEVICES:
+            raise UnsupportedError(
+                f"there is no provider {name!r}{nearest(name, tuple(_DEVICES))}",
+                hint=f"there are {', '.join(_DEVICES)}",
+            )
+        found.append((name, {**own, **(options[place] if options else {})}))
+    return found
+
+
+def _idle(provider: str, options: Mapping[str, Any]) -> list[str]:
+    """The options of a provider that do nothing here."""
+    return [key for key in options if provider == "CPUExecutionProvider" or key != "device_id"]
+
+
+def _loaded(
+    source: Any, options: SessionOptions, providers: Sequence[tuple[str, Mapping[str, Any]]]
+) -> tuple[tuple[str, Mapping[str, Any]], OnnxFunction]:
     """The model on the first device that there is."""
-    known = [_device(each) for each in providers]
-    for n, (name, device) in enumerate(known):
+    for n, (name, own) in enumerate(providers):
         try:
+            device = _device(name, own)
             found = load(source, config=options.config, device=device, threads=options.intra_op_num_threads or None)
-            return name, found
+            return (name, own), found
         except NoDeviceError:
-            if n == len(known) - 1:
+            if n == len(providers) - 1:
                 raise
     raise UnsupportedError("no provider was named", hint=f"there are {', '.join(_DEVICES)}")
 
 
-def _device(provider: Provider) -> tuple[str, str]:
-    name, options = (provider, {}) if isinstance(provider, str) else provider
-    if name not in _DEVICES:
-        raise UnsupportedError(
-            f"there is no provider {name!r}{nearest(name, tuple(_DEVICES))}", hint=f"there are {', '.join(_DEVICES)}"
-        )
+def _device(name: str, options: Mapping[str, Any]) -> str:
     place = options.get("device_id")
-    return name, _DEVICES[name] if place is None or name == "CPUExecutionProvider" else f"{_DEVICES[name]}:{int(place)}"
+    return _DEVICES[name] if place is None or name == "CPUExecutionProvider" else f"{_DEVICES[name]}:{int(place)}"

@@ -22,17 +22,18 @@ from xdsl.dialects.builtin import ArrayAttr, StringAttr
 from xdsl.ir import SSAValue
 
 from weft.config import Config
-from weft.errors import ModelError, UnsupportedError
+from weft.errors import ModelError, UnsupportedError, WeftError
 from weft.frontends.onnx.checks import Verdict, combined
 from weft.frontends.onnx.import_nodes import Importer, NeedsElements, RunsOnHost, StageFull, Target, call_host
 from weft.frontends.onnx.model import Model, ValueType, free_names
-from weft.frontends.onnx.stage_functions import StageFunction, StageFunctions
+from weft.frontends.onnx.order_of_use import sort_by_use
+from weft.frontends.onnx.other_sizes import other_sizes
+from weft.frontends.onnx.stage_functions import Elsewhere, StageFunction, StageFunctions
 from weft.frontends.onnx.steps import HostCall, Source, State, Step
 from weft.frontends.onnx.stored_steps import Imported, StoredStep, StoredSteps
 from weft.frontends.onnx.values import Absent, Items, Known, Slot, Traced, Value
 from weft.ops.graph import FuncOp, GraphBuilder, ReturnOp
 from weft.runtime.collection import without_collection
-from weft.tile.text import print_program
 
 _KEPT = 256
 """Signatures that a state keeps steps for; the oldest goes first."""
@@ -54,8 +55,8 @@ class StagedProgram:
     def __post_init__(self) -> None:
         self._lock = threading.RLock()
         self._starts: dict[Any, State] = {}
-        is_open = any(_is_open(each.type) for each in self.model.graph.inputs)
-        self._functions = StageFunctions(self.config, self.device, self.threads, is_open)
+        self._open = any(_is_open(each.type) for each in self.model.graph.inputs)
+        self._functions = StageFunctions(self.config, self.device, self.threads, self._open)
         self._names = itertools.count()
         self._outputs = tuple(each.name for each in self.model.graph.outputs)
         kept = StoredSteps(self.model, self.config, self.device, self.threads)
@@ -79,9 +80,7 @@ class StagedProgram:
         """The results of the model, from a state on; `step` is what is done there, where that is known."""
         while True:
             step = step or self.step(state, slots)
-            made: Sequence[np.ndarray] = ()
-            if step.function is not None:
-                made = [_on_host(each) for each in step.function(*[slots[place] for place in step.arguments])]
+            made = step.made(slots)
             if step.verdict is not None:
                 step.verdict.raise_if(int(made[step.verdict.place]))
             if step.made_results is not None:
@@ -139,6 +138,7 @@ class StagedProgram:
         values = {name: _given(value, slots, state.by_value) for name, value in state.values.items()}
         pending = list(reversed(state.pending))
         importer = Importer(self.model.opsets, self.model.functions, self.fresh, values, pending, whole=self.whole)
+        importer.open = self._open
         importer.declare_arguments()
         host: RunsOnHost | None = None
         needed: Traced | Slot | None = None
@@ -158,20 +158,38 @@ class StagedProgram:
             if state.pending == tuple(reversed(importer.pending)):
                 raise UnsupportedError(f"{importer.pending[-1]} does not fit into one stage") from None
         if not importer.pending:
-            step, made = self._last(importer)
+            step, made = self._last(importer, lambda: self._elsewhere(state, slots))
             if kept is not None and importer.repeatable:
                 kept.keep_step(slots, state.structure, known_before, step.results, made, step.verdict, importer.tables)
             return step
         return self._cut(importer, host, needed)
 
-    def _last(self, importer: Importer) -> tuple[Step, Imported]:
+    def _elsewhere(self, state: State, slots: Sequence[np.ndarray]) -> tuple[FuncOp, Mapping[str, np.ndarray]] | None:
+        """The whole model imported at other sizes, with its constants, if it is one stage there."""
+        if state.structure is None or state.by_value:
+            return None
+        types = {each.name: each.type.shape for each in self.model.graph.inputs}
+        shapes = {value.place: types.get(name) for name, value in state.values.items() if isinstance(value, Slot)}
+        if sorted(shapes) != list(range(len(slots))):
+            return None
+        for arrays in other_sizes([shapes[place] for place in range(len(slots))], slots):
+            program = ImportedStages(self.model, replace(self.config, cache=False), checked=self.checked)
+            try:
+                step = program._step_for(State(state.pending, state.values), arrays)
+            except WeftError:  # sizes that the model does not take
+                continue
+            if step is not None and step.following is None and len(program.functions) == 1:
+                return program.functions[0]
+        return None
+
+    def _last(self, importer: Importer, elsewhere: Elsewhere) -> tuple[Step, Imported]:
         export = _Export(importer.target)
         if missing := [name for name in self._outputs if name not in importer.values]:
             raise ModelError(f"no node has made the output {missing[0]!r}, which the model gives")
         values = self._given_back(importer, [importer.values[name] for name in self._outputs])
         results = tuple(export.source(value) for value in values)
         verdict = self._verdict(importer, export)
-        made = self._compiled(importer.target, tuple(export.wanted))
+        made = self._compiled(importer.target, tuple(export.wanted), elsewhere)
         return Step(made.function, made.arguments, None, (), None, results, verdict), made
 
     def _given_back(self, importer: Importer, values: Sequence[Value]) -> Sequence[Value]:
@@ -201,7 +219,7 @@ class StagedProgram:
             source = export.source(needed)
             following.by_value |= {place for place, each in enumerate(carried) if each == source}
         verdict = self._verdict(importer, export)
-        made = self._compiled(importer.target, tuple(export.wanted))
+        made = self._compiled(importer.target, tuple(export.wanted), lambda: None)
         return Step(made.function, made.arguments, call, tuple(carried), following, verdict=verdict)
 
     def _verdict(self, importer: Importer, export: _Export) -> Verdict | None:
@@ -214,24 +232,37 @@ class StagedProgram:
             None if found is None else replace(found[1], place=export.wanted.setdefault(found[0], len(export.wanted)))
         )
 
-    def _compiled(self, target: Target, wanted: Sequence[SSAValue]) -> Imported:
+    def _compiled(self, target: Target, wanted: Sequence[SSAValue], elsewhere: Elsewhere) -> Imported:
         """The function that gives the values that are wanted of a stage, and the slots that it takes."""
         if not wanted:
             return Imported(None, ())
         function = target.function
         target.block.add_op(ReturnOp.make(wanted))
         arguments = _pruned(target)
+        if self._open:
+            arguments = sort_by_use(target.block, arguments)
         constants = {f"c{n}": each for n, each in enumerate(arguments) if isinstance(each, np.ndarray)}
         names = [f"c{n}" if isinstance(each, np.ndarray) else f"x{n}" for n, each in enumerate(arguments)]
         function.attributes["arg_names"] = ArrayAttr(StringAttr(name) for name in names)
-        text = print_program(function)
-        made = self._function(text, constants, function)
+        made = self._function(constants, function, elsewhere)
         slots = tuple(each for each in arguments if isinstance(each, int))
         return Imported(made.call, slots, made.text, made.constants)
 
-    def _function(self, text: str, constants: Mapping[str, np.ndarray], function: FuncOp) -> StageFunction:
+    def _function(self, constants: Mapping[str, np.ndarray], function: FuncOp, elsewhere: Elsewhere) -> StageFunction:
         """The compiled function of a stage."""
-        return self._functions.of(text, constants, function)
+        return self._functions.of(constants, function, elsewhere)
+
+
+class ImportedStages(StagedProgram):
+    """A model whose stages are kept as they were imported, and not compiled."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.functions: list[tuple[FuncOp, Mapping[str, np.ndarray]]] = []
+
+    def _function(self, constants: Mapping[str, np.ndarray], function: FuncOp, elsewhere: Elsewhere) -> StageFunction:
+        self.functions.append((function, constants))
+        return StageFunction(function, "", constants)
 
 
 def _pruned(target: Target) -> list[int | np.ndarray]:
@@ -344,7 +375,3 @@ def _own(result: Any) -> Any:
     if isinstance(result, list):
         return [_own(each) for each in result]
     return None if result is None else np.array(result)
-
-
-def _on_host(array: Any) -> np.ndarray:
-    return array if isinstance(array, np.ndarray) else array.numpy()

@@ -9,7 +9,7 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 
@@ -17,6 +17,8 @@ from weft.frontends.onnx.call import HostFunction
 from weft.frontends.onnx.checks import Verdict
 from weft.frontends.onnx.model import Node
 from weft.frontends.onnx.values import Absent, Known, Value
+from weft.runtime.array_function import ArrayFunction, are_plain
+from weft.runtime.launch_plan import LaunchPlan
 
 Source: TypeAlias = Known | Absent | tuple[str, Any]
 """Where a value of the next stage, or a result, comes from: `("slot", n)`, `("made", n)`, `("host", n)`, or items."""
@@ -42,6 +44,22 @@ class Step:
     following: State | None
     results: tuple[Source, ...] = ()
     verdict: Verdict | None = None
+    plans: list[LaunchPlan] = field(default_factory=list[LaunchPlan], compare=False)
+    """What is left of calls of the function, once one was made that is one launch."""
+
+    def made(self, slots: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
+        """What the function gives for the arrays of the step's signature."""
+        if self.function is None:
+            return ()
+        arrays = [slots[place] for place in self.arguments]
+        if self.plans and are_plain(arrays) and (found := self.plans[0](arrays)) is not None:
+            return found
+        given: object = self.function
+        made = [_on_host(each) for each in self.function(*arrays)]
+        if not self.plans and isinstance(given, ArrayFunction):
+            plan = cast("ArrayFunction[Any]", given).planned(arrays)
+            self.plans.extend([] if plan is None else [plan])
+        return made
 
     @cached_property
     def made_results(self) -> tuple[int, ...] | None:
@@ -65,6 +83,10 @@ class State:
     def key(self, slots: Sequence[np.ndarray]) -> Any:
         shapes = tuple((array.dtype, array.shape) for array in slots)
         return shapes, tuple((place, _elements(slots[place])) for place in sorted(self.by_value))
+
+
+def _on_host(value: Any) -> np.ndarray:
+    return value if isinstance(value, np.ndarray) else value.numpy()
 
 
 def _elements(array: np.ndarray) -> Any:

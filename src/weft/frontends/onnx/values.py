@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TypeAlias, TypeGuard
+from typing import Any, TypeAlias, TypeGuard
 
 import numpy as np
 from xdsl.ir import SSAValue
 
 from weft.frontends.onnx.dtypes import kernel_dtype
+from weft.frontends.onnx.model import Node
 
 
 @dataclass(frozen=True, eq=False)
@@ -17,6 +18,19 @@ class Known:
     """An array whose elements are known: initializers, constants, and what is computed of shapes."""
 
     array: np.ndarray
+    origin: Origin | None = None
+    """How it was computed of shapes, if it was."""
+
+
+@dataclass(frozen=True, eq=False)
+class Origin:
+    """A result of a node that shapes decide; the converter is None where the node tells a shape itself."""
+
+    node: Node
+    place: int
+    converter: Callable[..., Any] | None = None
+    inputs: tuple[Value, ...] = ()
+    version: int = 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,3 +86,17 @@ def has_kernels(value: Value) -> TypeGuard[Known | Slot | Traced]:
             return kernel_dtype(value.dtype) is not None
         case _:
             return isinstance(value, Traced)
+
+
+def arrays_in(value: Value) -> Any:
+    """The arrays of a value whose elements are known, in lists where there are sequences."""
+    if isinstance(value, Items):
+        return [arrays_in(each) for each in value.values]
+    return value.array if isinstance(value, Known) else None
+
+
+def replaced(value: Value, found: Mapping[SSAValue, np.ndarray]) -> Value:
+    """A value with arrays in the place of those of the graph."""
+    if isinstance(value, Items):
+        return Items(tuple(replaced(each, found) for each in value.values))
+    return Known(found[value.value]) if isinstance(value, Traced) else value

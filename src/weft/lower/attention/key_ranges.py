@@ -68,7 +68,9 @@ class MaskReader(Evaluator):
     def bounds(self) -> dict[str, Size]:
         return {**self.space, **{name: size for name, (_, size) in self.dynamic.items()}}
 
-    def load(self, value: SSAValue, address: Size, mask: Value | None, other: float | int | bool) -> Value:
+    def load(
+        self, value: SSAValue, address: Size, mask: Value | None, other: float | int | bool, inside: bool
+    ) -> Value:
         dtype = tensor_of(value.type).dtype
         if dtype.is_float or dtype == boolean or mask is not None:
             return _Unknown(dtype)

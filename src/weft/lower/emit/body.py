@@ -121,19 +121,21 @@ class KernelEmitter(Evaluator):
 
     # -- memory ----------------------------------------------------------------------------------------------------
 
-    def load(self, value: SSAValue, address: Size, mask: Value | None, other: float | int | bool) -> Value:
+    def load(
+        self, value: SSAValue, address: Size, mask: Value | None, other: float | int | bool, inside: bool
+    ) -> Value:
         dtype = tensor_of(value.type).dtype
         address = self.resolve(address)
         affine = self.affine(address)
         if affine is None or mask is not None:
-            return self._gather(value, dtype, address, mask, other)
+            return self._gather(value, dtype, address, mask, other, inside)
         attributes, operands, shape = self.access(*affine)
         type_ = tile.TileType.of(shape, register_dtype(dtype))
         op = tile.LoadOp.create(operands=[self.pointers[value], *operands], attributes=attributes, result_types=[type_])
         return TileValue(self.add(op), dtype)
 
     def _gather(
-        self, value: SSAValue, dtype: DType, address: Size, mask: Value | None, other: float | int | bool
+        self, value: SSAValue, dtype: DType, address: Size, mask: Value | None, other: float | int | bool, inside: bool
     ) -> Value:
         offsets = self.index_tile(address)
         shape = tile.tile_type(offsets.ssa).sizes
@@ -144,7 +146,7 @@ class KernelEmitter(Evaluator):
             shape = _broadcast(shape, tile.tile_type(mask.ssa).sizes)
         op = tile.GatherOp.create(
             operands=operands,
-            attributes={"other": to_attribute(other)},
+            attributes={"other": to_attribute(other), **({"inside": UnitAttr()} if inside else {})},
             result_types=[tile.TileType.of(shape, register_dtype(dtype))],
         )
         return TileValue(self.add(op), dtype)

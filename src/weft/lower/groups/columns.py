@@ -250,7 +250,7 @@ class GroupEmitter(KernelEmitter):
         Where tiles are held, what nothing beats is left at the last place, and all at the first if that is so for all.
         """
         held = self.schedule.holds and bool(self.blocked)
-        dtype = self._position_dtype() if held else i64
+        dtype = self._position_dtype()
         last = greatest(dtype)
         carried = [initial, self.spread(self.constant(last if held else -1, dtype))]
         with self.columns(carried) as state:
@@ -262,7 +262,7 @@ class GroupEmitter(KernelEmitter):
                 position = position * variable.size + variable.expr
             better = self.math("gt" if function == "max" else "lt", value, state[0])
             if not held:
-                better = self.math("or", better, self.math("lt", state[1], self.constant(0, i64)))
+                better = self.math("or", better, self.math("lt", state[1], self.constant(0, dtype)))
             if value.dtype.is_float:
                 fresh_nan = self.math("and", self.math("isnan", value), self.math("not", self.math("isnan", state[0])))
                 better = self.math("or", better, fresh_nan)
@@ -270,7 +270,7 @@ class GroupEmitter(KernelEmitter):
             state[1] = self._typed(self.where(better, self.position(position, dtype), state[1]))
         found, places = carried
         if not held:
-            return places
+            return self._typed(self.cast(places, i64))
         best = self._together(function, found)
         chosen = self.math("eq", found, best)
         if found.dtype.is_float:

@@ -54,7 +54,10 @@ class Evaluator:
     def bounds(self) -> dict[str, Size]:
         raise NotImplementedError
 
-    def load(self, value: SSAValue, address: Size, mask: Value | None, other: float | int | bool) -> Value:
+    def load(
+        self, value: SSAValue, address: Size, mask: Value | None, other: float | int | bool, inside: bool
+    ) -> Value:
+        """Read an operand. What is masked may be `inside`, where it can be read, in any case."""
         raise NotImplementedError
 
     def reduce(self, op: Reduction, index: Sequence[Size], operands: Sequence[Source]) -> Value:
@@ -78,7 +81,8 @@ class Evaluator:
                 return self.refuse(reason, operand.tensor.dtype)
             return self._as_kept(operand.value, result)
         if operand.value in self.layouts:
-            result = self.load(operand.value, self.layouts[operand.value].address(index), within, other)
+            always = within is not None and self._is_inside(index, operand.tensor.shape)
+            result = self.load(operand.value, self.layouts[operand.value].address(index), within, other, always)
         else:
             outer, self.reading = self.reading, within
             result = self._as_kept(operand.value, self.evaluate(operand.value, index))
@@ -87,6 +91,14 @@ class Evaluator:
                 result = self.where(mask, result, self.constant(other, result.dtype))
         self.scopes[-1][key] = result
         return result
+
+    def _is_inside(self, index: Sequence[Size], shape: Sequence[Size]) -> bool:
+        """Whether an index is one of a tensor's, and the tensor has elements, whatever masks say."""
+        bounds = self.bounds()
+        return all(
+            isinstance(size, int) and size > 0 and is_nonnegative(position, bounds)
+            for position, size in zip(index, shape, strict=True)
+        ) and all(is_nonnegative(size - 1 - position, bounds) for position, size in zip(index, shape, strict=True))
 
     def _as_kept(self, value: SSAValue, result: Value) -> Value:
         """A result that is stored, too, is to the ops after it what is stored: what a caller sees is consistent."""
@@ -179,11 +191,15 @@ class Loaded(Dummy):
 
 @dataclass(frozen=True)
 class Address:
-    """A recorded address; `store` and `position` say what it is for."""
+    """A recorded address; `store` and `position` say what it is for.
+
+    Of a `looked_up` one the kernel computes where it is, from data or from positions.
+    """
 
     expr: Size
     purpose: str
     bytes: int = 4
+    looked_up: bool = False
 
 
 @dataclass
@@ -202,9 +218,12 @@ class AddressRecorder(Evaluator):
     def bounds(self) -> dict[str, Size]:
         return self.space | {name: size for name, (_, size) in self.dynamic.items()}
 
-    def load(self, value: SSAValue, address: Size, mask: Value | None, other: float | int | bool) -> Value:
-        tensor = tensor_of(value.type)
-        self.addresses.append(Address(simplify(address, self.bounds()), "load", tensor.dtype.bytes))
+    def load(
+        self, value: SSAValue, address: Size, mask: Value | None, other: float | int | bool, inside: bool
+    ) -> Value:
+        tensor, place = tensor_of(value.type), simplify(address, self.bounds())
+        looked_up = bool(symbols_of(place) & self.dynamic.keys())
+        self.addresses.append(Address(place, "load", tensor.dtype.bytes, looked_up))
         return Loaded(tensor.dtype)
 
     def constant(self, value: float | int | bool, dtype: DType) -> Value:

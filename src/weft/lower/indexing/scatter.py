@@ -7,9 +7,9 @@
                                                if %i[c0] is in this program's eighth of V } }
 
 Updates that may meet in one place run in order, in one program. Dimensions of the updates that are dimensions of the
-result keep them apart. Where such a dimension is a long row, each program looks at all indices and takes those of its
-part of the result, which it first copies by itself; otherwise these dimensions are the grid. Sums and matmuls of
-narrow floats are made in f32, in scratch memory, and rounded once.
+result keep them apart. Where such a dimension is a long row with one index, each program looks at all indices and takes
+those of its part of the result, which it first copies by itself; otherwise these dimensions are the grid. Sums and
+matmuls of narrow floats are made in f32, in scratch memory, and rounded once.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from weft.lower.emit.body import KernelEmitter, TileValue
 from weft.lower.emit.frame import KernelFrame
 from weft.lower.emit.kernel import Kernel, group_symbols
 from weft.lower.groups.kernels import lower_group, try_lower_group
-from weft.lower.index_space.domain import Domain
+from weft.lower.index_space.domain import Domain, Run
 from weft.lower.index_space.evaluate import Address, AddressRecorder, Source
 from weft.lower.lowered import Argument, KernelCall, Lowered, anchor_of
 from weft.lower.machine import Machine
@@ -200,18 +200,27 @@ class _Walk:
         return [*recorder.addresses, Address(address, "store", dtype.bytes)]
 
     def in_runs(self) -> list[Address]:
+        return self._by_runs(self.record())
+
+    def _by_runs(self, addresses: Sequence[Address]) -> list[Address]:
         domain = self.domain
         return [
-            replace(address, expr=simplify(domain.in_runs(address.expr), domain.run_bounds))
-            for address in self.record()
+            replace(address, expr=simplify(domain.in_runs(address.expr), domain.run_bounds)) for address in addresses
         ]
+
+    def _moves_whole(self, run: Run) -> bool:
+        """Whether data says once for all of a run where its updates go."""
+        recorder = AddressRecorder(self.problem.layouts, space=self.domain.bounds, columns=self.domain.column_index)
+        self.problem.target(recorder, self.index)
+        read = self._by_runs(recorder.addresses)
+        return self.is_computed and not any(run.name in symbols_of(address.expr) for address in read)
 
     def schedule(self) -> Schedule:
         domain, addresses = self.domain, self.in_runs()
         best = max(reversed(domain.row_runs), key=lambda run: contiguous_bytes(run, addresses), default=None)
         if best is None or not contiguous_bytes(best, addresses):
             return Schedule("scatter", "", 1)
-        if self.is_computed and isinstance(best.size, int) and _LEAST_ROW <= best.size <= _MOST_ROW:
+        if isinstance(best.size, int) and _LEAST_ROW <= best.size <= _MOST_ROW and self._moves_whole(best):
             return Schedule("scatter", best.name, best.size, "part", _PARTS)
         return Schedule("scatter", best.name, lanes_of(best.size, self.problem.machine))
 

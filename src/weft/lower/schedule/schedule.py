@@ -18,7 +18,9 @@ from weft.ir.types import DType
 from weft.lower.index_space.domain import Domain, Run
 from weft.lower.index_space.evaluate import Address
 from weft.lower.machine import CPU, Machine
+from weft.lower.schedule.capacities import known_product
 from weft.lower.schedule.dot_blocks import even_blocks
+from weft.lower.schedule.shared_places import shared_places
 from weft.ops.graph import GroupOp
 from weft.ops.matmul.attention import WIDEST_HEAD
 from weft.passes.grouping.build_groups import SCHEDULE
@@ -318,12 +320,15 @@ def choose_schedule(
     scores = {run.name: contiguous_bytes(run, addresses) for run in runs}
     if not domain.column_runs:
         vector = max(reversed(domain.row_runs), key=lambda run: scores[run.name])
-        return _pointwise(domain, vector, machine)
+        return _pointwise(domain, vector, addresses, machine)
     if window and not indexed and (taps := _taps(domain, addresses, machine)) is not None:
         return taps
     # What is the same for a whole row is read or written once for all its columns: it does not count.
     columns = {run.name for run in domain.column_runs}
     inner = [address for address in addresses if symbols_of(address.expr) & columns]
+    # Nor does what is the same for all rows, which stays in cache, where there is more to read.
+    rows = {run.name for run in domain.row_runs}
+    inner = [address for address in inner if symbols_of(address.expr) & rows] or inner
     scores = {run.name: contiguous_bytes(run, inner) for run in runs}
     innermost = domain.column_runs[-1]
     row = max(reversed(domain.row_runs), key=lambda run: scores[run.name], default=None)
@@ -334,7 +339,7 @@ def choose_schedule(
         side = max(reversed(domain.row_runs), key=lambda run: contiguous_bytes(run, addresses), default=None)
         if side is not None and contiguous_bytes(side, addresses):
             return Schedule("lanes", side.name, lanes_of(side.size, machine))
-    total = _known_product(domain.column_runs)
+    total = known_product(run.size for run in domain.column_runs)
     if total is not None and 0 < total <= machine.row_elements and len(domain.column_runs) <= (1 if indexed else 2):
         assert isinstance(innermost.size, int)
         return Schedule("rows", innermost.name, innermost.size)
@@ -343,10 +348,12 @@ def choose_schedule(
     return Schedule("stream", innermost.name, _capacity(innermost.size, machine.tile_elements))
 
 
-def _pointwise(domain: Domain, vector: Run, machine: Machine) -> Schedule:
+def _pointwise(domain: Domain, vector: Run, addresses: Sequence[Address], machine: Machine) -> Schedule:
     most = machine.tile_elements
     capacity = _capacity(vector.size, most)
     others = [run for run in domain.row_runs if run is not vector]
+    if others and (sides := shared_places(vector, others[-1], addresses, machine)) is not None:
+        return Schedule("pointwise", vector.name, sides[1], others[-1].name, sides[0])
     if others and isinstance(vector.size, int) and capacity == vector.size and capacity * 2 <= most:
         outer = others[-1]
         return Schedule("pointwise", vector.name, capacity, outer.name, _capacity(outer.size, max(1, most // capacity)))
@@ -355,7 +362,7 @@ def _pointwise(domain: Domain, vector: Run, machine: Machine) -> Schedule:
 
 def _taps(domain: Domain, addresses: Sequence[Address], machine: Machine) -> Schedule | None:
     """The schedule of windows over channels that lie side by side, all of which are inside or outside together."""
-    total = _known_product(domain.column_runs)
+    total = known_product(run.size for run in domain.column_runs)
     if total is None or not 0 < total <= MOST_TAPS or not domain.row_runs:
         return None
     vector = max(reversed(domain.row_runs), key=lambda run: contiguous_bytes(run, addresses))
@@ -365,7 +372,7 @@ def _taps(domain: Domain, addresses: Sequence[Address], machine: Machine) -> Sch
             return None
     if not contiguous_bytes(vector, addresses):
         return None
-    return replace(_pointwise(domain, vector, machine), mode="taps")
+    return replace(_pointwise(domain, vector, addresses, machine), mode="taps")
 
 
 def contiguous_bytes(run: Run, addresses: Sequence[Address]) -> int:
@@ -389,12 +396,3 @@ def lanes_of(size: Size, machine: Machine) -> int:
     if size <= machine.lanes:
         return max(size, 1)
     return next((n for n in range(machine.lanes, 15, -16) if size % n == 0), machine.lanes)
-
-
-def _known_product(runs: Sequence[Run]) -> int | None:
-    total = 1
-    for run in runs:
-        if not isinstance(run.size, int):
-            return None
-        total *= run.size
-    return total

@@ -37,6 +37,7 @@ from weft.testing.bench.benchmark import (
     first_call,
     interleave,
     quantized_contenders,
+    seconds_on_host,
 )
 from weft.testing.bench.compile_clock import compile_clock
 
@@ -176,7 +177,12 @@ class Started:
         return {name: self.calls[name] for name in self.race.first_calls}
 
 
-def run_case(case: Case, limits: Limits | None = None, progress: Progress | None = None) -> CaseResult:
+def run_case(
+    case: Case,
+    limits: Limits | None = None,
+    progress: Progress | None = None,
+    seconds_of: Callable[[Call], float] = seconds_on_host,
+) -> CaseResult:
     """Build the case, let each contender make its first call, compare what they return, and measure them in turns."""
     torch.compiler.reset()
     gc.collect()  # a case holds up to a gigabyte; what the last one held goes first
@@ -191,7 +197,7 @@ def run_case(case: Case, limits: Limits | None = None, progress: Progress | None
         if cosine is not None and not cosine >= LEAST_COSINE:
             wrong[WEFT] = f"has a cosine of {cosine:.5f} to f32, which is less than {LEAST_COSINE}"
         started.outputs.clear()
-        race = interleave(started.able, limits, progress, started.race)
+        race = interleave(started.able, limits, progress, started.race, seconds_of)
     uncompiled = next((record.error for record in records if record.error is not None), None)
     fallbacks = sum(len(record.fallbacks) for record in records)
     return CaseResult(case.suite, case.name, race, started.backend_seconds, wrong, uncompiled, fallbacks, cosine)

@@ -24,7 +24,7 @@ class Kind:
     read: Callable[[dict[str, Any]], Case]
 
 
-NAMES = ("torch", "graph", "triton", "nnsmith", "onnx")
+NAMES = ("torch", "module", "graph", "triton", "nnsmith", "onnx")
 
 
 def backend_of(kind: str, name: str) -> Any:
@@ -48,6 +48,12 @@ def kind_named(name: str) -> Kind:
         from weft.testing.fuzz.torch_programs import draw_case
 
         return Kind(draw_case, judge, shrink, TorchCase.from_json)
+    if name == "module":
+        from weft.testing.fuzz.module_case import ModuleCase
+        from weft.testing.fuzz.module_judge import judge_module, shrink_module
+        from weft.testing.fuzz.module_programs import draw_module
+
+        return Kind(draw_module, judge_module, shrink_module, ModuleCase.from_json)
     if name == "graph":
         from weft.testing.fuzz.graph_judge import judge_graph, shrink_graph
         from weft.testing.fuzz.graph_programs import GraphCase, draw_graph

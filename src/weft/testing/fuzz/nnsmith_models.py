@@ -27,7 +27,7 @@ from torch import Tensor
 from weft.errors import WeftError
 from weft.testing.comparison import widen
 from weft.testing.fuzz.noise import RoundingNoise
-from weft.testing.fuzz.torch_judge import SEED, Backend, Result, compiled, judge_runs, result_of
+from weft.testing.fuzz.torch_judge import SEED, Backend, Result, Runs, compiled, judge_runs, result_of
 from weft.testing.fuzz.verdict import Verdict
 
 ELEMENTS = 2**12
@@ -136,7 +136,7 @@ def described(case: NnsmithCase) -> list[str]:
 
 
 @dataclass(frozen=True)
-class ModelRuns:
+class ModelRuns(Runs):
     """A model on inputs of its seed."""
 
     case: NnsmithCase

@@ -43,6 +43,11 @@ Result = dict[str, Any]
 class Runs(Protocol):
     """A program that can be run in several ways; each gives results up to the first call that raises, and the error."""
 
+    @property
+    def narrow(self) -> torch.dtype:
+        """The narrowest floats that it computes with, as far as no result shows them."""
+        return torch.float64
+
     def run(
         self, backend: Backend = None, *, wide: bool = False, only: int | None = None, noise: int = 0
     ) -> tuple[list[Result], Exception | None]:
@@ -142,7 +147,7 @@ def _compared(runs: Runs, number: int, found: Result, expected: Result) -> Compa
     except (ValueError, RuntimeError):
         return close
     floats = [leaf.dtype for leaf in _leaves(expected) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
-    coarsest = max((torch.finfo(dtype).eps for dtype in floats), default=0.0)
+    coarsest = max(torch.finfo(dtype).eps for dtype in (*floats, runs.narrow))
     return Comparison(tuple(b if _acquits(b, coarsest) else a for a, b in zip(close.leaves, wide.leaves, strict=True)))
 
 
@@ -206,7 +211,7 @@ def _leaves(result: Result) -> list[Any]:
 
 
 @dataclass(frozen=True)
-class TorchRuns:
+class TorchRuns(Runs):
     """A case, whose inputs are made anew for each run."""
 
     case: TorchCase
@@ -241,7 +246,7 @@ class TorchRuns:
                 if weighted and backend is not None:
                     call, weighted = compiled(_with_weight(program, given), backend, case.mode, case.dynamic), False
                 torch.manual_seed(SEED)
-                with _grad_mode(case.mode), mode:
+                with grad_mode(case.mode), mode:
                     results.append(result_of(call, given, draw.leaves, case.mode))
         except Exception as error:  # whatever it is, it is the answer
             return results, error
@@ -283,7 +288,7 @@ def _with_weight(program: Callable[..., Any], given: Sequence[Tensor]) -> Callab
 
 
 @contextlib.contextmanager
-def _grad_mode(mode: Mode) -> Generator[None]:
+def grad_mode(mode: Mode) -> Generator[None]:
     if mode == "inference_mode":
         with torch.inference_mode():
             yield
@@ -299,30 +304,30 @@ def result_of(call: Callable[..., Any], given: Sequence[Tensor], leaves: Sequenc
     wanted = [each for each in outputs if isinstance(each, Tensor) and each.requires_grad]
     if mode == "train" and wanted and leaves:
         generator = torch.Generator().manual_seed(SEED)
-        cotangents = [_cotangent(each, generator) for each in wanted]
+        cotangents = [cotangent(each, generator) for each in wanted]
         gradients = list(torch.autograd.grad(wanted, list(leaves), cotangents, allow_unused=True))
-    shared = _shared([*outputs, *given])
+    shared = sharing([*outputs, *given])
     return {
-        "outputs": [_kept(each) for each in outputs],
-        "inputs": [_kept(each) for each in given],
-        "gradients": [_kept(each) for each in gradients],
+        "outputs": [kept(each) for each in outputs],
+        "inputs": [kept(each) for each in given],
+        "gradients": [kept(each) for each in gradients],
         "shared": shared,
     }
 
 
-def _cotangent(like: Tensor, generator: torch.Generator) -> Tensor:
+def cotangent(like: Tensor, generator: torch.Generator) -> Tensor:
     """Random numbers that every float type holds exactly."""
     shape = (*like.shape, 2) if like.is_complex() else like.shape
     drawn = torch.randn(shape, generator=generator, dtype=torch.float32).bfloat16().double()
     return (torch.view_as_complex(drawn) if like.is_complex() else drawn).to(like.device, like.dtype)
 
 
-def _kept(value: Any) -> Any:
+def kept(value: Any) -> Any:
     """A result as it is now: later calls may change what it is a view of."""
     return value.detach().clone() if isinstance(value, Tensor) else value
 
 
-def _shared(tensors: Sequence[Any]) -> frozenset[tuple[int, int]]:
+def sharing(tensors: Sequence[Any]) -> frozenset[tuple[int, int]]:
     """The pairs of places whose tensors share memory; one without elements has none, whatever it is a view of."""
     memory = [
         each.untyped_storage().data_ptr() if isinstance(each, Tensor) and each.layout == torch.strided else 0

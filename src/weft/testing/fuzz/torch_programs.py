@@ -54,6 +54,8 @@ class Drawing:
     sizes: dict[str, int]
     train: bool
     scope: dict[str, Any] = field(default_factory=dict[str, Any])
+    names: dict[str, Any] = field(default_factory=lambda: {"torch": torch, "F": torch.nn.functional})
+    """What lines may name beside their values."""
     exact: set[str] = field(default_factory=set[str])
     """Names of values that no rounding has touched: only those are compared, rounded and sorted."""
     inputs: list[str] = field(default_factory=list[str])
@@ -136,7 +138,7 @@ class Drawing:
         """Run a line in eager; keep it where it does what one can compare."""
         before = dict(self.scope)
         try:
-            exec(text, {"torch": torch, "F": torch.nn.functional}, self.scope)
+            exec(text, dict(self.names), self.scope)
         except Exception:  # eager refuses it: another line, then
             self.scope = before
             return False
@@ -177,7 +179,7 @@ def draw_case(seed: int, device: str = "cpu") -> TorchCase:
     assert torch_forms and torch_view_forms
     rng = random.Random(seed)
     mode: Mode = rng.choices(MODES, (4, 1, 1, 4, 1))[0]
-    sizes = {name: _drawn_size(rng) for name in "ABC"}
+    sizes = {name: drawn_size(rng) for name in "ABC"}
     drawing = Drawing(rng, sizes, mode == "train")
     with warnings.catch_warnings(), torch.random.fork_rng(), torch.set_grad_enabled(mode in ("grad", "train")):
         warnings.simplefilter("ignore")
@@ -187,13 +189,13 @@ def draw_case(seed: int, device: str = "cpu") -> TorchCase:
         weights = [weight for weight, _ in FORMS]
         while len(drawing.body) < wanted and tries < 6 * wanted + 10:
             tries += 1
-            _draw_line(drawing, rng.choices(forms, weights)[0])
-    outputs = _chosen_outputs(drawing)
+            draw_line(drawing, rng.choices(forms, weights)[0])
+    outputs = chosen_outputs(drawing)
     case = TorchCase(
         tuple(drawing.inputs),
         tuple(drawing.body),
         outputs,
-        _drawn_calls(rng, sizes, mode),
+        drawn_calls(rng, sizes, mode),
         mode,
         rng.choice((None, None, None, True, False)),
         seed,
@@ -202,15 +204,15 @@ def draw_case(seed: int, device: str = "cpu") -> TorchCase:
     return case.live() if rng.random() < 0.8 else case
 
 
-def _drawn_size(rng: random.Random) -> int:
+def drawn_size(rng: random.Random) -> int:
     chance = rng.random()
     return 0 if chance < 0.03 else 1 if chance < 0.12 else rng.choice(SIZES)
 
 
-def _drawn_calls(rng: random.Random, sizes: dict[str, int], mode: Mode) -> tuple[dict[str, int], ...]:
+def drawn_calls(rng: random.Random, sizes: dict[str, int], mode: Mode) -> tuple[dict[str, int], ...]:
     calls = [dict(sizes)]
     while len(calls) < 4 and rng.random() < 0.35 and mode != "freeze":
-        others = {name: _drawn_size(rng) if rng.random() < 0.5 else size for name, size in sizes.items()}
+        others = {name: drawn_size(rng) if rng.random() < 0.5 else size for name, size in sizes.items()}
         calls.append({**others, **({"layout": rng.randrange(3)} if rng.random() < 0.5 else {})})
     return tuple(calls)
 
@@ -256,7 +258,7 @@ def _drawn_input(drawing: Drawing) -> str:
     return text
 
 
-def _draw_line(drawing: Drawing, function: Form) -> None:
+def draw_line(drawing: Drawing, function: Form) -> None:
     drawing.inexact = False
     try:
         text = function(drawing)
@@ -271,7 +273,7 @@ def _draw_line(drawing: Drawing, function: Form) -> None:
         drawing.body.append(text)
 
 
-def _chosen_outputs(drawing: Drawing) -> tuple[str, ...]:
+def chosen_outputs(drawing: Drawing) -> tuple[str, ...]:
     made = [name for name in drawing.scope if name.startswith("v")]
     chosen = [name for name in made if drawing.rng.random() < 0.4]
     if made and made[-1] not in chosen:

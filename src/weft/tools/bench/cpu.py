@@ -47,6 +47,7 @@ class Request:
     into: Path | None = None
     shard: str | None = None
     budget: float = float("inf")
+    processor_time: bool = False
 
     def wants(self, name: str) -> bool:
         return not self.cases or any(fnmatchcase(name, pattern) for pattern in self.cases)
@@ -75,6 +76,8 @@ def bench_cpu(terminal: Terminal, request: Request) -> None:
             keep_to_cores(request.threads)
         cases, models, weighed = (part(each, shard) for each in _chosen(request))
         results = Results(machine(torch.get_num_threads()))
+        if request.processor_time:
+            results.machine += "; seconds of all threads"
         if cpp_compiler() is None:
             results.left_out.append("Inductor: there is no C++ compiler (g++, or what $CXX names)")
         if any(case.exported for case in cases) and (missing := missing_packages()):
@@ -149,18 +152,19 @@ def _chosen(request: Request) -> tuple[list[Case], list[str], list[str]]:
 
 
 def _measured(terminal: Terminal, cases: Sequence[Case], request: Request) -> list[CaseResult]:
-    from weft.testing.bench.benchmark import Limits
+    from weft.testing.bench.benchmark import Limits, processor_seconds, seconds_on_host
     from weft.testing.bench.benchmark_case import run_case
     from weft.tools.bench.report import line
 
     limits = Limits(request.rounds, min(request.rounds, Limits().least), request.seconds)
+    clock = processor_seconds if request.processor_time else seconds_on_host
     results: list[CaseResult] = []
     start = time.monotonic()
     for number, case in enumerate(cases, 1):
         if time.monotonic() - start > request.budget:
             break
         with watching(terminal, f"{number}/{len(cases)} {case.suite} {case.name}") as watcher:
-            results.append(run_case(case, limits, watcher.say))
+            results.append(run_case(case, limits, watcher.say, clock))
             watcher.done(line(results[-1]))
     return results
 

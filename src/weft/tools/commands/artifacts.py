@@ -24,7 +24,8 @@ def compile_command(
     weights: Annotated[Path | None, typer.Option(help="The constants of graph text: .npz or .safetensors.")] = None,
     function: Annotated[str | None, typer.Option(help="Which function of graph text with several.")] = None,
     size: Annotated[
-        list[str] | None, typer.Option(help="A size that an ONNX model leaves open: `batch=1`; may be repeated.")
+        list[str] | None,
+        typer.Option(help="A size that an ONNX model leaves open: `batch=1`, `batch=2..64`; may be repeated."),
     ] = None,
     license: Annotated[str, typer.Option(help="The model's licence, which the file then states.")] = "",
     sign: Annotated[Path | None, typer.Option(help="A secret key to sign with: 64 hexadecimal digits.")] = None,

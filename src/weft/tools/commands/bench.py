@@ -98,6 +98,9 @@ def bench_cpu(
     budget: Budget = float("inf"),
     reports: Annotated[Path, typer.Option(help="Where charts and tables go.")] = Path("reports"),
     into: Annotated[Path | None, typer.Option(help="A text with marks for tables: `<!-- bench models -->`.")] = None,
+    processor_time: Annotated[
+        bool, typer.Option("--processor-time", help="Seconds of all threads, for a machine that others use, too.")
+    ] = False,
     json: Json = False,
 ) -> None:
     """Eager, Inductor and Weft on operators, models, training steps; and how long compiling takes."""
@@ -107,7 +110,7 @@ def bench_cpu(
     terminal = Terminal(json=json)
     with terminal.reporting_errors():
         chosen = tuple(suite or SUITES), tuple(case or ())
-        asked = Request(*chosen, threads, rounds, seconds, repeats, reports, into, shard, budget)
+        asked = Request(*chosen, threads, rounds, seconds, repeats, reports, into, shard, budget, processor_time)
         run(terminal, asked)
 
 

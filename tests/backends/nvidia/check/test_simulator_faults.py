@@ -12,6 +12,7 @@ from xdsl.dialects.builtin import StringAttr
 from xdsl.ir import Block, Operation, Region
 
 import weft.ops  # noqa: F401  (fills the registry)
+from weft.backends.nvidia.check import simulator
 from weft.backends.nvidia.check.simulator import simulate
 from weft.backends.nvidia.check.simulator_layouts import CoverageError
 from weft.backends.nvidia.check.simulator_memory import AccessLog, RaceError, SharedMemory, SharedMemoryError
@@ -232,6 +233,40 @@ def test_what_a_loop_was_never_given_is_poison() -> None:
     annotated, launch = annotate(op, target_named("sm_90a"))
     with pytest.raises(PoisonError, match=r"tile.store .* writes what is not defined"):
         simulate(annotated, [np.zeros(8, np.float32), np.zeros(8, np.float32)], [], launch.shared)
+
+
+def test_what_a_loop_does_not_keep_is_poison(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A loop adds 5 elements to a tile of 8, of which all are stored: the last ones have to stay as they were."""
+    block = Block(arg_types=[tile.PointerType(element_type(f32))] * 2)
+    sizes = {"offset": tile.Sizes((0,)), "strides": tile.Sizes((1,))}
+    type_ = tile.TileType.of([8], f32)
+    first = tile.ConstantOp.make(3.0, type_)
+    loop = tile.ForOp.make(tile.Sizes((0, 2, 1)), [], [first.out])
+    load = tile.LoadOp.create(
+        operands=[block.args[0]], attributes={**sizes, "extents": tile.Sizes((5,))}, result_types=[type_]
+    )
+    total = tile.MapOp.create(
+        operands=[loop.block.args[1], load.out], attributes={"function": StringAttr("add")}, result_types=[type_]
+    )
+    loop.block.add_ops([load, total, tile.YieldOp.create(operands=[total.out])])
+    store = tile.StoreOp.create(
+        operands=[loop.results[0], block.args[1]], attributes={**sizes, "extents": tile.Sizes((8,))}
+    )
+    block.add_ops([first, loop, store, tile.ReturnOp.create()])
+    op = tile.KernelOp.create(
+        attributes={"sym_name": StringAttr("carried"), "grid": tile.Sizes((1,))}, regions=[Region(block)]
+    )
+    annotated, launch = annotate(op, target_named("sm_90a"))
+    x, y = np.arange(8, dtype=np.float32), np.zeros(8, np.float32)
+    simulate(annotated, [x, y], [], launch.shared)
+    np.testing.assert_array_equal(y, [3, 5, 7, 9, 11, 3, 3, 3])
+
+    def nothing(*_: Any) -> set[int]:
+        return set()
+
+    monkeypatch.setattr(simulator, "kept_axes", nothing)
+    with pytest.raises(PoisonError, match=r"tile.store .* writes what is not defined"):
+        simulate(annotated, [x, y], [], launch.shared)
 
 
 def test_programs_that_write_to_the_same_place() -> None:

@@ -15,7 +15,7 @@ from weft.backends.nvidia.check.simulator_memory import SimulationError
 from weft.backends.nvidia.check.warp_protocol import protocol_of
 from weft.backends.nvidia.ir.dynamic_tile_scheduler import DYNAMIC
 from weft.backends.nvidia.target import target_named
-from weft.ir.types import Tensor, bf16, boolean, f32, i32, i64
+from weft.ir.types import DType, Tensor, bf16, boolean, f32, i32, i64
 from weft.lower.machine import gpu_machine
 from weft.ops.base import REGISTRY
 from weft.pipelines import annotate, compile_kernels
@@ -157,14 +157,29 @@ def test_blocks_that_no_row_sees_are_skipped() -> None:
     assert copies(masked(window_and_first, rows, rows, 128, op="attention_with_lse")) == heads * sum(with_first)
 
 
-@needs_ptxas
-@pytest.mark.parametrize("name", MASKS)
-@pytest.mark.parametrize("width", [64, 128])
-def test_masked_attention_assembles_without_spills(name: str, width: int) -> None:
-    *_, call = masked(MASKS[name], 4096, 4096, width, heads=32).lowered.calls
+def assert_no_spills(trial: Trial) -> None:
+    *_, call = trial.lowered.calls
     found = assemble(compile_kernels({"attention": call.kernel.op}, TARGET).ptx, TARGET.arch)
     assert not found.error and not found.advice
     assert found.kernels["attention"].spilled == 0
+
+
+@needs_ptxas
+@pytest.mark.parametrize("name", MASKS)
+@pytest.mark.parametrize(("rows", "width"), [(4096, 64), (4096, 128), (4000, 128)])
+def test_masked_attention_assembles_without_spills(name: str, rows: int, width: int) -> None:
+    assert_no_spills(masked(MASKS[name], rows, rows, width, heads=32))
+
+
+@needs_ptxas
+@pytest.mark.parametrize(("dtype", "width"), [(boolean, 96), (boolean, 256), (bf16, 128), (bf16, 192)])
+def test_masks_in_memory_beside_odd_rows_need_no_second_accumulator(dtype: DType, width: int) -> None:
+    query, mask = Tensor(bf16, (1, 64, 4000, width)), Tensor(dtype, (1, 1, 4000, 4000))
+
+    def body(b: Any, *operands: SSAValue) -> Any:
+        return b.emit("attention", *operands, causal=False, scale=width**-0.5)
+
+    assert_no_spills(Trial.of(group_of([query, query, query, mask], body), "attention", gpu_machine()))
 
 
 @pytest.mark.parametrize(("name", "drawn"), [("window", True), ("window_and_first", True), ("every_other", False)])

@@ -84,3 +84,17 @@ def test_a_batch_of_matrices_that_are_long_by_themselves_is_computed_at_once() -
     columns = torch.randn(2, 2, (1 << 21) + 8)
     solve = torch.compile(lambda *given: torch.linalg.lu_solve(*given), backend="weft", options={"cache": False})
     torch.testing.assert_close(solve(factors, pivots, columns), torch.linalg.lu_solve(factors, pivots, columns))
+
+
+@pytest.mark.parametrize("left", [True, False])
+def test_solutions_of_a_long_batch_lie_in_memory_as_eager_has_them(left: bool) -> None:
+    factors, pivots = torch.linalg.lu_factor(torch.rand(LINES, 2, 2) + 2 * torch.eye(2))
+    b = torch.rand(LINES, 2, 2)
+
+    def solve(*given: torch.Tensor) -> torch.Tensor:
+        return torch.linalg.lu_solve(*given, left=left)
+
+    found = torch.compile(solve, backend="weft", dynamic=False)(factors, pivots, b)
+    expected = solve(factors, pivots, b)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    assert found.stride() == expected.stride()

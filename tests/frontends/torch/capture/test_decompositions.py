@@ -51,3 +51,24 @@ def test_parts_of_complex_numbers_that_are_no_numbers_are_replaced() -> None:
     compiled = torch.compile(replaced, backend="weft", fullgraph=True)
     torch.testing.assert_close(compiled(x), replaced(x))
     torch.testing.assert_close(compiled(x.imag), replaced(x.imag))
+
+
+@pytest.mark.parametrize("norm_type", [1.0, 2.0, 3.5, float("inf")])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_rows_that_are_read_are_made_shorter_in_the_weight(norm_type: float, dtype: torch.dtype) -> None:
+    def read(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return F.embedding(x, weight, padding_idx=1, max_norm=1.0, norm_type=norm_type) * 2
+
+    x = torch.tensor([[3, 3, 0], [1, 7, 8]])
+    start = torch.randn(9, 5).to(dtype) * torch.linspace(0.05, 2, 9)[:, None].to(dtype)
+    found: list[Any] = []
+    for call in (torch.compile(read, backend="weft", options={"strict": True, "cache": False}), read):
+        weight = start.clone().requires_grad_()
+        result = call(x, weight)
+        (gradient,) = torch.autograd.grad(result.square().sum(), weight)
+        found.append((result.detach(), weight.detach(), gradient))
+    torch.testing.assert_close(*found)
+    kept = [row for row in range(9) if row not in x]
+    assert torch.equal(found[0][1][kept], start[kept]), "what nobody reads stays as it is"
+    with torch.no_grad(), pytest.raises((IndexError, RuntimeError)):
+        torch.compile(read, backend="weft", options={"cache": False})(x + 1, start.clone())

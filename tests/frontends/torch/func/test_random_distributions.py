@@ -68,3 +68,25 @@ def test_distributions_are_theirs() -> None:
     assert abs(float(drawn.mean()) - 1 / 0.3) < 0.03 and float(drawn.min()) == 1
     drawn = weft.vmap(lambda x: x.clone().cauchy_(2.0, 3.0), randomness="different")(x)
     assert abs(float(drawn.median()) - 2) < 0.05 and abs(float(drawn.quantile(0.75)) - 5) < 0.1
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_numbers_of_16_bits_are_below_one(dtype: torch.dtype) -> None:
+    """Rounded to 16 bits, numbers just below 1 are 1, and what is exponentially distributed was infinite."""
+    x = torch.zeros(2, 20_000, dtype=dtype)
+    assert weft.vmap(torch.rand_like, randomness="different")(x).max() < 1
+    waited = weft.vmap(lambda x: x.clone().exponential_(), randomness="different")(x)
+    assert waited.dtype == dtype and waited.isfinite().all()
+    assert abs(waited.double().mean() - 1) < 0.03 and (waited > 5.6).any()
+
+
+def test_numbers_have_the_type_of_their_means() -> None:
+    x = torch.zeros(2, 3)
+    drawn = weft.vmap(lambda x: torch.normal(x, x.double() + 1), randomness="different")(x)
+    assert drawn.dtype == torch.normal(x, x.double() + 1).dtype == torch.float32
+
+
+@pytest.mark.parametrize("function", [lambda x: torch.normal(x, -1.0), lambda x: x + torch.normal(0.0, -1.0, (3,))])
+def test_deviations_below_zero_are_refused_as_in_eager(function: Function) -> None:
+    with pytest.raises(RuntimeError, match=r"normal expects std >= 0\.0, but found std -1"):
+        weft.vmap(function, randomness="different")(torch.zeros(2, 3))

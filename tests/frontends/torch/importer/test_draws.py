@@ -48,6 +48,24 @@ def test_draws_are_eagers_and_no_fallbacks(name: str) -> None:
     torch.testing.assert_close(results[1], results[0], rtol=0, atol=0)
 
 
+def beside_zeros(x: Tensor, w: Tensor, other: Tensor) -> tuple[Tensor, ...]:
+    """Of zeros that are the memory to draw in, and of others, one is made: it stays as it is."""
+    dropped = torch.nn.functional.alpha_dropout(x, 0.2, True)
+    return torch.nn.functional.linear(dropped, w) + torch.nn.functional.linear(torch.zeros(2, 2), other), dropped
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_where_numbers_are_drawn_nobody_else_reads(grad: bool) -> None:
+    torch.compiler.reset()
+    x, w, other = torch.randn(2, 2, requires_grad=grad), torch.randn(8, 2), torch.randn(8, 2)
+    run = torch.compile(beside_zeros, backend="weft", options={"cache": False})
+    results: list[Any] = []
+    for function in (beside_zeros, run):
+        torch.manual_seed(5)
+        results.append(function(x, w, other))
+    torch.testing.assert_close(results[1], results[0])
+
+
 def test_draws_are_listed_with_what_others_do() -> None:
     torch.compiler.reset()
     found = weft.explain(lambda x: torch.bernoulli(x) + torch.randn(3), torch.rand(3))

@@ -3,15 +3,16 @@
     tile kernel → annotated kernel → LLVM IR
                           └→ here: results, and what would go wrong on a GPU without being seen
 
-Beside the layouts it reads only the annotated kernel, and shares nothing with what emits code for it. It raises errors
-where threads race for memory, where an element is not covered or written twice, where threads that hold the same
-element disagree, where shared memory is not enough, and where something is written that was never defined.
+Beside the layouts it reads only the annotated kernel, and shares nothing with what emits code for it but what loops
+keep of tiles: the rest is taken to be undefined. It raises errors where threads race for memory, where an element is
+not covered or written twice, where threads that hold the same element disagree, where shared memory is not enough, and
+where something is written that was never defined.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import numpy as np
@@ -36,6 +37,7 @@ from weft.backends.nvidia.check.simulator_values import (
     row_major,
     shape,
 )
+from weft.backends.nvidia.ir.carried_tiles import kept_axes
 from weft.backends.nvidia.ir.dialect import (
     BLOCKS,
     SHARED,
@@ -45,6 +47,7 @@ from weft.backends.nvidia.ir.dialect import (
     integer,
     layout_of,
 )
+from weft.backends.nvidia.ir.extents import ConvertedLimits
 from weft.backends.nvidia.ir.fused_reductions import MomentsOp, OnlineSoftmaxOp
 from weft.backends.nvidia.ir.layouts import WARP, Layout
 from weft.backends.nvidia.ir.mma import MmaOp, PackOp, SqueezeOp
@@ -70,6 +73,8 @@ def simulate(
     names = [f"{op.name} (op {number} of {kernel.sym_name.data})" for number, op in enumerate(operations)]
     numbers = {op: number for number, op in enumerate(operations)}
     warps, blocks, serial = integer(kernel, WARPS), integer(kernel, BLOCKS, 1), kernel.serial is not None
+    limits, loops = ConvertedLimits(), [op for op in operations if isinstance(op, tile.ForOp)]
+    kept = {op: [kept_axes(op, number, limits) for number in range(len(op.results))] for op in loops}
     memories: dict[int, GlobalMemory] = {}
     for array in buffers:  # one array may be an input and an output
         memories.setdefault(array.ctypes.data, GlobalMemory(array, names, serial=serial))
@@ -79,7 +84,7 @@ def simulate(
     with np.errstate(all="ignore"):
         for program, place in enumerate(np.ndindex(*grid)):
             shared = SharedMemory(shared_bytes, names, WARP * warps, blocks)
-            block = _Block(names, numbers, program, place, warps, blocks, held, shared)
+            block = _Block(names, numbers, program, place, warps, blocks, held, shared, kept=kept)
             for argument, number in zip(others, sizes, strict=True):
                 if isinstance(argument.type, tile.TileType):
                     block.hold_scalar(argument, number)
@@ -92,6 +97,9 @@ def simulate(
 @dataclass
 class _Block(Registers):
     """The threads of one program: of a block, or of a cluster of blocks, one after the other."""
+
+    kept: Mapping[tile.ForOp, Sequence[Collection[int]]] = field(default_factory=dict[tile.ForOp, Any])
+    """Along which axes of its tiles a loop keeps what an iteration lacks."""
 
     def run(self, operations: Sequence[Operation]) -> None:
         for op in operations:
@@ -167,13 +175,13 @@ class _Block(Registers):
         a, b = self.tiles[op.a], self.tiles[op.b]
         depth = min(a.extents[1], b.extents[0])
         left, right = (_zeroed(held, axis, depth) for held, axis in ((a, 1), (b, 0)))
-        total = np.zeros(shape(layout), np.float32)
+        extents = [*layout.shape[:-2], a.extents[0], b.extents[1]]
+        total, defined = np.zeros(shape(layout), np.float32), holding(layout).existing(extents)
         if op.accumulator is not None:
             given = self.tiles[op.accumulator]
-            total = np.where(given.defined, given.values, 0)
+            total, defined = np.where(given.defined, given.values, 0), defined & given.defined
         values = multiply_fragments(op.fragments, left, right, total)
-        extents = [*layout.shape[:-2], a.extents[0], b.extents[1]]
-        self.hold(op.out, layout, values, holding(layout).existing(extents), extents)
+        self.hold(op.out, layout, values, defined, extents)
 
     # -- shared memory ---------------------------------------------------------------------------------------------
 
@@ -231,21 +239,27 @@ class _Block(Registers):
         for turn in range(lower, upper, step):
             self.indices[op.block.args[0]] = turn
             self.run(list(op.block.ops))
-            self._carry(carried, _yielded(op.block), carried)
+            self._carry(carried, _yielded(op.block), self.kept[op])
         for result, argument in zip(op.results, carried, strict=True):
             held = self.tiles[argument]
             self.hold(result, held.layout, held.values, held.defined, held.extents)
 
     def _carry(
-        self, targets: Sequence[SSAValue], values: Sequence[SSAValue], before: Sequence[SSAValue] | None = None
+        self,
+        targets: Sequence[SSAValue],
+        values: Sequence[SSAValue],
+        kept: Sequence[Collection[int]] | None = None,
     ) -> None:
-        """Hand tiles on, which then have their full capacity: what a smaller one lacks stays as it was before."""
+        """Hand tiles on, which then have their full capacity: what a smaller one lacks along axes that are kept stays
+        as it was before."""
         handed: list[tuple[SSAValue, Layout, np.ndarray, np.ndarray]] = []
         for number, (target, value) in enumerate(zip(targets, values, strict=True)):
             layout = layout_of(target)
             picked, defined = self.picked(value, layout)
-            if before is not None:
-                exists, old = holding(layout).existing(self.tiles[value].extents), self.tiles[before[number]]
+            if kept is not None:
+                extents = zip(self.tiles[value].extents, layout.shape, strict=True)
+                limits = [extent if axis in kept[number] else side for axis, (extent, side) in enumerate(extents)]
+                exists, old = holding(layout).existing(limits), self.tiles[target]
                 picked, defined = np.where(exists, picked, old.values), np.where(exists, defined, old.defined)
             handed.append((target, layout, picked, defined))
         for target, layout, picked, defined in handed:

@@ -6,7 +6,7 @@ a tile's side, or beyond its extents at run time, is computed along and never wr
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from xdsl.ir import Block, Operation, SSAValue
 
@@ -240,10 +240,11 @@ class KernelCodegen:
             return []
         return [self.tiles[value][pick] for pick in picked(layout, layout_of(value))]
 
-    def existing(self, value: SSAValue, layout: Layout) -> list[V | None]:
-        """For each register, whether its element exists."""
-        own = tile.tile_type(value).sizes
-        bounds = [self.extent(value, a) if own[a] == side else i32(side) for a, side in enumerate(layout.shape)]
+    def existing(self, value: SSAValue, layout: Layout, along: Collection[int] | None = None) -> list[V | None]:
+        """For each register, whether its element exists; the extents of some axes alone may be asked for."""
+        limited = [a for a, side in enumerate(tile.tile_type(value).sizes) if side == layout.shape[a]]
+        limited = limited if along is None else [a for a in limited if a in along]
+        bounds = [self.extent(value, a) if a in limited else i32(side) for a, side in enumerate(layout.shape)]
         return [
             self.both(*(self.exists(layout, axis, offset[axis], bounds[axis]) for axis in range(layout.rank)))
             for offset in layout.offsets

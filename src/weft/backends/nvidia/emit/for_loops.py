@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING
 
 from xdsl.ir import SSAValue
@@ -14,6 +14,7 @@ from weft.backends.nvidia.emit.loops import loop_with
 from weft.backends.nvidia.emit.warps.programmatic_launch import grid_dependency_wait
 from weft.backends.nvidia.emit.warps.ring_buffers import Ring
 from weft.backends.nvidia.emit.warps.ring_ops import RING_OPS
+from weft.backends.nvidia.ir.carried_tiles import kept_axes
 from weft.backends.nvidia.ir.dialect import layout_of
 from weft.backends.nvidia.ir.dynamic_tile_scheduler import DYNAMIC
 from weft.backends.nvidia.ir.mma import AHEAD
@@ -47,11 +48,7 @@ def emit_for(codegen: KernelCodegen, op: tile.ForOp) -> None:
         codegen.block(op.block)
         if drawing is not None:
             drawn.append(drawing.following(codegen.b, asked))
-        last = op.block.last_op
-        assert last is not None
-        pairs = zip(last.operands, op.block.args[1:], strict=True)
-        yielded = [_kept(codegen, value, codegen.tiles[before]) for value, before in pairs]
-        return [*yielded, *(ring.state for ring in rings)]
+        return [*_yielded(codegen, op), *(ring.state for ring in rings)]
 
     following = None if drawing is None else drawn.pop
     results = loop_with(codegen.b, lower, upper, step, initial, body, following=following)
@@ -97,11 +94,7 @@ def _loop_ahead(codegen: KernelCodegen, op: tile.ForOp) -> None:
                 codegen.scalars[variable] = number
             if inner not in early:
                 codegen.visit(inner)
-        end = op.block.last_op
-        assert end is not None
-        pairs = zip(end.operands, op.block.args[1:], strict=True)
-        yielded = [_kept(codegen, value, codegen.tiles[before]) for value, before in pairs]
-        return [*yielded, *(ring.state for ring in rings)]
+        return [*_yielded(codegen, op), *(ring.state for ring in rings)]
 
     def body(number: V, carried: list[list[V]]) -> list[list[V]]:
         if rings:  # a slot is given back when all that was asked for is there: the loads come behind that
@@ -125,13 +118,22 @@ def _loop_ahead(codegen: KernelCodegen, op: tile.ForOp) -> None:
     codegen.tiles.update(zip(op.results, turn(last, results)[:count], strict=True))
 
 
-def _kept(codegen: KernelCodegen, value: SSAValue, before: list[V]) -> list[V]:
-    """A tile that a loop carries on: what a smaller one lacks stays as it was."""
-    values, sides = codegen.tiles[value], tile.tile_type(value).sizes
-    limits = [(size, side) for axis, side in enumerate(sides) for size, _ in codegen.limits.of(value, axis)]
-    if all(isinstance(size, int) and size >= side for size, side in limits):
+def _yielded(codegen: KernelCodegen, loop: tile.ForOp) -> list[list[V]]:
+    """The tiles that a loop carries on: what a smaller one lacks stays as it was where somebody may read it."""
+    last = loop.block.last_op
+    assert last is not None
+    pairs = zip(last.operands, loop.block.args[1:], strict=True)
+    return [
+        _kept(codegen, value, codegen.tiles[before], kept_axes(loop, number, codegen.limits))
+        for number, (value, before) in enumerate(pairs)
+    ]
+
+
+def _kept(codegen: KernelCodegen, value: SSAValue, before: list[V], along: Collection[int]) -> list[V]:
+    values = codegen.tiles[value]
+    if not along:
         return values
-    exists = codegen.existing(value, layout_of(value))
+    exists = codegen.existing(value, layout_of(value), along)
     exists = exists[:: len(exists) // len(values)]  # a word of two neighbours is there where its first is
     rows = zip(exists, values, before, strict=True)
     return [new if there is None else codegen.b.select(there, new, old) for there, new, old in rows]

@@ -75,7 +75,8 @@ def slice_(c: Call) -> Any:
     if 0 in shape:
         return c.b.full(value=0, shape=shape, dtype=c.kernel_type(c.dtype(0)))
     x = c.x(0)
-    if shape == sizes and all(each.step == 1 for each in chosen):
+    by_sizes = any(isinstance(each, Known) and each.origin for each in c.inputs[1:])  # at other sizes it is a part
+    if shape == sizes and all(each.step == 1 for each in chosen) and not by_sizes:
         return x
     return c.b.slice(x, starts=tuple(e.start for e in chosen), shape=shape, steps=tuple(e.step for e in chosen))
 

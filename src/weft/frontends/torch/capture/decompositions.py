@@ -147,6 +147,14 @@ def rrelu(
     return NotImplemented if training else (torch.nn.functional.leaky_relu(x, (lower + upper) / 2), noise.clone())
 
 
+def embedding_renorm(weight: torch.Tensor, indices: torch.Tensor, max_norm: float, norm_type: float) -> torch.Tensor:
+    """Rows that are read and too long are made shorter; a row that is read twice is written twice, with the same."""
+    places = indices.reshape(-1)
+    rows = weight.index_select(0, places)
+    norms = torch.linalg.vector_norm(rows, norm_type, dim=1, keepdim=True)
+    return weight.index_put((places,), torch.where(norms > max_norm, rows * (max_norm / (norms + 1e-7)), rows))
+
+
 def convolution_backward(*args: Any) -> Any:
     """Torch's second derivative of a transposed one hands its output padding on, which others refuse."""
     transposed, padding = args[7:9]
@@ -201,6 +209,7 @@ def frexp(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 _OWN: dict[Any, Callable[..., Any]] = {
+    _ops.embedding_renorm.default: embedding_renorm,
     _ops.i0.default: special_functions.i0,
     _ops.special_i0e.default: special_functions.i0e,
     _ops.special_i1.default: special_functions.i1,

@@ -155,9 +155,9 @@ def lu_solve(lu: Tensor, pivots: Tensor, b: Tensor, *, left: bool = True, adjoin
     count = math.prod(batch)
     if batch and lu.shape[:-2] == b.shape[:-2] and is_long_batch((count, *lu.shape[-2:]), (count, *b.shape[-2:])):
         operands = (each.reshape(-1, *each.shape[len(batch) :]) for each in (lu, pivots, b))
-        return by_batches(partial(lu_solve, adjoint=adjoint), *operands).reshape(b.shape)
+        return by_batches(partial(_solved_columns, adjoint), *operands).reshape(b.mT.shape).mT
     if not batch and is_long_batch(b.mT.shape):
-        return by_batches(partial(_solved_columns, adjoint), b.mT, captured=(lu, pivots)).mT
+        return by_batches(partial(_solved_rows, adjoint), b.mT, captured=(lu, pivots)).mT
     order = _order(pivots, lu.shape[-1])
     b, order = b.expand(*batch, *b.shape[-2:]), order.expand(*batch, order.shape[-1])
     if adjoint:
@@ -170,8 +170,13 @@ def lu_solve(lu: Tensor, pivots: Tensor, b: Tensor, *, left: bool = True, adjoin
     return torch.linalg.solve_triangular(lu, first, upper=True)
 
 
-def _solved_columns(adjoint: bool, columns: Tensor, lu: Tensor, pivots: Tensor) -> Tensor:
-    return lu_solve(lu, pivots, columns.mT, adjoint=adjoint).mT
+def _solved_columns(adjoint: bool, lu: Tensor, pivots: Tensor, b: Tensor) -> Tensor:
+    """Solutions as rows: torch's lie in memory so."""
+    return lu_solve(lu, pivots, b, adjoint=adjoint).mT
+
+
+def _solved_rows(adjoint: bool, rows: Tensor, lu: Tensor, pivots: Tensor) -> Tensor:
+    return _solved_columns(adjoint, lu, pivots, rows.mT)
 
 
 def householder_product(a: Tensor, tau: Tensor) -> Tensor:

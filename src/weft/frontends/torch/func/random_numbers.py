@@ -44,7 +44,14 @@ class Seed:
         self.draws += 1
         drawn = torch.ops.weft.uniform(self.value + _wrapped(_STEP * self.draws), list(size))
         wanted = dtype or torch.get_default_dtype()
+        if wanted.itemsize < drawn.dtype.itemsize:  # rounded to the nearest, some would be 1
+            step = torch.finfo(wanted).eps / 2
+            drawn = torch.floor(drawn / step) * step
         return drawn if wanted == drawn.dtype else drawn.to(wanted)
+
+    def uniform_wide(self, like: torch.Tensor) -> torch.Tensor:
+        """Numbers in [0, 1) for functions that lose digits, in no fewer than 32 bits."""
+        return self.uniform(like.shape, torch.promote_types(like.dtype, torch.float32))
 
     def normal(self, size: Sequence[Any], dtype: torch.dtype | None = None) -> torch.Tensor:
         """Numbers of the standard normal distribution, by the transformation of Box and Muller."""
@@ -100,21 +107,24 @@ def drawing_from(seed: Seed) -> dict[Any, Callable[..., Any]]:
         return drawn.to(dtype or torch.int64)
 
     def exponential(x: torch.Tensor, rate: float = 1.0, generator: Any = None) -> torch.Tensor:
-        return torch.log1p(-seed.uniform(x.shape, x.dtype)) * (-1.0 / rate)
+        return (torch.log1p(-seed.uniform_wide(x)) * (-1.0 / rate)).to(x.dtype)
 
     def normal_of(mean: Any, std: Any = 1.0, size: Any = None, dtype: Any = None, **_: Any) -> torch.Tensor:
+        if not isinstance(std, torch.Tensor) and std < 0:  # tracing does not tell, as it does of `normal_`
+            raise RuntimeError(f"normal expects std >= 0.0, but found std {std}")
         given = [each for each in (mean, std) if isinstance(each, torch.Tensor)]
         shape = torch.broadcast_shapes(*(each.shape for each in given)) if size is None else size
-        return seed.normal(shape, given[0].dtype if given else dtype) * std + mean
+        drawn = seed.normal(shape, given[0].dtype if given else dtype)
+        return (drawn * std + mean).to(drawn.dtype)
 
     def cauchy(x: torch.Tensor, median: float = 0.0, sigma: float = 1.0, generator: Any = None) -> torch.Tensor:
-        return torch.tan(math.pi * (seed.uniform(x.shape, x.dtype) - 0.5)) * sigma + median
+        return (torch.tan(math.pi * (seed.uniform_wide(x) - 0.5)) * sigma + median).to(x.dtype)
 
     def log_normal(x: torch.Tensor, mean: float = 1.0, std: float = 2.0, generator: Any = None) -> torch.Tensor:
         return torch.exp(normal(x, mean, std))
 
     def geometric(x: torch.Tensor, p: float, generator: Any = None) -> torch.Tensor:
-        drawn = torch.log1p(-seed.uniform(x.shape, torch.float32)) / math.log1p(-p) if p < 1 else torch.zeros(x.shape)
+        drawn = torch.log1p(-seed.uniform(x.shape, torch.float32)) / math.log1p(-p)
         return torch.clamp(torch.ceil(drawn), min=1).to(x.dtype)
 
     def rrelu(

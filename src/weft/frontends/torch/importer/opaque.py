@@ -179,8 +179,7 @@ class OpaqueCall:
 
         What the operator leaves undefined is None: nobody reads it.
         """
-        operands = self._as_eager_has_them(operands)
-        args, named = self._arguments(operands)
+        args, named = self._arguments(self._as_eager_has_them(operands))
         if torch.is_grad_enabled():
             with torch.no_grad():
                 returned = self.function(*args, **named)
@@ -240,6 +239,11 @@ def gives_one_tensor(operator: torch._ops.OpOverload) -> bool:
     return [str(each.type) for each in operator._schema.returns] == ["Tensor"]
 
 
+def _writes(function: Any) -> bool:
+    """Whether an operator writes into its operands, which others may read, who do not expect it: a graph is pure."""
+    return isinstance(function, torch._ops.OpOverload) and function._schema.is_mutable
+
+
 def _leaves(returned: Any) -> Sequence[Any]:
     if type(returned) in (tuple, list) and all(each is None or isinstance(each, torch.Tensor) for each in returned):
         return returned
@@ -292,7 +296,7 @@ class OpaqueRuntime:
             },
             decoder=partial(Decoder, symbols=symbols, objects=self.objects),
             gives_one=target in _MAKE_NEW and gives_one_tensor(function),
-            copies_operands=target in _STARTS,
+            copies_operands=target in _STARTS or _writes(function),
             keeps_operands=target in _WAITS,
             as_they_lie=target in BEGINNINGS | WAITS,
             is_fresh=target in _MAKE_NEW,
