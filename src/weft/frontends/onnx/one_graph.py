@@ -48,7 +48,7 @@ _OWN = re.compile(r"[cx]\d+")
 
 
 @dataclass
-class GraphTexts(ImportedStages):
+class WholeGraph(ImportedStages):
     """A model that is to be one graph; it is `symbolic` where sizes stay open."""
 
     symbolic: bool = False
@@ -124,7 +124,7 @@ def _read(
 def _imported(
     model: Model, inputs: Sequence[ModelInput], sizes: Mapping[str, int], *, checked: bool, symbolic: bool = False
 ) -> _Import:
-    program = GraphTexts(model, Config(strict=True, freeze=True), checked=checked, whole=True, symbolic=symbolic)
+    program = WholeGraph(model, Config(strict=True, freeze=True), checked=checked, whole=True, symbolic=symbolic)
     slots = [np.broadcast_to(np.zeros((), each.type.dtype), _shape(each, sizes)) for each in inputs]
     values: dict[str, Value] = {each.name: Slot(place, np.dtype(np.void), ()) for place, each in enumerate(inputs)}
     state = program.start(values)

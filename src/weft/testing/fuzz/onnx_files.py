@@ -25,7 +25,7 @@ from google.protobuf.message import DecodeError, EncodeError
 from weft.config import Config
 from weft.errors import WeftError
 from weft.frontends.onnx.load import OnnxFunction
-from weft.frontends.onnx.one_graph import GraphTexts
+from weft.frontends.onnx.one_graph import WholeGraph
 from weft.frontends.onnx.read import read_model
 from weft.testing.fuzz.verdict import Verdict
 from weft.testing.onnx_models import MODELS
@@ -196,8 +196,8 @@ def judge_file(case: OnnxFileCase) -> Verdict:
 def _tried(case: OnnxFileCase) -> str:
     model = read_model(case.data)
     if not case.whole:
-        texts = GraphTexts(model, Config(strict=True, freeze=True, cache=False))
-        OnnxFunction(model, texts.config, program=texts).compile_known_shapes()
+        stages = WholeGraph(model, Config(strict=True, freeze=True, cache=False))
+        OnnxFunction(model, stages.config, program=stages).compile_known_shapes()
         return "imported"
     function = OnnxFunction(model, Config(cache=False), threads=1)
     function.compile_known_shapes()
