@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -149,6 +150,18 @@ def test_floor_division_is_of_the_true_quotient(jit) -> None:
     for dtype in (f32, f64):
         got = run(jit, "floordiv", [x.astype(dtype.numpy), y.astype(dtype.numpy)], dtype, 2)
         np.testing.assert_array_equal(got, want)
+
+
+def test_floor_division_of_doubles_is_exact_up_to_the_last_integer(jit) -> None:
+    """Where the difference of a dividend and its rest is no double, too."""
+    rng = generator()
+    whole, sign = rng.integers(1 << 49, 1 << 53, 4000), rng.choice([-1.0, 1.0], (2, 4000))
+    y = rng.uniform(0.5, 2.5, 4000) * sign[0]
+    x = whole * y * sign[1]
+    want = [Fraction(a) // Fraction(b) for a, b in zip(x.tolist(), y.tolist(), strict=True)]
+    near = np.array([abs(each) <= 1 << 53 for each in want])
+    got = run(jit, "floordiv", [x, y], f64, 4)
+    np.testing.assert_array_equal(got[near], np.array(want, np.float64)[near])
 
 
 EXACT = (

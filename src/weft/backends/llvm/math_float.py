@@ -190,6 +190,13 @@ def divisions(fmod: FloatFunction) -> dict[str, FloatFunction]:
         differs = rest.compare("olt", 0.0) ^ y.compare("olt", 0.0)
         return zero.select(rest.copysign(y), differs.select(rest + y, rest))
 
+    def floored(x: E, y: E, whole: E) -> E:
+        """The floor of x / y by a number next to it: from 2^50 on, the difference of x and its rest is rounded."""
+        left = (-whole).fma(y, x)
+        less = left.compare("one", 0.0) & (left.compare("olt", 0.0) ^ y.compare("olt", 0.0))
+        exact = less.select(whole - 1.0, abs(left).compare("oge", abs(y)).select(whole + 1.0, whole))
+        return (abs(whole).compare("oge", 2.0**50) & abs(whole).compare("olt", 2.0**53)).select(exact, whole)
+
     def floordiv(x: E, y: E) -> E:
         """Python's: the floor of the true quotient, not of the rounded one."""
         element = x.element
@@ -202,6 +209,8 @@ def divisions(fmod: FloatFunction) -> dict[str, FloatFunction]:
         whole = ((x - rest) / y).call("roundeven")
         differs = rest.compare("one", 0.0) & (rest.compare("olt", 0.0) ^ y.compare("olt", 0.0))
         whole = differs.select(whole - 1.0, whole)
+        if element == "double" and "fma" not in x.b.module.lacks:
+            whole = floored(x, y, whole)
         whole = whole.compare("oeq", 0.0).select(whole.copysign(true), whole)
         return narrowed(y.compare("oeq", 0.0).select(true, whole), element)
 
