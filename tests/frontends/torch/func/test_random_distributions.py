@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import pytest
@@ -23,6 +24,10 @@ DRAWN: dict[str, Function] = {
     "geometric": lambda x: x.clone().geometric_(0.05),
     "rrelu": lambda x: F.rrelu(x - 3, training=True),
 }
+RANGES = [
+    *((-1, 2), (0, 1 << 14), (5, 5 + (1 << 30)), (-(1 << 45), 1 << 45)),
+    *((-(1 << 62), 1 << 61), (-(1 << 63), (1 << 63) - 1)),
+]
 REFUSED: dict[str, Function] = {
     "poisson": lambda x: x + torch.poisson(torch.full((3,), 5.0)),
     "binomial": lambda x: torch.binomial(torch.full((3,), 9.0), x * 0 + 0.5),
@@ -90,3 +95,30 @@ def test_numbers_have_the_type_of_their_means() -> None:
 def test_deviations_below_zero_are_refused_as_in_eager(function: Function) -> None:
     with pytest.raises(RuntimeError, match=r"normal expects std >= 0\.0, but found std -1"):
         weft.vmap(function, randomness="different")(torch.zeros(2, 3))
+
+
+def test_doubles_and_large_integers_have_more_than_24_bits() -> None:
+    def drawn(x: Tensor) -> tuple[Tensor, ...]:
+        uniform, normal = torch.rand(5000, dtype=torch.float64), torch.randn(5000, dtype=torch.float64)
+        integers = [torch.randint(low, high, (5000,)) for low, high in RANGES]
+        return x, uniform, normal, *integers
+
+    _, uniform, normal, *integers = weft.func.checkpoint(drawn)(torch.zeros(1))
+    assert uniform.min() >= 0 and uniform.max() < 1 and abs(uniform.mean() - 0.5) < 0.03
+    assert len((uniform * 2**24).frac().unique()) > 4900
+    assert abs(normal.std() - 1) < 0.05 and len(normal.unique()) == 5000
+    for (low, high), found in zip(RANGES, integers, strict=True):
+        assert low <= int(found.min()) and int(found.max()) < high
+        places = (found.double() - low) / (high - low)
+        assert abs(places.mean() - 0.5 + 0.5 / (high - low)) < 0.03
+        assert len((found & 0xFF).unique()) == min(high - low, 256)
+        assert abs(((found & 1) == 1).double().mean() - (0.5 if high - low > 3 else 2 / 3)) < 0.03
+
+
+def test_complex_numbers_have_both_parts() -> None:
+    def drawn(x: Tensor) -> tuple[Tensor, ...]:
+        return x, torch.randn(4000, dtype=torch.complex128), torch.rand(4000, dtype=torch.complex64)
+
+    _, normal, uniform = weft.func.checkpoint(drawn)(torch.zeros(1))
+    assert abs(normal.abs().square().mean() - 1) < 0.1 and abs(normal.imag.std() - math.sqrt(0.5)) < 0.05
+    assert abs(uniform.imag.mean() - 0.5) < 0.03 and not torch.equal(uniform.real, uniform.imag)

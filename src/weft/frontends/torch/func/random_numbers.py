@@ -24,6 +24,10 @@ from weft.frontends.torch.importer.region_seeds import OUTER
 _ops: Any = torch.ops.aten
 _STEP = 0x9E3779B97F4A7C1
 """Seeds of different calls of one function lie that far apart."""
+_BITS = 24
+"""Random bits of a number that is drawn."""
+_MOST_BY_FLOAT, _MOST_BY_UNIFORM = 1 << 14, 1 << 38
+"""Up to how many integers one float is enough for, that none of them is much more likely than another; and a double."""
 _FUNCTION, _RULE, _BATCH = 1 << 40, 1 << 39, 1 << 38
 """Functions with rules of their own, and their rules, count what they draw from numbers that lie that far apart."""
 
@@ -40,14 +44,33 @@ class Seed:
     """How many calls of functions with rules of their own have been traced."""
 
     def uniform(self, size: Sequence[Any], dtype: torch.dtype | None = None) -> torch.Tensor:
-        """Numbers in [0, 1)."""
-        self.draws += 1
-        drawn = torch.ops.weft.uniform(self.value + _wrapped(_STEP * self.draws), list(size))
+        """Numbers in [0, 1): of 24 random bits, as many as a float has, or of 48."""
         wanted = dtype or torch.get_default_dtype()
+        if wanted.is_complex:
+            return torch.complex(*(self.uniform(size, wanted.to_real()) for _ in range(2)))
+        drawn = self._drawn(size)
+        if wanted.itemsize > drawn.dtype.itemsize:
+            return drawn.to(wanted) + self._drawn(size).to(wanted) * 2.0**-_BITS
         if wanted.itemsize < drawn.dtype.itemsize:  # rounded to the nearest, some would be 1
             step = torch.finfo(wanted).eps / 2
             drawn = torch.floor(drawn / step) * step
         return drawn if wanted == drawn.dtype else drawn.to(wanted)
+
+    def _drawn(self, size: Sequence[Any]) -> torch.Tensor:
+        self.draws += 1
+        return torch.ops.weft.uniform(self.value + _wrapped(_STEP * self.draws), list(size))
+
+    def integers(self, size: Sequence[Any], low: int, high: int) -> torch.Tensor:
+        """Integers from `low` on, below `high`."""
+        count = high - low
+        if count <= _MOST_BY_UNIFORM:
+            kind = torch.float64 if count > _MOST_BY_FLOAT else torch.float32
+            return torch.floor(self.uniform(size, kind).double() * count).to(torch.int64) + low
+        blocks = -(-count >> _BITS)
+        block = torch.floor(self.uniform(size, torch.float64) * blocks).to(torch.int64)
+        place = torch.floor(self._drawn(size) * 2.0**_BITS).to(torch.int64)
+        beyond = (block == blocks - 1) & (place >= count - (blocks - 1 << _BITS))
+        return (torch.where(beyond, 0, block) << _BITS) + place + low
 
     def uniform_wide(self, like: torch.Tensor) -> torch.Tensor:
         """Numbers in [0, 1) for functions that lose digits, in no fewer than 32 bits."""
@@ -55,10 +78,12 @@ class Seed:
 
     def normal(self, size: Sequence[Any], dtype: torch.dtype | None = None) -> torch.Tensor:
         """Numbers of the standard normal distribution, by the transformation of Box and Muller."""
-        radius = torch.sqrt(-2 * torch.log1p(-self.uniform(size, torch.float32)))
-        return (radius * torch.cos(2 * math.pi * self.uniform(size, torch.float32))).to(
-            dtype or torch.get_default_dtype()
-        )
+        wanted = dtype or torch.get_default_dtype()
+        if wanted.is_complex:  # whose variance is that of both parts together
+            return torch.complex(*(self.normal(size, wanted.to_real()) for _ in range(2))) * math.sqrt(0.5)
+        wide = torch.promote_types(wanted, torch.float32)
+        radius = torch.sqrt(-2 * torch.log1p(-self.uniform(size, wide)))
+        return (radius * torch.cos(2 * math.pi * self.uniform(size, wide))).to(wanted)
 
 
 def _wrapped(number: int) -> int:
@@ -103,8 +128,7 @@ def drawing_from(seed: Seed) -> dict[Any, Callable[..., Any]]:
         return x * mask * (1.0 / (1.0 - p)), mask
 
     def integers(low: int, high: int, size: Sequence[int], dtype: torch.dtype | None = None, **_: Any) -> torch.Tensor:
-        drawn = torch.floor(seed.uniform(size, torch.float32).double() * (high - low)) + low
-        return drawn.to(dtype or torch.int64)
+        return seed.integers(size, low, high).to(dtype or torch.int64)
 
     def exponential(x: torch.Tensor, rate: float = 1.0, generator: Any = None) -> torch.Tensor:
         return (torch.log1p(-seed.uniform_wide(x)) * (-1.0 / rate)).to(x.dtype)
