@@ -183,7 +183,7 @@ def test_indices_out_of_range_are_found_with_their_line() -> None:
         (lambda x: vmap(layer, randomness="some"), WeftError, "no randomness"),
         (lambda x: vmap(layer, out_axes=None)(x), ShapeError, "differs within the batch"),
         (lambda x: jvp(layer, (x,), (x[0],)), ShapeError, "a tangent of"),
-        (lambda x: jvp(layer, (x,), x), WeftError, "structure"),
+        (lambda x: jvp(layer, (x,), x), WeftError, "a tuple of tangents"),
         (lambda x: grad(lambda x: x.sum() if x.sum() > 0 else x.max())(x), UnsupportedError, "decides by its data"),
         (lambda x: grad(lambda x: nn.functional.gaussian_nll_loss(x, x, x * x))(x), UnsupportedError, "decides by"),
         (lambda x: jvp(lambda x: x.argmax(), (x,), (x,)), DTypeError, "result 0 is of integers"),
