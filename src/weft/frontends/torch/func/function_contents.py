@@ -67,7 +67,10 @@ class _Value:
     __slots__ = ("key",)
 
     def __init__(self, value: Any) -> None:
-        self.key = type(value), repr(value)
+        self.key = (
+            type(value),
+            repr(value) if isinstance(value, float | complex) else value,
+        )  # NaN is the same, -0 not 0
 
 
 class _Reader:
@@ -110,10 +113,11 @@ class _Reader:
         return all(self.read(each) for each in values)
 
     def _function(self, function: FunctionType) -> bool:
-        names = [name for name in _names(function.__code__) if name in function.__globals__]
-        names = [] if _is_library(function.__code__.co_filename) else names
         cells = [each.cell_contents for each in function.__closure__ or () if _is_filled(each)]
         self.found += [function.__code__, _Value(len(cells))]
+        if _is_library(function.__code__.co_filename):  # what it closes over may be the user's
+            return self._all(cells)
+        names = [name for name in _names(function.__code__) if name in function.__globals__]
         given = (function.__defaults__, function.__kwdefaults__)
         return self._all([function.__globals__[name] for name in names]) and self._all(cells) and self._all(given)
 
@@ -121,13 +125,23 @@ class _Reader:
         for each in type(module).__mro__:
             if each is nn.Module:
                 break
+            if id(each) in self._seen:
+                continue
+            self._seen.add(id(each))
             functions = [member for member in vars(each).values() if isinstance(member, FunctionType)]
             if not self._all(functions):
                 return False
-        own = {name: value for name, value in vars(module).items() if name != KEPT}
-        return self._all(own) and self._all(own.values())
+        # Most attributes of a module are tables of hooks, which are empty.
+        own = {
+            name: value
+            for name, value in vars(module).items()
+            if name != KEPT and (value or not isinstance(value, dict))
+        }
+        self.found.append(_Value(tuple(own)))
+        return self._all(own.values())
 
 
+@functools.lru_cache(maxsize=4096)
 def _names(code: CodeType) -> list[str]:
     """The names that code reads, and code inside of it."""
     inner = [name for each in code.co_consts if isinstance(each, CodeType) for name in _names(each)]
