@@ -23,11 +23,19 @@ from torch import Tensor, nn
 
 import weft
 from weft.testing.fuzz.module_case import ModuleCase, module_functions
-from weft.testing.fuzz.noise import RoundingNoise
-from weft.testing.fuzz.repeated_draws import RecordedDraws, RepeatedDraws
 from weft.testing.fuzz.shrink import shrink
 from weft.testing.fuzz.torch_case import Draw
-from weft.testing.fuzz.torch_judge import SEED, Backend, Result, Runs, cotangent, grad_mode, judge_runs, kept, sharing
+from weft.testing.fuzz.torch_judge import (
+    SEED,
+    Backend,
+    CaseRuns,
+    Result,
+    cotangent,
+    grad_mode,
+    judge_runs,
+    kept,
+    sharing,
+)
 from weft.testing.fuzz.verdict import Verdict
 
 
@@ -38,7 +46,7 @@ def judge_module(case: ModuleCase, backend: Backend = "weft") -> Verdict:
 
 
 @dataclass(frozen=True)
-class ModuleRuns(Runs):
+class ModuleRuns(CaseRuns):
     """A case, whose module and inputs are made anew for each run."""
 
     case: ModuleCase
@@ -47,16 +55,9 @@ class ModuleRuns(Runs):
     def narrow(self) -> torch.dtype:
         return getattr(torch, self.case.autocast or self.case.dtype)
 
-    def run(
-        self, backend: Backend = None, *, wide: bool = False, only: int | None = None, noise: int = 0
-    ) -> tuple[list[Result], Exception | None]:
-        if noise:
-            return self._run(backend, wide, only, RoundingNoise(noise))
-        if not wide or not self.case.draws:
-            return self._run(backend, wide, only, contextlib.nullcontext())
-        recorded = RecordedDraws()
-        self._run(backend, False, only, recorded)
-        return self._run(backend, wide, only, RepeatedDraws(recorded))
+    @property
+    def draws(self) -> bool:
+        return self.case.draws
 
     def _run(
         self, backend: Backend, wide: bool, only: int | None, mode: contextlib.AbstractContextManager[Any]

@@ -55,6 +55,30 @@ class Runs(Protocol):
         ...
 
 
+class CaseRuns(Runs, Protocol):
+    """A case that is run anew each time; the oracle of one that draws has the numbers that eager draws."""
+
+    @property
+    def draws(self) -> bool:
+        """Whether random numbers are drawn."""
+        ...
+
+    def _run(
+        self, backend: Backend, wide: bool, only: int | None, mode: contextlib.AbstractContextManager[Any]
+    ) -> tuple[list[Result], Exception | None]: ...
+
+    def run(
+        self, backend: Backend = None, *, wide: bool = False, only: int | None = None, noise: int = 0
+    ) -> tuple[list[Result], Exception | None]:
+        if noise:
+            return self._run(backend, wide, only, RoundingNoise(noise))
+        if not wide or not self.draws:
+            return self._run(backend, wide, only, contextlib.nullcontext())
+        recorded = RecordedDraws()
+        self._run(backend, False, only, recorded)
+        return self._run(backend, wide, only, RepeatedDraws(recorded))
+
+
 @dataclass
 class _Log(logging.Handler):
     """Collects what the compiler could not do."""
@@ -211,21 +235,14 @@ def _leaves(result: Result) -> list[Any]:
 
 
 @dataclass(frozen=True)
-class TorchRuns(Runs):
+class TorchRuns(CaseRuns):
     """A case, whose inputs are made anew for each run."""
 
     case: TorchCase
 
-    def run(
-        self, backend: Backend = None, *, wide: bool = False, only: int | None = None, noise: int = 0
-    ) -> tuple[list[Result], Exception | None]:
-        if noise:
-            return self._run(backend, wide, only, RoundingNoise(noise))
-        if not wide or not self.case.draws:
-            return self._run(backend, wide, only, contextlib.nullcontext())
-        recorded = RecordedDraws()
-        self._run(backend, False, only, recorded)
-        return self._run(backend, wide, only, RepeatedDraws(recorded))
+    @property
+    def draws(self) -> bool:
+        return self.case.draws
 
     def _run(
         self, backend: Backend, wide: bool, only: int | None, mode: contextlib.AbstractContextManager[Any]
