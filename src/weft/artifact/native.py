@@ -22,7 +22,7 @@ from weft.artifact.signature import Signature
 from weft.errors import ArtifactError
 from weft.ir.expr import evaluate
 from weft.lower.pack_panels import pack_matrices
-from weft.runtime.array_address import address_of
+from weft.runtime.array_address import address_of, forms_of
 from weft.runtime.cores import available_cores
 from weft.runtime.huge_pages import use_huge_pages
 
@@ -63,7 +63,7 @@ class NativeProgram:
         return function
 
     def __call__(self, given: Sequence[Any], named: Mapping[str, Any], threads: int | None) -> tuple[np.ndarray, ...]:
-        key = _seen(given) if self._only_outputs and not named else None
+        key = forms_of(given) if self._only_outputs and not named else None
         if key is not None and (known := self._known.get(key)) is not None:
             outputs = known.new_outputs()
             self._run(known, given, outputs, threads)
@@ -174,16 +174,6 @@ class _Frame:
         self.table = self.words.data
         self.inputs_at = address_of(self.words)
         self.outputs_at = self.inputs_at + inputs * self.words.itemsize
-
-
-def _seen(given: Sequence[Any]) -> Any:
-    """What tells calls apart by what code looks at of arrays; None where one is another library's, or not aligned."""
-    found: list[Any] = []
-    for array in given:
-        if type(array) is not np.ndarray or not array.flags.aligned:
-            return None
-        found += (array.dtype, array.shape, array.strides)
-    return tuple(found)
 
 
 _loaded = itertools.count(1)

@@ -1,8 +1,9 @@
-"""Where a NumPy array lies: what each call asks for each array, so that it has to cost little."""
+"""Where NumPy arrays lie, and of what form they are: what each call asks for each, so that it has to cost little."""
 
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -51,3 +52,13 @@ _FIRST = _is_first((np.zeros(3), np.zeros((4, 5), np.int8)[1:, ::2], np.zeros(()
 def address_of(array: np.ndarray) -> int:
     """The address of an array's first element, read where NumPy keeps it, if that is where it is looked for."""
     return _look(id(array) + _DATA).value if _FIRST and type(array) is np.ndarray else _by_protocol(array)
+
+
+def forms_of(arrays: Sequence[Any]) -> Any:
+    """What tells calls apart by what code looks at of arrays; None where one is another library's, or not aligned."""
+    found: list[Any] = []
+    for array in arrays:
+        if type(array) is not np.ndarray or not array.flags.aligned:
+            return None
+        found += (array.dtype, array.shape, array.strides)
+    return tuple(found)

@@ -29,6 +29,7 @@ from weft.frontends.onnx.stages import StagedProgram
 from weft.frontends.onnx.steps import State, Step
 from weft.frontends.onnx.values import Absent, Items, Slot, Value
 from weft.frontends.text import program_key
+from weft.runtime.array_address import forms_of
 from weft.runtime.array_function import types_and_shapes
 from weft.runtime.cores import checked_threads
 from weft.runtime.dlpack import lent
@@ -123,7 +124,7 @@ class OnnxFunction:
 
     def _run_plain(self, arrays: Sequence[Any]) -> list[Any]:
         """A call with an array for each input."""
-        key = _alike(arrays)
+        key = forms_of(arrays)
         quick = self._quick.get(key) if key is not None else None
         if quick is not None and (found := quick(arrays)) is not None:
             return found
@@ -219,16 +220,6 @@ class OnnxFunction:
         return GuardError(
             f"input {given.name!r} is {found}, expected {given.type}", hint=f"the model takes {self.signature}"
         )
-
-
-def _alike(arrays: Sequence[Any]) -> Any:
-    """What tells calls apart that take NumPy's arrays; None where others are among them."""
-    key: list[Any] = []
-    for array in arrays:
-        if type(array) is not np.ndarray or not array.flags.aligned:
-            return None
-        key += (array.dtype, array.shape, array.strides)
-    return tuple(key)
 
 
 def _is_maps(type_: ValueType) -> bool:
