@@ -25,10 +25,14 @@ from weft.passes.dot.sum_small_dots import worth_summing
 
 _COPIED_BYTES = 16
 """What bulk copies take multiples of."""
-_LEAST_LENGTH, _FEW_QUERIES = 512, 64
+_LEAST_LENGTH, _FEW_QUERIES = 192, 64
 """Keys from which on attention of Weft's own beats a library's, and queries with which any mask is read quickly."""
-_LONG_ENOUGH_TO_TRAIN, _WIDE_HEAD = 1024, 128
-"""Where gradients of attention beat the fastest library's: from so many keys on, or in heads that are wider."""
+_LEAST_WIDTH = 64
+"""Heads for which that was measured."""
+_LONG_FOR_NARROW, _LONG_ENOUGH_TO_TRAIN = 512, 1024
+"""Keys from which on gradients in narrower heads beat a library's, and the fastest one's."""
+_LEAST_PACKED = 512
+"""Rows of sequences one after the other from which on their attention beats a library's."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +103,7 @@ def owns_grouped_product(x: Operand, weights: Operand) -> bool:
 def owns_attention(query: Operand, key: Operand, value: Operand, *, masks_are_small: bool) -> bool:
     """Whether attention is a kernel; `masks_are_small` where masks are computed of what all heads share, or less."""
     width = query.shape[-1]
-    fits = width % 16 == 0 and 64 <= width <= WIDEST_HEAD and value.shape[-1] == width
+    fits = width % 16 == 0 and _LEAST_WIDTH <= width <= WIDEST_HEAD and value.shape[-1] == width
     wins = key.shape[-2] >= _LEAST_LENGTH and (query.shape[-2] <= _FEW_QUERIES or masks_are_small)
     return _is_narrow(query) and fits and wins and _are_aligned((query, key, value))
 
@@ -107,8 +111,8 @@ def owns_attention(query: Operand, key: Operand, value: Operand, *, masks_are_sm
 def owns_packed_attention(query: Operand, key: Operand, value: Operand) -> bool:
     """Whether attention over sequences that lie one after the other is a kernel."""
     widths = query.shape[-1], value.shape[-1]
-    fits = len(query.shape) == 3 and all(width % 16 == 0 and 64 <= width <= WIDEST_HEAD for width in widths)
-    long = min(query.shape[0], key.shape[0]) >= _LEAST_LENGTH
+    fits = len(query.shape) == 3 and all(width % 16 == 0 and _LEAST_WIDTH <= width <= WIDEST_HEAD for width in widths)
+    long = min(query.shape[0], key.shape[0]) >= _LEAST_PACKED
     through = all(each.strides[-1] == 1 for each in (query, key, value))
     return _is_narrow(query) and fits and long and through and _are_aligned((query, key, value))
 
@@ -117,12 +121,13 @@ def owns_attention_gradients(
     tensors: tuple[Operand, Operand, Operand, Operand], kept: Operand, *, library_is_fast: bool
 ) -> bool:
     """Whether gradients of attention are kernels: of what is given for its result, and of query, key and value; `kept`
-    is a number for each row, and `library_is_fast` where sequences are short."""
+    is a number for each row, and `library_is_fast` in narrow heads."""
     _, query, key, value = tensors
     widths, length = (query.shape[-1], value.shape[-1]), min(query.shape[-2], key.shape[-2])
-    fits = all(width % 16 == 0 and width <= WIDEST_HEAD for width in widths) and length >= _LEAST_LENGTH
+    fits = all(width % 16 == 0 and width <= WIDEST_HEAD for width in widths)
     whole = kept.elements * query.shape[-1] == query.elements
-    wins = not library_is_fast or length >= _LONG_ENOUGH_TO_TRAIN or max(widths) > _WIDE_HEAD
+    least = _LONG_ENOUGH_TO_TRAIN if library_is_fast else _LONG_FOR_NARROW
+    wins = length >= (_LEAST_LENGTH if min(widths) >= _LEAST_WIDTH else least)
     return _is_narrow(query) and fits and whole and wins and _are_aligned(tensors)
 
 
