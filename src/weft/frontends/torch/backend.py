@@ -67,6 +67,7 @@ from weft.frontends.torch.report import record_targets as record_targets
 from weft.frontends.torch.settings import settings, watch
 from weft.frontends.torch.splitting import split_graph, stacked_loop
 from weft.frontends.torch.transforms.backward_ahead import compiling_ahead, is_ahead
+from weft.frontends.torch.transforms.deferred_logs import defer_logs
 from weft.frontends.torch.transforms.double_backward import functions_made, make_differentiable
 from weft.frontends.torch.transforms.dynamo_forms import trace_by_forms
 from weft.frontends.torch.transforms.dynamo_functions import trace_autograd_functions
@@ -367,4 +368,5 @@ class LaterCall:
 watch(weft_backend)
 trace_under_transforms(weft_backend)
 trace_by_forms(weft_backend)
+defer_logs(weft_backend)
 trace_autograd_functions(weft_backend)
