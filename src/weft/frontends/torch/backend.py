@@ -34,6 +34,7 @@ from weft.frontends.torch.capture.processor_tables import make_tables
 from weft.frontends.torch.capture.random_numbers import draw_seeds_once
 from weft.frontends.torch.capture.recurrent_layers import with_recurrent_layers
 from weft.frontends.torch.capture.split_sizes import with_split_sizes
+from weft.frontends.torch.capture.unread_prints import without_unread_prints
 from weft.frontends.torch.capture.values_alone import ask_for_values_alone
 from weft.frontends.torch.collectives.captured_collectives import has_collectives, lower_captured
 from weft.frontends.torch.collectives.failures import naming_dead_ranks_of
@@ -67,6 +68,7 @@ from weft.frontends.torch.report import record_targets as record_targets
 from weft.frontends.torch.settings import settings, watch
 from weft.frontends.torch.splitting import split_graph, stacked_loop
 from weft.frontends.torch.transforms.backward_ahead import compiling_ahead, is_ahead
+from weft.frontends.torch.transforms.deferred_logs import defer_logs
 from weft.frontends.torch.transforms.double_backward import functions_made, make_differentiable
 from weft.frontends.torch.transforms.dynamo_forms import trace_by_forms
 from weft.frontends.torch.transforms.dynamo_functions import trace_autograd_functions
@@ -74,6 +76,7 @@ from weft.frontends.torch.transforms.dynamo_levels import trace_under_transforms
 from weft.frontends.torch.transforms.program import CompiledProgram, Program
 from weft.frontends.torch.transforms.traced_graph import TracedGraph
 from weft.frontends.torch.transforms.transformed_call import Captured
+from weft.frontends.torch.transforms.uncollected_tracing import trace_without_collection
 from weft.frontends.torch.transforms.undefined_gradients import compile_backward, take_undefined
 from weft.frontends.torch.worker_starts import start_before_tracing, start_for_missing
 from weft.runtime.collection import without_collection
@@ -160,7 +163,7 @@ def _by_aot_autograd(
         partition_fn=partition,
         keep_inference_input_mutations=True,
     )
-    with functions_made() as functions, margins_of_labels(), without_collection():
+    with functions_made() as functions, margins_of_labels(), without_collection(), without_unread_prints():
         compiled = shortcut.shortened(backend(module, example_inputs))
     leading = len([*module.parameters(), *module.buffers()])
     for function in functions:
@@ -367,4 +370,6 @@ class LaterCall:
 watch(weft_backend)
 trace_under_transforms(weft_backend)
 trace_by_forms(weft_backend)
+defer_logs(weft_backend)
+trace_without_collection(weft_backend)
 trace_autograd_functions(weft_backend)
