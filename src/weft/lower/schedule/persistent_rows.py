@@ -187,9 +187,7 @@ def choose_persistent_rows(
         if brought is None and not whole and reads > 1:
             turn = _with_threads(turn, width, sums + turn.rows * (reads + 1))
     else:
-        held = power_below(_SUMMED_VALUES // (sums + reads + 1))
-        warps = min(_SUMMED_WARPS[-1], power_below(2 * max(1, side * power_below(2 * width - 1) // (32 * held)) - 1))
-        turn = _Turn(side, warps, _Brought().programs(warps, held, held * (sums + reads + 1), side))
+        turn = _beside_each_other(side, width, sums + reads + 1, light=not whole and reads > 1)
     name, parts = None if along is None else along.name, programs(turn)
     capacity = int(vector.size) if whole else width  # type: ignore[arg-type]
     schedule = Schedule("rows" if whole else "lanes", vector.name, capacity, name, turn.rows, split=name, parts=parts)
@@ -218,6 +216,22 @@ def _with_threads(turn: _Turn, columns: int, values: int) -> _Turn:
     fewer, rest = divmod(columns, threads)
     fits = rest == 0 and fewer % _LEAST_CHUNK == 0 and fewer * values <= _FEW_VALUES
     return replace(turn, warps=2 * turn.warps) if fits and turn.beside * threads <= _THREADS else turn
+
+
+def _beside_each_other(rows: int, columns: int, values: int, *, light: bool) -> _Turn:
+    """So many short rows, as many at most, in tiles of which each thread has `values` for every element.
+
+    Of programs that load and compute in turn, and reduce no rows, threads have few (`light`): see `_with_threads`.
+    """
+    most = _FEW_VALUES if light else _SUMMED_VALUES
+    held = power_below(most // values)
+    elements = rows * power_below(2 * columns - 1)
+    warps = min(_SUMMED_WARPS[-1], power_below(2 * max(1, elements // (32 * held)) - 1))
+    if not light:
+        return _Turn(rows, warps, _Brought().programs(warps, held, held * values, rows))
+    while warps > _WARPS and rows > 1:
+        rows, warps = rows // 2, warps // 2
+    return _Turn(rows, warps, max(1, _THREADS // (32 * warps)))
 
 
 def _fitting_sums(columns: int, chunk: int, rows: int, sums: int, reads: int, brought: _Brought) -> _Turn:

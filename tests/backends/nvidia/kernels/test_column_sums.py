@@ -146,7 +146,7 @@ def activation_gradient(dy: Tensor, x: Tensor, bias: Tensor) -> tuple[Tensor, ..
 
 
 @needs_ptxas
-@pytest.mark.parametrize("columns", [1024, 8192])
+@pytest.mark.parametrize("columns", [152, 1024, 2072, 8192])
 def test_programs_that_load_and_compute_in_turn_fill_a_multiprocessor(columns: int) -> None:
     target, rows = target_named("sm_90a"), (8192, columns)
     plan = planned(activation_gradient, rows, rows, (columns,))
