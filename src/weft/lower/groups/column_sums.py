@@ -197,6 +197,8 @@ class _RowsOfColumns:
         self._walk([run for run in self.domain.row_runs if run.name != schedule.along], carried, targets)
         self._store_sums(carried, targets[count:])
         attributes: dict[str, Attribute] = {"persistent": IntegerAttr(schedule.warps, i64)}
+        if schedule.row_warps > 1:
+            attributes["row_warps"] = IntegerAttr(schedule.row_warps, i64)
         if schedule.prefetched:
             attributes["prefetched"] = UnitAttr()
         if schedule.rereads:

@@ -61,6 +61,8 @@ class PersistentRows:
     """Whether the next rows are to be brought while programs compute."""
     rereads: bool = False
     """Whether threads read what is brought of a row again behind its reductions: they have no room for it meanwhile."""
+    row_warps: int = 1
+    """How many of a program's warps stand one below the other, where those side by side have all columns."""
 
     @property
     def parts(self) -> int:
@@ -147,6 +149,7 @@ class _Turn:
     rows: int
     warps: int
     beside: int
+    row_warps: int = 1
 
 
 def choose_persistent_rows(
@@ -185,14 +188,15 @@ def choose_persistent_rows(
             long = estimated(size) > (_LEAST_TURNS - 1) * ahead.rows * programs(ahead)
             turn, brought = (ahead, brought) if long and ahead.beside else (turn, None)
         if brought is None and not whole and reads > 1:
-            turn = _with_threads(turn, width, sums + turn.rows * (reads + 1))
+            turn = _with_threads(turn, width, sums, reads + 1)
     else:
         turn = _beside_each_other(side, width, sums + reads + 1, light=not whole and reads > 1)
     name, parts = None if along is None else along.name, programs(turn)
     capacity = int(vector.size) if whole else width  # type: ignore[arg-type]
     schedule = Schedule("rows" if whole else "lanes", vector.name, capacity, name, turn.rows, split=name, parts=parts)
     rereads = brought is not None and brought.again
-    return PersistentRows(schedule, name, turn.rows, turn.warps, folds, brought is not None, rereads)
+    folds = folds and turn.row_warps == 1
+    return PersistentRows(schedule, name, turn.rows, turn.warps, folds, brought is not None, rereads, turn.row_warps)
 
 
 def _brought(domain: Domain, operands: Operands, width: int, *, whole: bool) -> _Brought | None:
@@ -209,13 +213,21 @@ def _brought(domain: Domain, operands: Operands, width: int, *, whole: bool) -> 
     return _Brought(width * sum(operands.full), width * sum(operands.vectors), whole)
 
 
-def _with_threads(turn: _Turn, columns: int, values: int) -> _Turn:
+def _with_threads(turn: _Turn, columns: int, sums: int, values: int) -> _Turn:
     """Twice the warps for the same rows where a multiprocessor has as many threads, and each has columns that it moves
-    at once: of programs that load and compute in turn, some must compute while others wait for memory."""
-    threads = 32 * 2 * turn.warps
-    fewer, rest = divmod(columns, threads)
-    fits = rest == 0 and fewer % _LEAST_CHUNK == 0 and fewer * values <= _FEW_VALUES
-    return replace(turn, warps=2 * turn.warps) if fits and turn.beside * threads <= _THREADS else turn
+    at once: of programs that load and compute in turn, some must compute while others wait for memory.
+
+    Where columns are not enough for all of them side by side, each row has warps by itself, and sums of its own.
+    """
+    warps = 2 * turn.warps
+    if turn.beside * 32 * warps > _THREADS:
+        return turn
+    for row_warps, rows in ((1, turn.rows), (turn.rows, 1)):
+        each, rest = divmod(columns * row_warps, 32 * warps)
+        whole = rest == 0 and each % _LEAST_CHUNK == 0 and row_warps <= warps
+        if whole and each * ((sums if row_warps == 1 else sums * rows) + rows * values) <= _FEW_VALUES:
+            return replace(turn, warps=warps, row_warps=row_warps)
+    return turn
 
 
 def _beside_each_other(rows: int, columns: int, values: int, *, light: bool) -> _Turn:
