@@ -36,6 +36,8 @@ _THREADS, _FEW_VALUES = 1024, 52
 _IN_FLIGHT = 40 << 10
 """Bytes that a multiprocessor has under way at full speed: a microsecond of its share of memory's. Where threads load
 so many by themselves and need not wait for each other, there is nothing to gain."""
+_LEAST_BESIDE = 2
+"""Programs of a multiprocessor: some read while others compute."""
 _LEAST_TURNS = 3
 """Of a program that has rows brought: in one or two, bringing them ahead takes as long as it saves."""
 _MOST_COLUMNS = 32
@@ -187,6 +189,8 @@ def choose_persistent_rows(
                 ahead = _fitting_sums(width, 16 // widest, side, sums, reads, brought)
             long = estimated(size) > (_LEAST_TURNS - 1) * ahead.rows * programs(ahead)
             turn, brought = (ahead, brought) if long and ahead.beside else (turn, None)
+        if brought is not None and whole and not brought.again:
+            turn = _in_pairs(turn, width, brought.values(sums, reads, 1), brought)
         if brought is None and not whole and reads > 1:
             turn = _with_threads(turn, width, sums, reads + 1)
     else:
@@ -227,6 +231,19 @@ def _with_threads(turn: _Turn, columns: int, sums: int, values: int) -> _Turn:
         whole = rest == 0 and each % _LEAST_CHUNK == 0 and row_warps <= warps
         if whole and each * ((sums if row_warps == 1 else sums * rows) + rows * values) <= _FEW_VALUES:
             return replace(turn, warps=warps, row_warps=row_warps)
+    return turn
+
+
+def _in_pairs(turn: _Turn, columns: int, values: int, brought: _Brought) -> _Turn:
+    """Two programs of few warps as one, each of whose rows has warps by itself, while as many are left that some read
+    while others compute: half of the sums are written and added up, and threads move more at once."""
+    while turn.beside >= 2 * _LEAST_BESIDE and 2 * turn.warps <= _WARPS:
+        rows, warps = 2 * turn.rows, 2 * turn.warps
+        each, rest = divmod(columns * rows, 32 * warps)
+        beside = brought.programs(warps, each, each * values, 1) if rows <= warps else 0
+        if rest or each % _LEAST_CHUNK or each * values > brought.most_values or 2 * beside < turn.beside:
+            return turn
+        turn = _Turn(rows, warps, turn.beside // 2, rows)
     return turn
 
 

@@ -227,7 +227,7 @@ def blocked(
     if order and vector > 1:
         registers.append(cover(order[0], vector))
     lists: list[tuple[Mode, ...]] = []
-    for total, along, most in ((WARP, order, {}), (warps, warp_order or order, most_warps)):
+    for total, along, most in ((WARP, order, dict[int, int]()), (warps, warp_order or order, most_warps)):
         modes: list[Mode] = []
         for axis in along:
             size = min(total, next_power_of_two(left[axis]), most.get(axis, total))
