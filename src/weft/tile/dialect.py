@@ -51,9 +51,10 @@ class KernelOp(WeftOp):
     grid, of which it is the most that there may be. With a `counter`, programs are of different lengths, and that
     argument's memory is there to count those that were begun: one number, 0 before. With a `cluster`, so many
     neighbours are to bring operands of products for each other, on a device that has such. `persistent` ones have as
-    many programs as a device should run at once, which carry what they sum up from row to row, of so many warps each;
-    the rows of `prefetched` ones are to be brought while they compute, on a device that can, and those of `reread` ones
-    to be read again behind their reductions, as threads have no room for them meanwhile.
+    many programs as a device should run at once, which carry what they sum up from row to row, of so many warps each,
+    and `row_warps` of them one below the other; the rows of `prefetched` ones are to be brought while they compute,
+    on a device that can, and those of `reread` ones to be read again behind their reductions, as threads have no room
+    for them meanwhile.
     """
 
     name = "tile.kernel"
@@ -65,6 +66,7 @@ class KernelOp(WeftOp):
     counter = opt_attr_def(IntegerAttr)
     cluster = opt_attr_def(IntegerAttr)
     persistent = opt_attr_def(IntegerAttr)
+    row_warps = opt_attr_def(IntegerAttr)
     prefetched = opt_attr_def(builtin.UnitAttr)
     reread = opt_attr_def(builtin.UnitAttr)
     symbols = opt_attr_def(ArrayAttr[StringAttr])

@@ -44,6 +44,7 @@ from weft.backends.nvidia.transforms.fuse_moments import FuseMoments
 from weft.backends.nvidia.transforms.fuse_online_softmax import FuseOnlineSoftmax
 from weft.backends.nvidia.transforms.narrow_operands import NarrowOperands
 from weft.backends.nvidia.transforms.raise_pointers import RaisePointers
+from weft.backends.nvidia.transforms.read_before_reductions import ReadBeforeReductions
 from weft.backends.nvidia.transforms.relax_arithmetic import RelaxArithmetic
 from weft.backends.nvidia.transforms.straighten_loops import StraightenLoops
 
@@ -154,6 +155,7 @@ def nvidia_kernel_passes() -> tuple[KernelPass, ...]:
                         FoldViews(),
                         UseTensorCores(),
                         AssignLayouts(clusters=True),
+                        ReadBeforeReductions(),
                         LimitRegisters(),
                         InsertBarriers(),
                         HoldLhsRow(),

@@ -26,6 +26,7 @@ from weft.ir.types import DType, Tensor, contiguous_strides, f32, f64, tensor_of
 from weft.lower.emit.body import TileValue
 from weft.lower.emit.kernel import Kernel
 from weft.lower.groups.columns import PART
+from weft.lower.groups.few_rows import are_rows_few, lower_apart
 from weft.lower.groups.kernel_frame import KernelFrame
 from weft.lower.groups.kernels import lower_group
 from weft.lower.index_space.domain import Domain, Run
@@ -66,6 +67,8 @@ def lower_column_sums(
         sums[0],
         machine,
     )
+    if work.has_few_rows and (apart := lower_apart(group, name, inputs, outputs, (early, late), in_place, machine)):
+        return apart
     given = [Argument("input", n) for n in range(len(inputs))]
     written = [Argument("output", n) for n in early if early.index(n) not in in_place]
     parts = [Argument("scratch", n) for n in range(len(sums))]
@@ -159,6 +162,15 @@ class _RowsOfColumns:
             domain, addresses, self.machine, sums=sums, operands=operands, whole=whole
         )
 
+    @property
+    def has_few_rows(self) -> bool:
+        """Whether rows are worked on, of which there are too few for programs that carry sums."""
+        rows, columns = product(self.shape[: self.rank]), product(self.columns)
+        if not self.outputs or not isinstance(rows, int) or not isinstance(columns, int):
+            return False
+        sums = len(self.group.yielded) - len(self.outputs)
+        return are_rows_few(rows, columns, sum(self._bytes_of(self.shape)), self.schedule.parts, sums)
+
     def _bytes_of(self, shape: Sequence[Size]) -> tuple[int, ...]:
         """Those of an element of each operand that has all of a shape, and nothing beside."""
         tensors = [tensor_of(each.type) for each in self.layouts if each.uses]
@@ -197,6 +209,8 @@ class _RowsOfColumns:
         self._walk([run for run in self.domain.row_runs if run.name != schedule.along], carried, targets)
         self._store_sums(carried, targets[count:])
         attributes: dict[str, Attribute] = {"persistent": IntegerAttr(schedule.warps, i64)}
+        if schedule.row_warps > 1:
+            attributes["row_warps"] = IntegerAttr(schedule.row_warps, i64)
         if schedule.prefetched:
             attributes["prefetched"] = UnitAttr()
         if schedule.rereads:

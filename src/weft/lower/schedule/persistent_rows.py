@@ -36,6 +36,8 @@ _THREADS, _FEW_VALUES = 1024, 52
 _IN_FLIGHT = 40 << 10
 """Bytes that a multiprocessor has under way at full speed: a microsecond of its share of memory's. Where threads load
 so many by themselves and need not wait for each other, there is nothing to gain."""
+_LEAST_BESIDE = 2
+"""Programs of a multiprocessor: some read while others compute."""
 _LEAST_TURNS = 3
 """Of a program that has rows brought: in one or two, bringing them ahead takes as long as it saves."""
 _MOST_COLUMNS = 32
@@ -61,6 +63,8 @@ class PersistentRows:
     """Whether the next rows are to be brought while programs compute."""
     rereads: bool = False
     """Whether threads read what is brought of a row again behind its reductions: they have no room for it meanwhile."""
+    row_warps: int = 1
+    """How many of a program's warps stand one below the other, where those side by side have all columns."""
 
     @property
     def parts(self) -> int:
@@ -147,6 +151,7 @@ class _Turn:
     rows: int
     warps: int
     beside: int
+    row_warps: int = 1
 
 
 def choose_persistent_rows(
@@ -184,17 +189,18 @@ def choose_persistent_rows(
                 ahead = _fitting_sums(width, 16 // widest, side, sums, reads, brought)
             long = estimated(size) > (_LEAST_TURNS - 1) * ahead.rows * programs(ahead)
             turn, brought = (ahead, brought) if long and ahead.beside else (turn, None)
+        if brought is not None and whole and not brought.again:
+            turn = _in_pairs(turn, width, brought.values(sums, reads, 1), brought)
         if brought is None and not whole and reads > 1:
-            turn = _with_threads(turn, width, sums + turn.rows * (reads + 1))
+            turn = _with_threads(turn, width, sums, reads + 1)
     else:
-        held = power_below(_SUMMED_VALUES // (sums + reads + 1))
-        warps = min(_SUMMED_WARPS[-1], power_below(2 * max(1, side * power_below(2 * width - 1) // (32 * held)) - 1))
-        turn = _Turn(side, warps, _Brought().programs(warps, held, held * (sums + reads + 1), side))
+        turn = _beside_each_other(side, width, sums + reads + 1, light=not whole and reads > 1)
     name, parts = None if along is None else along.name, programs(turn)
     capacity = int(vector.size) if whole else width  # type: ignore[arg-type]
     schedule = Schedule("rows" if whole else "lanes", vector.name, capacity, name, turn.rows, split=name, parts=parts)
     rereads = brought is not None and brought.again
-    return PersistentRows(schedule, name, turn.rows, turn.warps, folds, brought is not None, rereads)
+    folds = folds and turn.row_warps == 1
+    return PersistentRows(schedule, name, turn.rows, turn.warps, folds, brought is not None, rereads, turn.row_warps)
 
 
 def _brought(domain: Domain, operands: Operands, width: int, *, whole: bool) -> _Brought | None:
@@ -211,13 +217,50 @@ def _brought(domain: Domain, operands: Operands, width: int, *, whole: bool) -> 
     return _Brought(width * sum(operands.full), width * sum(operands.vectors), whole)
 
 
-def _with_threads(turn: _Turn, columns: int, values: int) -> _Turn:
+def _with_threads(turn: _Turn, columns: int, sums: int, values: int) -> _Turn:
     """Twice the warps for the same rows where a multiprocessor has as many threads, and each has columns that it moves
-    at once: of programs that load and compute in turn, some must compute while others wait for memory."""
-    threads = 32 * 2 * turn.warps
-    fewer, rest = divmod(columns, threads)
-    fits = rest == 0 and fewer % _LEAST_CHUNK == 0 and fewer * values <= _FEW_VALUES
-    return replace(turn, warps=2 * turn.warps) if fits and turn.beside * threads <= _THREADS else turn
+    at once: of programs that load and compute in turn, some must compute while others wait for memory.
+
+    Where columns are not enough for all of them side by side, each row has warps by itself, and sums of its own.
+    """
+    warps = 2 * turn.warps
+    if turn.beside * 32 * warps > _THREADS:
+        return turn
+    for row_warps, rows in ((1, turn.rows), (turn.rows, 1)):
+        each, rest = divmod(columns * row_warps, 32 * warps)
+        whole = rest == 0 and each % _LEAST_CHUNK == 0 and row_warps <= warps
+        if whole and each * ((sums if row_warps == 1 else sums * rows) + rows * values) <= _FEW_VALUES:
+            return replace(turn, warps=warps, row_warps=row_warps)
+    return turn
+
+
+def _in_pairs(turn: _Turn, columns: int, values: int, brought: _Brought) -> _Turn:
+    """Two programs of few warps as one, each of whose rows has warps by itself, while as many are left that some read
+    while others compute: half of the sums are written and added up, and threads move more at once."""
+    while turn.beside >= 2 * _LEAST_BESIDE and 2 * turn.warps <= _WARPS:
+        rows, warps = 2 * turn.rows, 2 * turn.warps
+        each, rest = divmod(columns * rows, 32 * warps)
+        beside = brought.programs(warps, each, each * values, 1) if rows <= warps else 0
+        if rest or each % _LEAST_CHUNK or each * values > brought.most_values or 2 * beside < turn.beside:
+            return turn
+        turn = _Turn(rows, warps, turn.beside // 2, rows)
+    return turn
+
+
+def _beside_each_other(rows: int, columns: int, values: int, *, light: bool) -> _Turn:
+    """So many short rows, as many at most, in tiles of which each thread has `values` for every element.
+
+    Of programs that load and compute in turn, and reduce no rows, threads have few (`light`): see `_with_threads`.
+    """
+    most = _FEW_VALUES if light else _SUMMED_VALUES
+    held = power_below(most // values)
+    elements = rows * power_below(2 * columns - 1)
+    warps = min(_SUMMED_WARPS[-1], power_below(2 * max(1, elements // (32 * held)) - 1))
+    if not light:
+        return _Turn(rows, warps, _Brought().programs(warps, held, held * values, rows))
+    while warps > _WARPS and rows > 1:
+        rows, warps = rows // 2, warps // 2
+    return _Turn(rows, warps, max(1, _THREADS // (32 * warps)))
 
 
 def _fitting_sums(columns: int, chunk: int, rows: int, sums: int, reads: int, brought: _Brought) -> _Turn:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from weft.passes.grouping import kernel_groups
 from weft.pipelines import compile_kernels
 from weft.runtime.plan_executor import Frame
 
+from .. import emulated_graphs
 from ..emulated_graphs import EmulatedExecutor, emulated
 from ..ptxas import assemble, needs_ptxas
 from ..row_kernels import planned
@@ -146,7 +148,7 @@ def activation_gradient(dy: Tensor, x: Tensor, bias: Tensor) -> tuple[Tensor, ..
 
 
 @needs_ptxas
-@pytest.mark.parametrize("columns", [1024, 8192])
+@pytest.mark.parametrize("columns", [152, 768, 1024, 2072, 8192])
 def test_programs_that_load_and_compute_in_turn_fill_a_multiprocessor(columns: int) -> None:
     target, rows = target_named("sm_90a"), (8192, columns)
     plan = planned(activation_gradient, rows, rows, (columns,))
@@ -155,6 +157,21 @@ def test_programs_that_load_and_compute_in_turn_fill_a_multiprocessor(columns: i
     used, launch = assemble(code.ptx, "sm_90a").kernels[name], code.launches[name]
     assert used.spilled == 0
     assert launch.threads * target.blocks(launch.threads, used.registers, launch.shared) >= 1024
+
+
+@pytest.mark.parametrize("columns", [152, 768, 2072])
+def test_rows_whose_warps_stand_one_below_the_other_are_right_as_ptx(
+    columns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a GPU so small that programs have several turns, the last of which has fewer rows."""
+    monkeypatch.setattr(kernel_groups, "_LEAST_ROWS", 8)
+    monkeypatch.setattr(emulated_graphs, "target_named", lambda arch: replace(target_named(arch), multiprocessors=1))
+    torch.manual_seed(columns)
+    given = [torch.randn(37, columns).bfloat16(), torch.randn(37, columns).bfloat16(), torch.randn(columns).bfloat16()]
+    found = emulated(activation_gradient)(*given)
+    dx = torch.ops.aten.gelu_backward(given[0].double(), given[1].double() + given[2].double(), approximate="tanh")
+    assert (found[0].double() - dx).norm() <= 4e-3 * dx.norm()
+    assert (found[1].double() - found[0].double().sum(0)).norm() <= 1e-5 * dx.sum(0).norm()
 
 
 @pytest.mark.parametrize("columns", [90, 1001])

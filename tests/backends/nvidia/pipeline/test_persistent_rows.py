@@ -54,6 +54,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         (norm, torch.bfloat16, 35, 520),
         (norm, torch.float32, 29, 768),
+        (norm, torch.bfloat16, 37, 768),
         (sums, torch.bfloat16, 61, 768),
         (norm, torch.bfloat16, 9, 8704),
     ],
@@ -178,7 +179,7 @@ def test_rows_that_gain_nothing_are_loaded_by_threads(
     [
         pytest.param(8192, gradient, 1, id="a row takes memory as long as a turn"),
         pytest.param(4096, gradient, 2, id="two rows do"),
-        pytest.param(768, gradient, 4, id="short rows"),
+        pytest.param(768, gradient, 2, id="short rows: each has two of eight warps"),
         pytest.param(4096, bias_gradient, 2, id="nothing to wait for"),
     ],
 )
@@ -189,3 +190,11 @@ def test_a_multiprocessor_has_no_more_programs_than_keep_up_with_memory(
     plan = planned(function, rows, rows, (16384, 1), (columns,))
     (kernel,) = [kernel for name, kernel in plan.kernels.items() if name.endswith("_rows")]
     assert prod(size for size in kernel.grid.data if isinstance(size, int)) == 132 * programs
+
+
+def test_short_rows_have_warps_by_themselves_and_half_the_programs() -> None:
+    plan = planned(gradient, (8192, 768), (8192, 768), (8192, 1), (768,))
+    (kernel,) = [kernel for name, kernel in plan.kernels.items() if name.endswith("_rows")]
+    assert kernel.persistent is not None and kernel.row_warps is not None
+    assert (kernel.persistent.value.data, kernel.row_warps.value.data) == (8, 4)
+    assert kernel.grid.data == (2 * 132,)

@@ -14,10 +14,11 @@ a repetition: its threads hold the same elements.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
+from types import MappingProxyType
 
 from weft.errors import LoweringError
 
@@ -206,11 +207,12 @@ def blocked(
     vector: int = 1,
     warp_order: Sequence[int] | None = None,
     blocks: int = 1,
+    most_warps: Mapping[int, int] = MappingProxyType({}),
 ) -> Layout:
     """Neighbours along the first axis of `order` in a thread's registers, then lanes side by side, then warps.
 
-    What is left along an axis is repeated in registers. `warp_order` says along which axes warps stand first. Blocks of
-    a cluster have neighbouring parts of the tile, each in one piece.
+    What is left along an axis is repeated in registers. `warp_order` says along which axes warps stand first, and
+    `most_warps` how many do along some. Blocks of a cluster have neighbouring parts of the tile, each in one piece.
     """
     left = list(shape)  # what is still to be covered along each axis, in units of `step`
     step = [1] * len(shape)
@@ -225,10 +227,10 @@ def blocked(
     if order and vector > 1:
         registers.append(cover(order[0], vector))
     lists: list[tuple[Mode, ...]] = []
-    for total, along in ((WARP, order), (warps, warp_order or order)):
+    for total, along, most in ((WARP, order, dict[int, int]()), (warps, warp_order or order, most_warps)):
         modes: list[Mode] = []
         for axis in along:
-            size = min(total, next_power_of_two(left[axis]))
+            size = min(total, next_power_of_two(left[axis]), most.get(axis, total))
             if size > 1:
                 modes.append(cover(axis, size))
                 total //= size

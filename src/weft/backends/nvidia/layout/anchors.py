@@ -156,10 +156,13 @@ def anchors_of(kernel: tile.KernelOp, clusters: bool) -> Anchors:
                 vectors[found.axis] = max(vectors.get(found.axis, 1), found.widths[found.axis])
         order = sorted(_row_major(shape), key=lambda axis: -bytes_along.get(axis, 0))
         vector = min(vectors.get(order[0], 1), _fair(shape, warps)) if order else 1
+        most_warps: dict[int, int] = {}
         if kernel.persistent is not None:  # sums of neighbours are carried: as many as the widest operand asks for
-            vector = _covering(shape[order[0]], warps, min(vector, _of_widest(accesses, shape)))
+            side_by_side = warps // (1 if kernel.row_warps is None else kernel.row_warps.value.data)
+            vector = _covering(shape[order[0]], side_by_side, min(vector, _of_widest(accesses, shape)))
+            most_warps = {order[0]: side_by_side}
         warp_order = sorted(order, key=lambda axis: axis in reduced)
-        layouts[shape] = blocked(shape, warps, order, vector, warp_order, blocks)
+        layouts[shape] = blocked(shape, warps, order, vector, warp_order, blocks, most_warps)
     return Anchors(warps, blocks, layouts, facts, of_products=bool(products))
 
 
