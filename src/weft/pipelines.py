@@ -68,10 +68,12 @@ def cpu_passes(
     own_tiles: bool = False,
     byte_products: bool = True,
     wide_vectors: bool = False,
+    many_packed_rows: bool = False,
 ) -> list[ModulePass]:
     """From an imported function to groups that are kernels; `blas` says that there is a library for products,
     `matrix_tiles` that the framework has one for bf16, `own_tiles` that the processor multiplies bf16 in matrix tiles,
-    `byte_products` that it sums up products of bytes, `wide_vectors` that its vectors are of 512 bits."""
+    `byte_products` that it sums up products of bytes, `wide_vectors` that its vectors are of 512 bits,
+    `many_packed_rows` that kernels multiply many rows by packed weights as fast as a library."""
     from weft.passes.quantize.multiply_codes import MultiplyCodes
     from weft.passes.quantize.quantize_weights import QuantizeWeights
 
@@ -92,7 +94,9 @@ def cpu_passes(
         HoistConstants(),
         PackLoopWeights(matrix_tiles=own_tiles),
         EliminateDead(),
-        ClaimLibraries(enabled=not config.strict, blas=blas, matrix_tiles=matrix_tiles),
+        ClaimLibraries(
+            enabled=not config.strict, blas=blas, matrix_tiles=matrix_tiles, many_packed_rows=many_packed_rows
+        ),
         SinkCasts(),
         InlineDequantization(),
         WidenInWindows(),
@@ -113,6 +117,7 @@ def cpu_passes_for(config: Config, target: CpuTarget, *, framework: bool = False
         own_tiles=target.has_matrix_tiles,
         byte_products=target.packs_bytes,
         wide_vectors=target.vector_bits == 512,
+        many_packed_rows=target.is_x86 and target.vector_bits == 256,
     )
 
 

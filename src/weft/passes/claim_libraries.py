@@ -23,7 +23,8 @@ from weft.passes.grouping.build_groups import CLAIM, INLINED, PACKED_BEFORE, WID
 from weft.passes.simplify.constant_values import constant_arguments
 
 FEW_PACKED_ROWS = 128
-"""With at most so many rows, packed weights and what follows in one kernel beat a library; with more they do not."""
+"""With at most so many rows, packed weights and what follows in one kernel beat a library; with more they do not, but
+where vectors have 256 bits, whose units own kernels keep as busy."""
 _SMALL_SIDE = 64
 """Neither side of weights larger than this: a matmul is over before a library has set out."""
 
@@ -66,6 +67,8 @@ class ClaimLibraries(ModulePass):
     """Whether generated kernels use the matrix units as well as the library does."""
     matrix_tiles: bool = False
     """Whether the library multiplies bf16 in matrix tiles of a processor, as generated kernels do by packed weights."""
+    many_packed_rows: bool = False
+    """Whether generated kernels multiply any number of rows by packed weights as fast as the library does."""
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         if not self.enabled:
@@ -86,7 +89,21 @@ class ClaimLibraries(ModulePass):
             return tensor_of(dot.results[0].type).dtype in (f16, bf16, f32, f64)
         if self.matrix_tiles and tensor_of(dot.results[0].type).dtype == bf16:
             return _is_for_matrix_tiles(dot, constants)
-        return self.blas and _is_for_blas(dot, constants)
+        return self.blas and self._is_for_blas(dot, constants)
+
+    def _is_for_blas(self, dot: Dot, constants: set[SSAValue]) -> bool:
+        weight = dot.operands[1]
+        if isinstance(weight, OpResult) and WIDENS in weight.op.attributes:
+            return False
+        result = tensor_of(dot.results[0].type)
+        rows = result.shape[-2]
+        sizes = (*result.shape[-2:], tensor_of(dot.operands[0].type).shape[-1])
+        if any(isinstance(size, int) and size > BLAS_LARGEST for size in sizes):
+            return False
+        small = all(isinstance(size, int) and size <= _SMALL_SIDE for size in sizes[1:])
+        few = small or not isinstance(rows, int) or rows <= FEW_PACKED_ROWS or ROWS_OF_WINDOWS in dot.attributes
+        few = few or self.many_packed_rows
+        return result.dtype in (f32, f64) and not (few and viewed(dot.operands[1]) in constants)
 
 
 def is_for_tensor_cores(dot: Dot) -> bool:
@@ -151,17 +168,3 @@ def _is_for_matrix_tiles(dot: Dot, constants: set[SSAValue]) -> bool:
     known = [size for size in (*result.shape, sides[-1]) if isinstance(size, int)]
     small = small or (len(known) == result.rank + 1 and prod(known) < _LEAST_CALLED)
     return not (widened or small or viewed(weight) in constants)
-
-
-def _is_for_blas(dot: Dot, constants: set[SSAValue]) -> bool:
-    weight = dot.operands[1]
-    if isinstance(weight, OpResult) and WIDENS in weight.op.attributes:
-        return False
-    result = tensor_of(dot.results[0].type)
-    rows = result.shape[-2]
-    sizes = (*result.shape[-2:], tensor_of(dot.operands[0].type).shape[-1])
-    if any(isinstance(size, int) and size > BLAS_LARGEST for size in sizes):
-        return False
-    small = all(isinstance(size, int) and size <= _SMALL_SIDE for size in sizes[1:])
-    few = small or not isinstance(rows, int) or rows <= FEW_PACKED_ROWS or ROWS_OF_WINDOWS in dot.attributes
-    return result.dtype in (f32, f64) and not (few and viewed(dot.operands[1]) in constants)

@@ -13,6 +13,7 @@ from weft.backends.cpu.codegen import emit_kernel
 from weft.backends.cpu.target import host_target
 from weft.backends.llvm.builder import Module
 from weft.ir.types import Tensor, dtype_of_numpy
+from weft.ops.windows.pool import MaxPool
 from weft.testing.kernels import CpuModule, Trial, group_of
 
 RNG = np.random.default_rng(9)
@@ -55,3 +56,18 @@ def test_halves_that_change_places_are_read_as_vectors() -> None:
     assert "select" not in str(module) and "load float" not in str(module)
     (y,) = CpuModule([trial]).run(trial, [x])
     np.testing.assert_array_equal(y, x + np.concatenate([-x[:, 32:], x[:, :32]], 1))
+
+
+@pytest.mark.parametrize("side", [3, 5, 7])
+def test_windows_beside_the_edge_are_known_along_their_rows(side: int) -> None:
+    """Rows of an image are inside or outside as they come; which columns are is known, and none is looked up alone."""
+    (x,) = rows(40)
+    params: dict[str, Any] = {"window": (side, side), "strides": (1, 1), "padding": ((side // 2, side // 2),) * 2}
+    images = np.stack([x, x[::-1], 2 * x])[None]
+    trial = trial_of([images], lambda b, x: b.max_pool(x, **params, dilation=(1, 1)))
+    kernel = trial.lowered.calls[0].kernel
+    module = Module(host_target().triple)
+    emit_kernel(module, kernel.op, host_target())
+    assert str(kernel.schedule).startswith("#taps") and "weft.gather" not in str(module)
+    (y,) = CpuModule([trial]).run(trial, [images])
+    np.testing.assert_array_equal(y, MaxPool.reference(images, **params, dilation=(1, 1)))

@@ -108,7 +108,7 @@ def test_pooled_rows_are_vectors(width: int, stride: int) -> None:
     }
     x = RNG.standard_normal((2, 7, width)).astype(np.float32)
     trial = Trial.of(group_of([Tensor(f32, x.shape)], lambda b, x: b.max_pool(x, **params)), "pool")
-    assert str(trial.lowered.calls[0].kernel.schedule).startswith("#lanes<r2")
+    assert str(trial.lowered.calls[0].kernel.schedule).startswith("#taps<r2")
     check(trial, [x], MaxPool.reference(x, **params))
 
 

@@ -15,6 +15,7 @@ from xdsl.ir import OpResult, SSAValue
 
 from weft.backends.cpu.clusters import FusedLoop, sink_value
 from weft.backends.cpu.lookups import ZERO_BYTES, at_lane, gathered, keeps, looked_up, moves, pointer_dtype, zeros
+from weft.backends.cpu.mask_ranges import parts_of
 from weft.backends.cpu.memory_order import lazy_closure
 from weft.backends.cpu.neighbours import source_axis
 from weft.backends.cpu.position import Position, lanes_for, load_strided, walk
@@ -43,7 +44,8 @@ _BYTES_AHEAD, _MOST_AHEAD = 2048, 8
 def emit_gather(codegen: KernelCodegen, op: tile.GatherOp, here: Position, kept: set[SSAValue]) -> V:
     """The elements of a gather at a position."""
     inner = here.inner
-    if here.known(op.mask) is False:
+    hiding = _open_parts(op.mask, here, kept)
+    if hiding is None:
         return _other(codegen, op, here.lanes if moves(codegen, op.out, inner) else 1)
     moving = here.lanes > 1 and moves(codegen, op.offsets, inner)
     step = codegen.neighbours.step_along(op.offsets, inner) if moving else None
@@ -54,16 +56,33 @@ def emit_gather(codegen: KernelCodegen, op: tile.GatherOp, here: Position, kept:
         if moving and here.lanes > _WRITTEN_OUT and (mask is None or op.inside is not None):
             return _chosen(codegen, op, looked_up(codegen, op, here, kept), mask)
         return _lane_by_lane(codegen, op, codegen.at(op.offsets, here, kept), mask)
-    if here.known(op.mask) is None and moves(codegen, op.mask, inner):
+    if any(moves(codegen, mask, inner) for mask in hiding):
         return _partly_masked(codegen, op, here, kept, step)
     start = at_lane(codegen, op.offsets, here, kept, 0)
     return _whole(codegen, op, start, here.lanes, step, _mask(codegen, op, here, kept))
 
 
-def _mask(codegen: KernelCodegen, op: tile.GatherOp, here: Position, kept: set[SSAValue]) -> V | None:
-    if op.mask is None or here.known(op.mask):
+def _open_parts(mask: SSAValue | None, here: Position, kept: set[SSAValue]) -> list[SSAValue] | None:
+    """The masks that have to hold as well for one to hold, beside what is known of it; None if it does not hold."""
+    if mask is None or (known := here.known(mask)) is True:
+        return []
+    if known is False:
         return None
-    return codegen.at(op.mask, here, kept)
+    result: list[SSAValue] = []
+    parts = () if mask in kept else parts_of(mask)
+    for part in parts:
+        if (found := _open_parts(part, here, kept)) is None:
+            return None
+        result += found
+    return result if parts and result != list(parts) else [mask]
+
+
+def _mask(codegen: KernelCodegen, op: tile.GatherOp, here: Position, kept: set[SSAValue]) -> V | None:
+    parts = [codegen.at(part, here, kept) for part in _open_parts(op.mask, here, kept) or ()]
+    if not parts:
+        return None
+    lanes = max(part.lanes for part in parts)
+    return all_of(codegen.b, [codegen.b.splat(part, lanes) for part in parts])
 
 
 def _lane_by_lane(codegen: KernelCodegen, op: tile.GatherOp, offsets: V, mask: V | None) -> V:

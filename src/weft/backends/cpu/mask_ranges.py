@@ -21,7 +21,7 @@ from weft.ir.attributes import from_attribute
 from weft.ir.types import boolean
 from weft.tile import dialect as tile
 
-_MOST = 4
+_MOST = 8
 _LONGEST = 1 << 14
 
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
@@ -54,7 +54,10 @@ def stretches(values: Sequence[SSAValue], axis: int, extent: int) -> list[Stretc
         return []
     reached = {v: None for value in values for v in lazy_closure(value)}
     found: dict[SSAValue, np.ndarray | None] = {}
-    lines = {mask: line for mask in _masks(reached) if (line := _line(mask, axis, extent, found)) is not None}
+    lines: dict[SSAValue, np.ndarray] = {}
+    for mask in _masks(reached):
+        for part in _known_parts(mask, axis, extent, found):
+            lines[part] = found[part]  # type: ignore[assignment]
     cuts = sorted({int(cut) + 1 for line in lines.values() for cut in np.flatnonzero(np.diff(line))})
     if not lines or len(cuts) >= _MOST:
         return []
@@ -77,6 +80,19 @@ def _masks(values: dict[SSAValue, None]) -> list[SSAValue]:
             case _:
                 pass
     return [mask for mask in masks if tile.tile_type(mask).dtype == boolean]
+
+
+def _known_parts(mask: SSAValue, axis: int, extent: int, found: dict[SSAValue, np.ndarray | None]) -> list[SSAValue]:
+    """The mask, if it is known along the axis, else what is known of the masks that have to hold for it to hold."""
+    if _line(mask, axis, extent, found) is not None:
+        return [mask]
+    return [part for each in parts_of(mask) for part in _known_parts(each, axis, extent, found)]
+
+
+def parts_of(mask: SSAValue) -> Sequence[SSAValue]:
+    """The two masks that both have to hold for one to hold, if it is made of such."""
+    op = mask.op if isinstance(mask, OpResult) else None
+    return op.args if isinstance(op, tile.MapOp) and op.function.data == "and" else ()
 
 
 def _line(value: SSAValue, axis: int, extent: int, found: dict[SSAValue, np.ndarray | None]) -> np.ndarray | None:

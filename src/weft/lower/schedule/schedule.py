@@ -361,14 +361,21 @@ def _pointwise(domain: Domain, vector: Run, addresses: Sequence[Address], machin
 
 
 def _taps(domain: Domain, addresses: Sequence[Address], machine: Machine) -> Schedule | None:
-    """The schedule of windows over channels that lie side by side, all of which are inside or outside together."""
+    """The schedule of windows over channels, or over places, that lie side by side.
+
+    Channels are inside or outside together. Along places that are counted it is known for every column of the window
+    which of them are.
+    """
     total = known_product(run.size for run in domain.column_runs)
     if total is None or not 0 < total <= MOST_TAPS or not domain.row_runs:
         return None
     vector = max(reversed(domain.row_runs), key=lambda run: contiguous_bytes(run, addresses))
     for address in addresses:
         split = coefficient_of(address.expr, vector.name)
-        if split is None or split[0] not in ((0,) if address.purpose == "position" else (0, 1)):
+        if split is None or not isinstance(step := split[0], int):
+            return None
+        uneven = step not in ((0,) if address.purpose == "position" else (0, 1))
+        if uneven and not isinstance(vector.size, int):
             return None
     if not contiguous_bytes(vector, addresses):
         return None
