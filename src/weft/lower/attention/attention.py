@@ -35,6 +35,7 @@ from weft.lower.lowered import Lowered, whole
 from weft.lower.machine import Machine
 from weft.lower.refusal import Refusal
 from weft.lower.schedule.schedule import choose_attention_blocks, given_blocks
+from weft.lower.schedule.vector_attention_blocks import vector_attention_blocks
 from weft.ops.body import Value
 from weft.ops.graph import GroupOp
 from weft.ops.layouts import StridedLayout
@@ -97,6 +98,8 @@ class AttentionLowering(AttentionTiles):
         moved = isinstance(self.op, AttentionWithTangent)
         given = {"masked": bool(self.op.masks), "moved": moved, "causal": self.causal}
         chosen = choose_attention_blocks(*sides, self.machine, on_tensor_cores=self.on_tensor_cores, **given)
+        if self.machine.capabilities.matrix_units and not (self.on_tensor_cores or moved):
+            chosen = vector_attention_blocks(chosen)
         self.blocks = given_blocks(self.group, "attention") or chosen
         if self.pages:
             pages, *_ = self.pages.values()  # both are of one size

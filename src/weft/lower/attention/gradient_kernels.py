@@ -14,7 +14,7 @@ from xdsl.dialects.builtin import UnitAttr
 from xdsl.ir import SSAValue
 
 from weft.ir.expr import Size, ceildiv, floordiv, maximum, minimum, mod, product, simplify, symbol
-from weft.ir.types import Tensor, i32, tensor_of
+from weft.ir.types import Tensor, bf16, f16, i32, tensor_of
 from weft.lower.attention.attention_tiles import LOG2_E
 from weft.lower.emit.blocked import BlockedKernel
 from weft.lower.emit.body import Axis, TileValue, register_dtype
@@ -23,6 +23,7 @@ from weft.lower.index_space.domain import Domain, Run, Variable, fused
 from weft.lower.index_space.evaluate import AddressRecorder, Source
 from weft.lower.machine import Machine
 from weft.lower.schedule.schedule import Blocks, choose_gradient_blocks, given_blocks
+from weft.lower.schedule.vector_attention_blocks import vector_gradient_blocks
 from weft.ops.body import Value
 from weft.ops.graph import GroupOp
 from weft.ops.layouts import StridedLayout, contiguous
@@ -74,6 +75,8 @@ class GradientKernel:
         self.within = [Run((variable,)) for variable in domain.rows if variable.name.rstrip("hl") == last]
         domain.row_runs, domain.column_runs = [*self.lead, *self.within], [*self.runs.values()]
         chosen = choose_gradient_blocks(self.OF, (self.queries, self.keys, q.shape[-1], v.shape[-1]), self.machine)
+        if self.machine.capabilities.matrix_units and q.dtype not in (bf16, f16):  # what tensor cores would round
+            chosen = vector_gradient_blocks(self.OF, chosen)
         self.blocks: Blocks = given_blocks(self.group, "attention_gradients") or chosen
         self.sides = dict(zip(_LETTERS, self.blocks.sides, strict=True))
         self.bases = {"e": 0, "n": 0}
