@@ -43,6 +43,16 @@ def test_products(m: int, dtype: DType, turned: bool, own: bool) -> None:
     assert owns_product(lying(m, 2048, dtype=dtype), a, b) == own
 
 
+@pytest.mark.parametrize(
+    ("sides", "own"), [((345, 8139, 582), True), ((67, 23, 41), True), ((7311, 6071, 17), False), ((16, 19, 20), False)]
+)
+def test_products_of_rows_that_begin_anywhere(sides: tuple[int, int, int], own: bool) -> None:
+    m, n, k = sides
+    assert owns_product(lying(m, n), lying(m, k), lying(k, n)) == own
+    few = (lying(48, 96), lying(48, 128), lying(128, 96))  # rows that TMA reads, and few tiles
+    assert not owns_product(*few)
+
+
 def test_products_of_bytes_lie_along_k() -> None:
     result, a = lying(4096, 4096), Operand(None, 1, (4096, 4096), (4096, 1))
     for strides, own in (((1, 4096), True), ((4096, 1), False)):

@@ -19,7 +19,7 @@ from weft.ops.graph import FuncOp
 from weft.ops.layouts import BLAS_LARGEST
 from weft.ops.matmul.dot import Dot
 from weft.passes.convolution.convolve_by_matmul import ROWS_OF_WINDOWS
-from weft.passes.grouping.build_groups import CLAIM, INLINED, PACKED_BEFORE, WIDENS
+from weft.passes.grouping.build_groups import CLAIM, INLINED, OWN, PACKED_BEFORE, WIDENS
 from weft.passes.simplify.constant_values import constant_arguments
 
 FEW_PACKED_ROWS = 128
@@ -36,6 +36,11 @@ _TILE, _LEAST_TILES, _LEAST_DEPTH = 128, 96, 128
 """The side of the tiles that a GPU's multiprocessors multiply, how many keep them all at work, and the least K."""
 _ALIGNED, _LEAST_ODD_TILES = 8, 8
 """What a library wants columns and K to be multiples of: with others it is a fifth as fast, and few tiles beat it."""
+
+_ODD_DEPTH, _ODD_RESULTS = 96, 1 << 18
+"""Where rows begin anywhere, a library is behind from this K on, and with any K for so few results."""
+_ONE_TILE, _LONG_SIDE = range(48, 134), 1400
+"""Sides that are a tile or two of the library's then, beside which it wins where the other side is so long."""
 
 FEW_ROWS, _LEAST_STREAMED = 16, 128
 """Rows that a GPU multiplies while it reads weights, and the least sides of weights that are worth a kernel."""
@@ -81,7 +86,8 @@ class ClaimLibraries(ModulePass):
                         candidate.attributes[CLAIM] = StringAttr("blas")
 
     def _is_taken(self, dot: Dot, constants: set[SSAValue]) -> bool:
-        if PACKED_BEFORE in dot.attributes or (self.fast_matmuls and is_for_tensor_cores(dot)):
+        own = OWN in dot.attributes or is_for_tensor_cores(dot)
+        if PACKED_BEFORE in dot.attributes or (self.fast_matmuls and own):
             return False
         if tensor_of(dot.operands[0].type).dtype != tensor_of(dot.results[0].type).dtype:
             return False  # what widens its operands was claimed as the call that it came from, or not at all
@@ -136,6 +142,18 @@ def fills_tensor_cores(shape: Sequence[Size], depth: Size) -> bool:
         tiles *= size
     least = _LEAST_ODD_TILES if n % _ALIGNED or k % _ALIGNED else _LEAST_TILES
     return min(m, n) >= _TILE and k >= _LEAST_DEPTH and tiles >= least
+
+
+def worth_odd_rows(dtype: DType | None, shape: Sequence[Size], depth: Size) -> bool:
+    """Whether a matmul beats the library where rows of what it multiplies begin anywhere in memory."""
+    sizes = [size for size in (*shape, depth) if isinstance(size, int)]
+    if dtype not in (f16, bf16) or len(shape) != 2 or len(sizes) < 3:
+        return False
+    m, n, k = sizes
+    short, long = sorted((m, n))
+    if k < _ODD_DEPTH:
+        return short > FEW_ROWS and k >= FEW_ROWS and m * n <= _ODD_RESULTS
+    return short > FEW_ROWS and not (short in _ONE_TILE and long >= _LONG_SIDE)
 
 
 def worth_streaming(dtype: DType, shape: Sequence[Size], depth: Size) -> bool:

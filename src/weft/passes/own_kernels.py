@@ -17,7 +17,13 @@ from weft.ir.types import DType, Tensor, bf16, f16
 from weft.ops.base import Scan, Scatter, Structured
 from weft.ops.matmul.attention import WIDEST_HEAD
 from weft.ops.windows.convolution import Convolution
-from weft.passes.claim_libraries import fills_tensor_cores, worth_reading_once, worth_streaming, worth_tensor_cores
+from weft.passes.claim_libraries import (
+    fills_tensor_cores,
+    worth_odd_rows,
+    worth_reading_once,
+    worth_streaming,
+    worth_tensor_cores,
+)
 from weft.passes.convolution.convolve_by_matmul import geometry_of
 from weft.passes.convolution.convolve_trained import is_product
 from weft.passes.dot.align_operands import worth_aligning
@@ -63,6 +69,8 @@ def owns_product(result: Operand, a: Operand, b: Operand, *, of_bytes: bool = Fa
     copied = sum(factor.elements * factor.element_bytes for factor in apart)
     steps = [step * factor.element_bytes for factor in apart for step in factor.strides if step != 1]
     sides = result.shape, a.shape[-1]
+    if apart and not of_bytes and worth_odd_rows(result.dtype, *sides):
+        return True
     if apart and (of_bytes or not worth_aligning(*sides, copied, steps)):
         return False
     along = a.strides[-1] == 1 and b.strides[-2] == 1  # K runs through memory

@@ -10,7 +10,9 @@ from xdsl.ir import SSAValue
 
 from weft.ir.types import Tensor, bf16, f32
 from weft.ops.graph import GraphBuilder, GroupOp
+from weft.passes.claim_libraries import ClaimLibraries
 from weft.passes.dot.align_operands import AlignOperands, worth_aligning
+from weft.passes.grouping.build_groups import CLAIM, OWN
 from weft.passes.grouping.group_into_kernels import GroupIntoKernels
 from weft.passes.simplify.eliminate_dead import EliminateDead
 
@@ -45,14 +47,20 @@ def test_operands_that_the_copy_engine_cannot_read_are_copied(
 
 
 @pytest.mark.parametrize(
-    ("sides", "copies"),
-    [((2368, 4966, 67), 2), ((2048, 8192, 110), 1), ((550, 55, 4812), 0), ((9570, 107, 5142), 0), ((64, 100, 70), 0)],
+    ("sides", "copies", "beside_a_library"),
+    [
+        ((2368, 4966, 67), 2, 0),
+        ((2048, 8192, 110), 1, 1),  # a library is slow with such rows
+        ((550, 55, 4812), 0, 0),
+        ((9570, 107, 5142), 0, 0),
+        ((64, 100, 70), 0, 0),
+    ],
 )
-def test_where_no_library_may_multiply_short_copies_are_made(
-    passes: Any, sides: tuple[int, int, int], copies: int
+def test_short_copies_are_made_where_no_library_may_multiply_or_one_is_slow(
+    passes: Any, sides: tuple[int, int, int], copies: int, beside_a_library: int
 ) -> None:
     m, n, k = sides
-    for everywhere, wanted in ((True, copies), (False, 0)):
+    for everywhere, wanted in ((True, copies), (False, beside_a_library)):
         module = passes.built({"x": Tensor(bf16, (m, k)), "w": Tensor(bf16, (k, n))}, plain)
         AlignOperands(everywhere=everywhere).apply(Context(), module)
         assert str(module).count('"graph.pad"') == wanted
@@ -118,3 +126,29 @@ def test_what_a_kernel_computes_is_written_to_longer_rows_with_the_sums_of_its_c
     writing = [group for group in groups if "graph.pad" in {op.name for op in group.block.ops}]
     assert [len(group.results) for group in writing] == [2], "longer rows and sums, and no shorter rows beside them"
     assert {"graph.exp", "graph.sum"} <= {op.name for op in writing[0].block.ops}
+
+
+@pytest.mark.parametrize(
+    ("sides", "own"),
+    [
+        ((550, 550, 4812), True),  # a library is slow with such rows
+        ((60, 119, 60), True),  # few results
+        ((1574, 12619, 29), False),  # a short K, many results
+        ((1491, 103, 2682), False),  # one tile beside a long side
+        ((55, 798, 90), True),
+        ((16, 2107, 122), False),  # so few rows are no tiles
+    ],
+)
+def test_where_a_library_is_slow_a_matmul_is_a_kernel(passes: Any, sides: tuple[int, int, int], own: bool) -> None:
+    m, n, k = sides
+    module = passes.built({"x": Tensor(bf16, (m, k)), "w": Tensor(bf16, (k, n + 1))}, _cut)
+    for each in (AlignOperands(), ClaimLibraries(all_floats=True, fast_matmuls=True)):
+        each.apply(Context(), module)
+    assert (CLAIM not in str(module)) == own == (OWN in str(module))
+
+
+def _cut(b: GraphBuilder, x: SSAValue, w: SSAValue) -> SSAValue:
+    """A matmul with weights whose rows begin anywhere: they are cut out of longer ones."""
+    k, n = b.tensor(w).shape
+    assert isinstance(k, int) and isinstance(n, int)
+    return b.dot(x, b.slice(w, starts=(0, 1), shape=(k, n - 1), steps=(1, 1)))

@@ -12,7 +12,7 @@ from math import gcd, prod
 from typing import ClassVar
 
 from xdsl.context import Context
-from xdsl.dialects.builtin import ModuleOp
+from xdsl.dialects.builtin import ModuleOp, UnitAttr
 from xdsl.ir import Operation, OpResult, SSAValue
 from xdsl.passes import ModulePass
 
@@ -25,8 +25,8 @@ from weft.ops.layouts import StridedLayout, contiguous, view_layout
 from weft.ops.matmul.dot import Dot
 from weft.ops.reduce import Sum
 from weft.ops.shape import Reshape
-from weft.passes.claim_libraries import FEW_ROWS, is_for_tensor_cores
-from weft.passes.grouping.build_groups import strides_of
+from weft.passes.claim_libraries import FEW_ROWS, is_for_tensor_cores, worth_odd_rows
+from weft.passes.grouping.build_groups import OWN, strides_of
 
 _ENGINE = 16
 """What rows begin at multiples of, in bytes."""
@@ -51,6 +51,9 @@ class AlignOperands(ModulePass):
 
     What a kernel computes it writes to the longer rows, if nobody else reads it. A bias' gradient would: it is the sum
     of what is multiplied, and so it is made of the copy, whose further columns are zeros.
+
+    Where a library is slow with such rows, the matmul is said to be faster as a kernel (`weft.own`), whether copies of
+    what it multiplies pay or threads load rows as they are.
     """
 
     name: ClassVar[str] = "align_operands"
@@ -86,9 +89,11 @@ class _Aligning:
                 for place, (operand, layout) in enumerate(zip(dot.operands, layouts, strict=True))
                 if layout is not None and not _is_aligned(operand, layout)
             ]
-            if apart and (
-                is_for_tensor_cores(dot) or (self.everywhere and _copies_pay_for(dot, [p for p, _ in apart]))
-            ):
+            sides = tensor_of(dot.results[0].type).shape, tensor_of(dot.operands[0].type).shape[-1]
+            if apart and worth_odd_rows(tensor_of(dot.results[0].type).dtype, *sides):
+                dot.attributes[OWN] = UnitAttr()
+            own = self.everywhere or OWN in dot.attributes
+            if apart and (is_for_tensor_cores(dot) or (own and _copies_pay_for(dot, [p for p, _ in apart]))):
                 for place, layout in apart:
                     dot.operands[place] = self._copied(dot, dot.operands[place], layout)
 

@@ -31,6 +31,8 @@ INLINED = "weft.inlined"
 """The attribute of an op that every kernel which reads its result computes by itself."""
 PACKED_BEFORE = "weft.packed_before"
 """The attribute of a matmul in a loop whose weights are packed before the first turn: the loop captures them."""
+OWN = "weft.own"
+"""The attribute of a matmul that is faster as a generated kernel for how its operands lie in memory."""
 TWO_DIGITS = "weft.two_digits"
 """The attribute of a matmul with rows of i16 that two digits of 8 bits make: none is above 127 * 257."""
 
