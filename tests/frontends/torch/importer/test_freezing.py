@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 import weft
+from weft.backends.cpu.target import host_target
 from weft.lower.steps import DotStep, KernelStep
 from weft.runtime import stored_programs
 from weft.runtime.cache import DiskCache
@@ -71,8 +72,10 @@ def test_batch_norm_is_folded_and_products_are_packed() -> None:
     assert sum(constant.packing is not None for constant in record.plan.constants) == 3
 
 
-@pytest.mark.parametrize(("rows", "step"), [(8, KernelStep), (256, DotStep)])
-def test_products_with_many_rows_are_left_to_blas(rows: int, step: type) -> None:
+@pytest.mark.parametrize(("rows", "few"), [(8, True), (256, False)])
+def test_products_with_many_rows_are_left_to_blas_but_where_vectors_have_256_bits(rows: int, few: bool) -> None:
+    target = host_target()
+    step = KernelStep if few or (target.is_x86 and target.vector_bits == 256) else DotStep
     _, record = compiled_with(nn.Linear(16, 100).eval(), torch.randn(rows, 16))
     assert record.plan is not None and isinstance(record.plan.steps[0], step)
 
