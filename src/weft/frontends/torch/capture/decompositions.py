@@ -103,6 +103,8 @@ def _table(device: str) -> dict[Any, Callable[..., Any]]:
     table[_ops.convolution_backward.default] = convolution_backward
     table[_ops._new_zeros_with_same_feature_meta.default] = zero_tangent
     table |= GRADIENTS
+    table[_ops.t.default] = partial(t, table[_ops.t.default])
+    table[_ops.transpose.int] = partial(transpose, table[_ops.transpose.int])
     table[_ops.nan_to_num.default] = partial(nan_to_num, table[_ops.nan_to_num.default])
     table |= get_decompositions([_ops.tril_indices.default, _ops.triu_indices.default])
     table[_ops.multilabel_margin_loss_forward.default] = multilabel_margin_loss
@@ -131,6 +133,21 @@ def native_dropout(x: torch.Tensor, p: float, train: bool | None) -> tuple[torch
         return torch.zeros_like(x), torch.zeros_like(x, dtype=torch.bool)
     mask = _ops.bernoulli.p(torch.empty_like(x, dtype=torch.bool), 1.0 - p)
     return x * mask * (1.0 / (1.0 - p)), mask
+
+
+def t(of_others: Callable[..., torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+    """A transposed matrix as one call, where torch's own makes three of it, each of which is traced."""
+    return _ops.permute.default(x, [1, 0]) if x.dim() == 2 else of_others(x)
+
+
+def transpose(of_others: Callable[..., torch.Tensor], x: torch.Tensor, dim0: int, dim1: int) -> torch.Tensor:
+    """Two dimensions exchanged, as one call."""
+    rank = x.dim()
+    if rank < 2 or dim0 == dim1 or not (-rank <= dim0 < rank and -rank <= dim1 < rank):
+        return of_others(x, dim0, dim1)
+    order = list(range(rank))
+    order[dim0], order[dim1] = order[dim1], order[dim0]
+    return _ops.permute.default(x, order)
 
 
 def nan_to_num(of_reals: Callable[..., torch.Tensor], x: torch.Tensor, *numbers: Any, **named: Any) -> torch.Tensor:

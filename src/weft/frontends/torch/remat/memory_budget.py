@@ -35,6 +35,7 @@ from weft.frontends.torch.remat.overwritten_arguments import keep_overwritten
 from weft.frontends.torch.remat.predict_peak import predict_peak
 from weft.frontends.torch.remat.quick_cuts import quick_cuts
 from weft.frontends.torch.remat.recompute_cheap import recompute_cheap
+from weft.frontends.torch.remat.unwritten_modules import lazy, writing_later
 from weft.passes.remat.exact_choice import exact_choices
 from weft.passes.remat.minimum_cut import choices, choices_by_peak, lowest_peaks, problems_by_layer
 from weft.passes.remat.offload_choice import Machine, quickest_within
@@ -94,8 +95,9 @@ def partition_joint(joint: fx.GraphModule, arguments: Sequence[Any], *, config: 
 
 def _cut(joint: fx.GraphModule, arguments: Sequence[Any], **options: Any) -> Parts:
     # Our own elimination has run, and our own flows cut.
-    with functorch_config.patch(cse=False), quick_cuts(), states_of_draws_alone():
-        return partitioners.min_cut_rematerialization_partition(joint, arguments, **options)
+    with functorch_config.patch(cse=False), quick_cuts(), states_of_draws_alone(), writing_later():
+        forward, backward = partitioners.min_cut_rematerialization_partition(joint, arguments, **options)
+        return lazy(forward), lazy(backward)
 
 
 def _costs_on_gpu(joint: fx.GraphModule, config: Config) -> CostFacts:
