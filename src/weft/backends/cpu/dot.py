@@ -38,7 +38,11 @@ _WAYS, _SET_BYTES = 7, 4096
 set. Other processors have blocks of fewer rows than their caches have ways."""
 _LONGEST_SUM = 512
 _LONGEST_SUM_OF_FEW_ROWS = 128
-"""Terms that are summed up at a time: sums of sums lose fewer digits. Few rows wait for memory, not for additions."""
+_LONGEST_SUM_OF_256_BITS = 192
+"""Terms that are summed up at a time: sums of sums lose fewer digits. Few rows wait for memory, not for additions, and
+products with vectors of 256 bits are as quick in parts as long as the library's."""
+_TERMS_OF_A_TURN = 4
+"""Terms that a kernel adds in a turn of its loop."""
 _MOST_POINTERS = 8
 """Rows of a micro-kernel where there are few: more would leave most of its last block empty."""
 _FEW_BLOCKS = 2
@@ -288,7 +292,7 @@ class _Product:
     def _blocks(self, n: V, pointer: V, stride: V, memory: DType) -> None:
         """All blocks of rows for one panel of columns."""
         b = self.b
-        longest = _LONGEST_SUM_OF_FEW_ROWS if self.few_rows else _LONGEST_SUM
+        longest = self._longest_sum()
         if self.depth <= longest:
             self._part(n, pointer, stride, memory, i64(0), self.turns, self.keep)
             return
@@ -297,6 +301,16 @@ class _Product:
             keep = self.keep if self.keep.name == "true" else b.icmp("sgt", k, i64(0))
             start = b.gep(pointer, b.mul(k, stride), memory_type(memory))
             self._part(n, start, stride, memory, k, turns, keep)
+
+    def _longest_sum(self) -> int:
+        """Terms of a part of K: parts are even, so that none is much shorter than it might be."""
+        if self.few_rows:
+            return _LONGEST_SUM_OF_FEW_ROWS
+        target = self.codegen.target
+        if not (target.is_x86 and target.vector_bits == 256):
+            return _LONGEST_SUM
+        parts = -(-self.depth // _LONGEST_SUM_OF_256_BITS)
+        return -(-self.depth // (parts * _TERMS_OF_A_TURN)) * _TERMS_OF_A_TURN
 
     def _part(self, n: V, pointer: V, stride: V, memory: DType, k: V, turns: V, keep: V) -> None:
         """A part of K for one panel of columns."""
