@@ -361,11 +361,8 @@ def _pointwise(domain: Domain, vector: Run, addresses: Sequence[Address], machin
 
 
 def _taps(domain: Domain, addresses: Sequence[Address], machine: Machine) -> Schedule | None:
-    """The schedule of windows over channels, or over places, that lie side by side.
-
-    Channels are inside or outside together. Along places that are counted it is known for every column of the window
-    which of them are.
-    """
+    """The schedule of windows over channels that lie side by side, all of which are inside or outside together, or over
+    places: where these are counted, it is known for every column of the window which of them are inside."""
     total = known_product(run.size for run in domain.column_runs)
     if total is None or not 0 < total <= MOST_TAPS or not domain.row_runs:
         return None
@@ -374,12 +371,10 @@ def _taps(domain: Domain, addresses: Sequence[Address], machine: Machine) -> Sch
         split = coefficient_of(address.expr, vector.name)
         if split is None or not isinstance(step := split[0], int):
             return None
-        uneven = step not in ((0,) if address.purpose == "position" else (0, 1))
-        if uneven and not isinstance(vector.size, int):
+        if step not in ((0,) if address.purpose == "position" else (0, 1)) and not isinstance(vector.size, int):
             return None
-    if not contiguous_bytes(vector, addresses):
-        return None
-    return replace(_pointwise(domain, vector, addresses, machine), mode="taps")
+    taps = replace(_pointwise(domain, vector, addresses, machine), mode="taps")
+    return taps if contiguous_bytes(vector, addresses) else None
 
 
 def contiguous_bytes(run: Run, addresses: Sequence[Address]) -> int:
