@@ -32,4 +32,5 @@ from weft.ops.windows import fold as fold
 from weft.ops.windows import grid_sample as grid_sample
 from weft.ops.windows import pool as pool
 from weft.ops.windows import resize as resize
+from weft.ops.windows import resize_gradient as resize_gradient
 from weft.ops.windows import unpool as unpool

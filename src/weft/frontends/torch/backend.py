@@ -36,6 +36,7 @@ from weft.frontends.torch.capture.recurrent_layers import with_recurrent_layers
 from weft.frontends.torch.capture.split_sizes import with_split_sizes
 from weft.frontends.torch.capture.unread_prints import without_unread_prints
 from weft.frontends.torch.capture.values_alone import ask_for_values_alone
+from weft.frontends.torch.capture.whole_resizing import whole_resizing
 from weft.frontends.torch.collectives.captured_collectives import has_collectives, lower_captured
 from weft.frontends.torch.collectives.failures import naming_dead_ranks_of
 from weft.frontends.torch.collectives.gathers import mark_gathers
@@ -163,7 +164,9 @@ def _by_aot_autograd(
         partition_fn=partition,
         keep_inference_input_mutations=True,
     )
-    with functions_made() as functions, margins_of_labels(), without_collection(), without_unread_prints():
+    whole = whole_resizing(kind_of(example_inputs))
+    quiet = without_unread_prints()
+    with functions_made() as functions, margins_of_labels(), whole, without_collection(), quiet:
         compiled = shortcut.shortened(backend(module, example_inputs))
     leading = len([*module.parameters(), *module.buffers()])
     for function in functions:

@@ -74,7 +74,10 @@ class Axis:
 
     def place(self, body: Body, index: Size, dtype: DType, shift: float = 0) -> Value:
         """The place in the operand of the result at `index`, plus `shift`."""
-        place = body.position(index, dtype)
+        return self.place_of(body, body.position(index, dtype), dtype, shift)
+
+    def place_of(self, body: Body, place: Value, dtype: DType, shift: float = 0) -> Value:
+        """The same of an index that is a value."""
         if self.coordinates == "half_pixel":
             place = body.math("add", place, body.constant(0.5, dtype))
             shift -= 0.5
@@ -204,7 +207,7 @@ class ResizeNearest(Resize):
 
     @staticmethod
     def reference(x: np.ndarray, shape: tuple[int, ...], scales: Scales, coordinates: str, rounding: str) -> np.ndarray:
-        shift, down = _ROUND[rounding]
+        shift, down = ROUND[rounding]
         for d, axis in enumerate(axes(_tensor(x), shape, scales, coordinates), x.ndim - len(shape)):
             places = (np.floor if down else np.ceil)(axis.places(f32, shift))
             x = np.take(x, np.clip(places.astype(np.int64), 0, x.shape[d] - 1), d)
@@ -221,7 +224,7 @@ class ResizeNearest(Resize):
         rounding: str,
     ) -> Value:
         lead = len(index) - len(shape)
-        shift, down = _ROUND[rounding]
+        shift, down = ROUND[rounding]
         place = list(index[:lead])
         for i, axis in zip(index[lead:], axes(x.tensor, shape, scales, coordinates), strict=True):
             if (coordinates, rounding) == ("asymmetric", "floor") and _divides(axis):
@@ -232,7 +235,7 @@ class ResizeNearest(Resize):
         return body.at(x, place)
 
 
-_ROUND = {
+ROUND = {
     "floor": (0.0, True),
     "ceil": (0.0, False),
     "round_prefer_ceil": (0.5, True),

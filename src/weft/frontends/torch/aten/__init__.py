@@ -23,6 +23,7 @@ from weft.frontends.torch.aten import pooling as pooling
 from weft.frontends.torch.aten import random as random
 from weft.frontends.torch.aten import recurrent as recurrent
 from weft.frontends.torch.aten import reduction as reduction
+from weft.frontends.torch.aten import resizing as resizing
 from weft.frontends.torch.aten import sampling as sampling
 from weft.frontends.torch.aten import scatter as scatter
 from weft.frontends.torch.aten import searching as searching

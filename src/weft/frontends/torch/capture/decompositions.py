@@ -36,6 +36,7 @@ from weft.frontends.torch.capture.linear_cross_entropy import linear_cross_entro
 from weft.frontends.torch.capture.margin_loss import multilabel_margin_loss
 from weft.frontends.torch.capture.orthogonal_polynomials import POLYNOMIALS
 from weft.frontends.torch.capture.random_numbers import dropout_by_counter, multinomial
+from weft.frontends.torch.capture.whole_resizing import resizing_parts
 
 _ops: Any = torch.ops.aten
 
@@ -122,6 +123,7 @@ def _table(device: str) -> dict[Any, Callable[..., Any]]:
         # In parts, a row's largest and its sum are kept for the backward, and not what they are taken from, in f32.
         table |= get_decompositions([_ops._log_softmax.default, _ops._softmax.default])
         table[_ops.native_dropout.default] = dropout_by_counter
+        table |= resizing_parts()
     return table
 
 
