@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -298,6 +299,41 @@ def test_models_train_on_a_gpu(make: Callable[[], nn.Module], shape: tuple[int, 
             loss.backward()
     for ours, theirs in zip(model.parameters(), copy.parameters(), strict=True):
         torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-3, atol=1e-4)
+
+
+CONVOLUTIONS: dict[str, tuple[tuple[int, ...], tuple[int, ...], list[int], bool, int]] = {
+    "1d": ((2, 4, 9), (6, 4, 3), [1], False, 1),
+    "2d_strided": ((2, 4, 9, 8), (6, 4, 3, 3), [2, 2], False, 1),
+    "2d_of_each_channel": ((2, 4, 9, 8), (4, 1, 3, 3), [1, 1], False, 4),
+    "2d_transposed": ((2, 4, 5, 6), (4, 6, 3, 3), [2, 2], True, 1),
+    "3d": ((1, 2, 4, 5, 6), (3, 2, 3, 3, 3), [1, 1, 1], False, 1),
+}
+
+
+INNERMOST = {2: torch.channels_last, 3: torch.channels_last_3d}
+
+
+@pytest.mark.parametrize(
+    ("name", "order"),
+    [
+        *((name, torch.contiguous_format) for name in CONVOLUTIONS),
+        *((name, INNERMOST[len(given[2])]) for name, given in CONVOLUTIONS.items() if len(given[2]) in INNERMOST),
+    ],
+)
+def test_the_gradient_of_a_convolutions_bias_is_a_sum_of_our_own(name: str, order: torch.memory_format) -> None:
+    shape, weights, strides, transposed, groups = CONVOLUTIONS[name]
+    rank = len(strides)
+    geometry = strides, [1] * rank, [1] * rank, transposed, [0] * rank, groups
+    x, weight = torch.randn(shape).to(memory_format=order), torch.randn(weights)
+    grad = torch.randn_like(torch.ops.aten.convolution(x, weight, None, *geometry))
+
+    def gradients(grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        sizes = [grad.shape[1]]
+        return torch.ops.aten.convolution_backward(grad * 2, x, weight, sizes, *geometry, [True, True, True])
+
+    backend = check(gradients, grad, x, weight)
+    calls = [step for each in backend.plans for step in each.plan.steps if isinstance(step, CallStep)]
+    assert [json.loads(call.arguments)["args"][-1] for call in calls] == [[True, True, False]]
 
 
 def bottleneck(x: torch.Tensor, into: torch.Tensor, across: torch.Tensor, out: torch.Tensor) -> torch.Tensor:

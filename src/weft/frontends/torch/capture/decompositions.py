@@ -124,6 +124,7 @@ def _table(device: str) -> dict[Any, Callable[..., Any]]:
         table |= get_decompositions([_ops._log_softmax.default, _ops._softmax.default])
         table[_ops.native_dropout.default] = dropout_by_counter
         table |= resizing_parts()
+        table[_ops.convolution_backward.default] = convolution_backward_but_for_bias
     return table
 
 
@@ -180,6 +181,21 @@ def convolution_backward(*args: Any) -> Any:
     if transposed or not any(padding):
         return NotImplemented
     return _ops.convolution_backward.default(*args[:8], [0] * len(padding), *args[9:])
+
+
+def convolution_backward_but_for_bias(grad: torch.Tensor, *args: Any) -> Any:
+    """With the bias' gradient as a sum by itself, which becomes a part of other kernels.
+
+    On a GPU torch sums in a kernel of its own either way. A processor's library sums while it reads the rest.
+    """
+    *geometry, (on_x, on_weight, on_bias) = args
+    if not on_bias:
+        return convolution_backward(grad, *args)
+    total = grad.sum((0, *range(2, grad.dim())))
+    if not (on_x or on_weight):
+        return None, None, total
+    made = _ops.convolution_backward.default(grad, *geometry, [on_x, on_weight, False])
+    return made[0], made[1], total
 
 
 def zero_tangent(x: torch.Tensor, like: torch.Tensor, *, self_num_batch_dims: int = 0) -> torch.Tensor:
