@@ -199,3 +199,37 @@ def test_what_is_left_of_several_symbolic_sizes_is_a_size(function: Callable[[to
         (found * weight).sum().backward()
         (expected * weight).sum().backward()
         torch.testing.assert_close(x.grad, y.grad)
+
+
+def test_windows_of_lengths_that_are_padded_each_by_itself() -> None:
+    """How many rows a window of each has is a quotient of two sizes, which must be 8 for all of them."""
+
+    def padded(x: torch.Tensor) -> torch.Tensor:
+        return F.pad(x, (0, 0, 0, -x.shape[1] % 8))
+
+    def scores(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+        q, k = padded(q), padded(k)
+        windows = q.shape[1] // 8
+        q, k = q.reshape(q.shape[0], windows, -1, 4), k.reshape(k.shape[0], windows, -1, 4)
+        k = torch.cat([k.roll(1, 1), k], 2)
+        places = torch.arange(8)
+        return (q @ k.mT).masked_fill(places[:, None] > places.repeat(2), -9.0)
+
+    torch.compiler.reset()
+    run = torch.compile(scores, backend="weft", options={"fallback": "error", "cache": False})
+    for batch, n, m in ((2, 32, 32), (3, 37, 34), (2, 41, 48)):
+        q, k = (torch.randn(batch, length, 4, dtype=torch.float64, requires_grad=True) for length in (n, m))
+        torch.testing.assert_close(run(q, k), scores(q, k))
+        found, wanted = (torch.autograd.grad(f(q, k).sin().sum(), (q, k)) for f in (run, scores))
+        torch.testing.assert_close(found, wanted)
+
+
+def test_a_remainder_of_a_number_that_may_be_negative() -> None:
+    def turned(x: torch.Tensor, by: int) -> torch.Tensor:
+        return torch.cat([x[by % 4 :], x[: by % 4]]) * (by % 4 + 1)
+
+    torch.compiler.reset()
+    run = torch.compile(turned, backend="weft", dynamic=True, options={"fallback": "error", "cache": False})
+    x = torch.randn(6, 3)
+    for by in (5, -3, -7, 11, 2, -2):
+        torch.testing.assert_close(run(x, by), turned(x, by))

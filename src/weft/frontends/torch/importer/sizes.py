@@ -90,7 +90,7 @@ def _power(base: Size, exponent: Size) -> Size:
 
 
 # Functions of sympy and of torch's extensions of it. Weft's sizes are at least 0 and may then be simplified by that;
-# so functions that look at the sign are only converted where all their symbols are known not to be negative.
+# so functions that look at the sign, but for Python's remainder, are only converted where no symbol may be negative.
 _POLYNOMIAL = {"Add", "Mul", "Pow", "PowByNatural", "Identity"}
 _FUNCTIONS: dict[str, Callable[..., Size]] = {
     "FloorDiv": _quotient,
@@ -113,7 +113,8 @@ def _converted(expression: Any, shape_env: Any) -> Size:
     if expression.is_Symbol:
         return _signed(expression, shape_env)
     name = type(expression).__name__
-    if name not in _POLYNOMIAL and not all(_nonnegative(s, shape_env) for s in expression.free_symbols):
+    signless = name in _POLYNOMIAL or (name == "PythonMod" and expression.args[1].is_positive is True)
+    if not signless and not all(_nonnegative(s, shape_env) for s in expression.free_symbols):
         raise UnsupportedError(f"the size {expression} takes a value that may be negative")
     if name in (*ROUNDED, *CONDITIONS):
         return computed_size(expression, shape_env, _converted)
@@ -183,16 +184,18 @@ def fix_facts(shape_env: Any) -> None:
         left, right = guard.expr.args
         if (divided := _whole_multiple(left, right, shape_env)) is not None:
             divisors[divided[0]] = math.lcm(divisors.get(divided[0], 1), divided[1])
-        if not guard.expr.args[1].is_Integer:
+        factor, computed = left.as_coeff_Mul()
+        if not right.is_Integer or right % factor != 0:
             continue
-        computed, value = guard.expr.args[0], int(guard.expr.args[1])
-        name = type(computed).__name__
+        value, name = int(right / factor), type(computed).__name__
         if name in ROUNDED:
             fixed[computed] = value
         if name not in ("Mod", "PythonMod", *_DIVISIONS):
             continue
         dividend, divisor = computed.args
         if not dividend.is_Symbol or not divisor.is_Integer or divisor < 2 or not _nonnegative(dividend, shape_env):
+            if name in _DIVISIONS:
+                fixed[computed] = value
             continue
         if name.endswith("Div"):
             quotients.append((computed, value))
