@@ -156,7 +156,7 @@ def anchors_of(kernel: tile.KernelOp, clusters: bool) -> Anchors:
                 vectors[found.axis] = max(vectors.get(found.axis, 1), found.widths[found.axis])
         order = sorted(_row_major(shape), key=lambda axis: -bytes_along.get(axis, 0))
         vector = min(vectors.get(order[0], 1), _fair(shape, warps)) if order else 1
-        if kernel.persistent is not None:  # sums of neighbours are carried: as many as the widest operand asks for
+        if order and kernel.persistent is not None:  # sums of as many neighbours as the widest operand asks for
             vector = _covering(shape[order[0]], warps, min(vector, _of_widest(accesses, shape)))
         warp_order = sorted(order, key=lambda axis: axis in reduced)
         layouts[shape] = blocked(shape, warps, order, vector, warp_order, blocks)
