@@ -118,3 +118,18 @@ def test_what_a_kernel_computes_is_written_to_longer_rows_with_the_sums_of_its_c
     writing = [group for group in groups if "graph.pad" in {op.name for op in group.block.ops}]
     assert [len(group.results) for group in writing] == [2], "longer rows and sums, and no shorter rows beside them"
     assert {"graph.exp", "graph.sum"} <= {op.name for op in writing[0].block.ops}
+
+
+def windows(b: GraphBuilder, x: SSAValue, w: SSAValue) -> SSAValue:
+    """Windows of 7 by 7 of images of 14 by 14, one after the other, times weights."""
+    (rows, width), images = b.tensor(x).shape, int(b.tensor(x).shape[0]) // 196  # type: ignore[arg-type]
+    parts = b.permute(b.reshape(x, shape=(images, 2, 7, 2, 7, width)), dims=(0, 1, 3, 2, 4, 5))
+    return b.dot(b.reshape(parts, shape=(rows, width)), w)
+
+
+@pytest.mark.parametrize(("images", "copies"), [(8, 1), (64, 0)])
+def test_rows_in_short_runs_are_written_one_after_the_other(passes: Any, images: int, copies: int) -> None:
+    """Of many images, rows at one place of a window are a run as long as a tile."""
+    module = passes.built({"x": Tensor(bf16, (196 * images, 512)), "w": Tensor(bf16, (512, 2048))}, windows)
+    text = str(passes.apply(AlignOperands(), module, rtol=0.01))
+    assert text.count('"graph.pad"') == copies
