@@ -1,4 +1,4 @@
-"""Copy what matmuls multiply to where TMA can read it: rows that begin at multiples of 16 bytes, one after the other.
+"""Copy what matmuls multiply to where TMA can read it: rows that begin at multiples of 16 bytes.
 
 A matrix with an odd number of columns, or one that is cut out of such, costs a library most of its speed. A copy with
 longer rows takes as long as reading and writing it; those of constants are made once (`hoist_constants`).
