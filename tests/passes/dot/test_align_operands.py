@@ -152,3 +152,18 @@ def _cut(b: GraphBuilder, x: SSAValue, w: SSAValue) -> SSAValue:
     k, n = b.tensor(w).shape
     assert isinstance(k, int) and isinstance(n, int)
     return b.dot(x, b.slice(w, starts=(0, 1), shape=(k, n - 1), steps=(1, 1)))
+
+
+def windows(b: GraphBuilder, x: SSAValue, w: SSAValue) -> SSAValue:
+    """Windows of 7 by 7 of images of 14 by 14, one after the other, times weights."""
+    (rows, width), images = b.tensor(x).shape, int(b.tensor(x).shape[0]) // 196  # type: ignore[arg-type]
+    parts = b.permute(b.reshape(x, shape=(images, 2, 7, 2, 7, width)), dims=(0, 1, 3, 2, 4, 5))
+    return b.dot(b.reshape(parts, shape=(rows, width)), w)
+
+
+@pytest.mark.parametrize(("images", "copies"), [(8, 1), (64, 0)])
+def test_rows_in_short_runs_are_written_one_after_the_other(passes: Any, images: int, copies: int) -> None:
+    """Of many images, rows at one place of a window are a run as long as a tile."""
+    module = passes.built({"x": Tensor(bf16, (196 * images, 512)), "w": Tensor(bf16, (512, 2048))}, windows)
+    text = str(passes.apply(AlignOperands(), module, rtol=0.01))
+    assert text.count('"graph.pad"') == copies

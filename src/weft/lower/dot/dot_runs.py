@@ -125,12 +125,24 @@ class DotRuns:
         domain.row_runs = [*row_runs, *n_runs]
         domain.column_runs = fused(domain.columns, reads.all)
         apart = self.chosen is not None or not row_runs or uses(reads.b, row_runs[-1])
-        self.m_run = None if apart else row_runs[-1]
+        self.m_run = None if apart else self._rows_of_tiles(row_runs, reads)
         if self.panels is not None and self.m_run is not None and self.panels.batch > 1 and len(row_runs) == 1:
             self.m_run = None if self._batch_in(self.m_run) else self.m_run
         self.n_run = n_runs[-1] if n_runs else None
         self.k_run = domain.column_runs[-1] if domain.column_runs else None
         self.reads = reads
+
+    def _rows_of_tiles(self, runs: Sequence[Run], reads: Reads) -> Run:
+        """The run of M that tiles have rows of: the last one; where that is short, and tiles are large, the longest.
+
+        Of windows of 7 by 7 of many images, rows at one place of a window make a tile: those of a window's row do not.
+        """
+        last = runs[-1]
+        if not self.machine.capabilities.matrix_units or not isinstance(last.size, int) or last.size >= _SIDE:
+            return last
+        known = [run for run in runs if isinstance(run.size, int) and not uses(reads.b, run)]
+        longest = max(reversed(known), key=lambda run: int(run.size))  # type: ignore[arg-type]
+        return longest if int(longest.size) >= 2 * last.size else last  # type: ignore[arg-type]
 
     def _chosen_blocks(self, outer: Sequence[Run], reads: Reads) -> Blocks:
         if isinstance(self.dot, ScaledDot):

@@ -22,6 +22,7 @@ from weft.lower.index_space.domain import Domain
 from weft.lower.index_space.evaluate import Evaluator
 from weft.ops.body import Value
 from weft.tile import dialect as tile
+from weft.tile import pointer_ops
 from weft.tile.functions import FUNCTIONS
 
 
@@ -272,6 +273,11 @@ class KernelEmitter(Evaluator):
         type_ = tile.TileType.of(shape, dtype)
         op = tile.PositionOp.create(operands=operands, attributes=attributes, result_types=[type_])
         return TileValue(self.add(op), dtype)
+
+    def scalar(self, number: Size) -> SSAValue:
+        """A number over scalars as a scalar of its own."""
+        place = self.place_tile(number, [], [], i64)
+        return self.add(pointer_ops.IndexOp.create(operands=[place.ssa], result_types=[IndexType()]))
 
     # -- structure -------------------------------------------------------------------------------------------------
 

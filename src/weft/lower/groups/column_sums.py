@@ -21,7 +21,7 @@ from types import MappingProxyType
 from xdsl.dialects.builtin import IntegerAttr, UnitAttr, i64
 from xdsl.ir import Attribute, SSAValue
 
-from weft.ir.expr import Size, product, simplify, symbol
+from weft.ir.expr import Size, floordiv, mod, product, simplify, symbol
 from weft.ir.types import DType, Tensor, contiguous_strides, f32, f64, tensor_of, tensor_type
 from weft.lower.emit.body import TileValue
 from weft.lower.emit.kernel import Kernel
@@ -29,7 +29,7 @@ from weft.lower.groups.columns import PART
 from weft.lower.groups.few_rows import are_rows_few, lower_apart
 from weft.lower.groups.kernel_frame import KernelFrame
 from weft.lower.groups.kernels import lower_group
-from weft.lower.index_space.domain import Domain, Run
+from weft.lower.index_space.domain import Domain
 from weft.lower.index_space.evaluate import Address, AddressRecorder, Source
 from weft.lower.lowered import Argument, KernelCall, Lowered, made_of_sums
 from weft.lower.machine import Machine
@@ -42,6 +42,9 @@ from weft.ops.reduce import DimensionReduction
 from weft.passes.grouping.kernel_groups import is_column_sum
 from weft.passes.update_in_place import in_place_of
 from weft.tile import dialect as tile
+
+_TURN = "turn"
+"""The scalar that counts what a program has of several runs of rows."""
 
 
 def lower_column_sums(
@@ -206,7 +209,7 @@ class _RowsOfColumns:
         self.emit, targets = frame.emit, frame.targets
         grid = self._place_columns()
         carried = [self._zeros(value) for value in self.group.yielded[count:]]
-        self._walk([run for run in self.domain.row_runs if run.name != schedule.along], carried, targets)
+        self._walk(carried, targets)
         self._store_sums(carried, targets[count:])
         attributes: dict[str, Attribute] = {"persistent": IntegerAttr(schedule.warps, i64)}
         if schedule.row_warps > 1:
@@ -243,23 +246,39 @@ class _RowsOfColumns:
         type_ = tile.TileType.of([rows, *(capacity for _, capacity in sides)], dtype)
         return TileValue(self.emit.add(tile.ConstantOp.make(0.0, type_)), dtype)
 
-    def _walk(self, outer: Sequence[Run], carried: list[TileValue], targets: Sequence[SSAValue]) -> None:
-        """This program's rows, so many beside each other at a time; `outer` runs of rows in loops around them."""
-        emit, schedule = self.emit, self.schedule
-        if outer:
-            with emit.loop(outer[0].name, outer[0].size, 1, carried) as state:
-                self._walk(outer[1:], state, targets)
-            return
-        run = next((run for run in self.domain.row_runs if run.name == schedule.along), None)
-        if run is None:
+    def _walk(self, carried: list[TileValue], targets: Sequence[SSAValue]) -> None:
+        """This program's rows, so many beside each other at a time."""
+        emit, schedule, runs = self.emit, self.schedule, self.domain.row_runs
+        if not runs:
             self._do_rows(carried, targets)
             return
+        if len(runs) > 1:
+            self._walk_runs(carried, targets)
+            return
+        (run,) = runs
         name = f"{run.name}_start"
         first, apart, upper = schedule.turns_of(symbol(PART), run.size)
         with emit.loop(name, upper, schedule.rows, carried) as state:
             emit.tile_axis(run.name, run.size, 0, first + symbol(name) * apart, schedule.rows)
             self._do_rows(state, targets)
             del emit.axes[run.name]
+
+    def _walk_runs(self, carried: list[TileValue], targets: Sequence[SSAValue]) -> None:
+        """The rows of several runs, by one number: all programs share them, however few the longest run has."""
+        emit, schedule = self.emit, self.schedule
+        number, upper = schedule.numbers_of(symbol(PART), self.domain.row_runs, symbol(_TURN))
+        with emit.loop(_TURN, upper, 1, carried) as state:
+            inner: Size = 1
+            for run in reversed(self.domain.row_runs):
+                blocks = schedule.blocks_of(run)
+                place = mod(floordiv(number, inner), blocks)
+                inner = blocks * inner
+                scalar = f"{run.name}_start" if run.name == schedule.along else run.name
+                emit.scalars[scalar] = emit.scalar(place)
+                if run.name == schedule.along:
+                    emit.tile_axis(run.name, run.size, 0, symbol(scalar) * schedule.rows, schedule.rows)
+            self._do_rows(state, targets)
+            del emit.axes[schedule.along or ""]
 
     def _do_rows(self, state: list[TileValue], targets: Sequence[SSAValue]) -> None:
         emit, count = self.emit, len(self.outputs)

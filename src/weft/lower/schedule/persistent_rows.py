@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from weft.ir.expr import Size, ceildiv, symbols_of
+from weft.ir.expr import Size, ceildiv, product, symbols_of
 from weft.lower.index_space.domain import Domain, Run
 from weft.lower.index_space.evaluate import Address
 from weft.lower.machine import Machine
@@ -78,6 +78,14 @@ class PersistentRows:
         """
         blocks = ceildiv(rows, self.rows)
         return program * self.rows, self.parts, ceildiv(blocks - program, self.parts) * self.rows
+
+    def blocks_of(self, run: Run) -> Size:
+        """How many times a run of rows has what is done at a time."""
+        return ceildiv(run.size, self.rows) if run.name == self.along else run.size
+
+    def numbers_of(self, program: Size, runs: Sequence[Run], turn: Size) -> tuple[Size, Size]:
+        """Which of what several runs have together a program does in its turn, and how many turns it has."""
+        return program + turn * self.parts, ceildiv(product(map(self.blocks_of, runs)) - program, self.parts)
 
     def capacity_of(self, run: Run) -> int | None:
         """How many columns of a run a tile holds; None where a program has one of them."""
@@ -171,10 +179,11 @@ def choose_persistent_rows(
     side = min(power_below(max(1, elements // width)), power_below(estimated(size)))
     folds = 2 * width > _SUMMED_WIDTH
     blocks = 1 if whole else max(1, -(-total // width))
+    others = known_product(run.size for run in domain.row_runs if run is not along)
 
     def programs(turn: _Turn) -> int:
         most = max(1, machine.multiprocessors * turn.beside // blocks)
-        return min(-(-size // turn.rows), most) if isinstance(size, int) else most
+        return min(-(-size // turn.rows) * others, most) if isinstance(size, int) and others else most
 
     brought = None
     if folds:

@@ -2,6 +2,8 @@
 
 A matrix with an odd number of columns, or one that is cut out of such, costs a library most of its speed. A copy with
 longer rows takes as long as reading and writing it; those of constants are made once (`hoist_constants`).
+
+Rows that lie in short runs, as those of windows of an image do, make tiles of as few rows, of which there are many.
 """
 
 from __future__ import annotations
@@ -24,8 +26,9 @@ from weft.ops.graph import FuncOp, GraphBuilder
 from weft.ops.layouts import StridedLayout, contiguous, view_layout
 from weft.ops.matmul.dot import Dot
 from weft.ops.reduce import Sum
-from weft.ops.shape import Reshape
+from weft.ops.shape import Permute, Reshape
 from weft.passes.claim_libraries import FEW_ROWS, is_for_tensor_cores, worth_odd_rows
+from weft.passes.dot.operand_runs import Runs, pieces, runs_of
 from weft.passes.grouping.build_groups import OWN, strides_of
 
 _ENGINE = 16
@@ -40,6 +43,10 @@ _READ, _COPIED_BESIDE, _FIRST = 4e12, 2.2e12, 4e-6
 _SIDE, _DEPTH, _TURN, _PROGRAMS = 128, 64, 1.4e-6, 132
 """Where threads load rows as they are: the sides of tiles, what of K is multiplied at a time, the seconds that takes,
 and how many tiles are multiplied beside each other."""
+_SMALL_TURN = 0.4e-6
+"""The seconds for each tile and part of K where tiles have few rows."""
+_FEW, _SHALLOW = 32, 16
+"""Rows or columns of a tile, and elements of K, of which so few at a time are too few."""
 _WORTH = 0.75
 """What is left of the time where operands are copied: less of a gain is less than these figures know."""
 
@@ -51,6 +58,11 @@ class AlignOperands(ModulePass):
 
     What a kernel computes it writes to the longer rows, if nobody else reads it. A bias' gradient would: it is the sum
     of what is multiplied, and so it is made of the copy, whose further columns are zeros.
+
+    Windows of 7 by 7 of an image are written one after the other where that takes less time than tiles of 7 rows:
+
+    %w = graph.reshape (graph.permute %x) : 12544x384      →      %p = graph.pad %w, by nothing
+    %y = graph.dot %w, %v                                         %y = graph.dot %p, %v
 
     Where a library is slow with such rows, the matmul is said to be faster as a kernel (`weft.own`), whether copies of
     what it multiplies pay or threads load rows as they are.
@@ -72,6 +84,8 @@ class _Aligning:
         self.function, self.everywhere = function, everywhere
         self.copies: dict[tuple[SSAValue, tuple[Size, ...], StridedLayout], SSAValue] = {}
         """Of rows by what memory they are of, and where: a matmul and that of its gradient read them turned."""
+        self.gathered: dict[SSAValue, SSAValue] = {}
+        """Copies of rows that lie in short runs."""
         given = strides_of(function, "arg_strides", len(function.block.args))
         pairs = zip(function.block.args, given, strict=True)
         self.strides: dict[SSAValue, tuple[Size, ...]] = {argument: each for argument, each in pairs if each}
@@ -83,6 +97,9 @@ class _Aligning:
             rows = tensor_of(dot.results[0].type).shape[-2]
             if not isinstance(rows, int) or rows <= FEW_ROWS:
                 continue
+            if is_for_tensor_cores(dot) or self.everywhere:
+                for place in self._scattered(dot):
+                    dot.operands[place] = self._gathered(dot, dot.operands[place])
             layouts = [self._layout(operand) for operand in dot.operands]
             apart = [
                 (place, layout)
@@ -96,6 +113,52 @@ class _Aligning:
             if apart and (is_for_tensor_cores(dot) or (own and _copies_pay_for(dot, [p for p, _ in apart]))):
                 for place, layout in apart:
                     dot.operands[place] = self._copied(dot, dot.operands[place], layout)
+
+    def _scattered(self, dot: Dot) -> list[int]:
+        """The operands that lie in runs so short that copies are made in less time than is lost in small tiles."""
+        runs = [self._runs(operand) for operand in dot.operands]
+        tensors = [tensor_of(value.type) for value in (*dot.operands, dot.results[0])]
+        if not all(tensor.is_static for tensor in tensors):
+            return []
+        leasts = (_FEW, _SHALLOW), (_SHALLOW, _FEW)
+        found = [
+            place
+            for place, (each, least) in enumerate(zip(runs, leasts, strict=True))
+            if each is not None and any(map(_is_short, each[-2:], least))
+        ]
+        shape = [int(size) for size in tensors[2].shape]  # type: ignore[arg-type]
+        *batch, m, n = shape
+        (a, b), depth = runs, int(tensors[0].shape[-1])  # type: ignore[arg-type]
+        rows = pieces(a[-2] if a else [(m, 1)], _SIDE)
+        columns = pieces(b[-1] if b else [(n, 1)], _SIDE)
+        turns = max(pieces(each, _DEPTH) for each in (a[-1] if a else [(depth, 1)], b[-2] if b else [(depth, 1)]))
+        sizes = [product(tensors[place].shape) * tensors[place].dtype.bytes for place in found]
+        copied = sum(size for size in sizes if isinstance(size, int))
+        loaded = _START + prod(batch) * rows * columns * turns * _SMALL_TURN / _PROGRAMS
+        return found if copied and _after_copies(shape, depth, copied) < _WORTH * loaded else []
+
+    def _runs(self, value: SSAValue) -> Runs | None:
+        """The runs of a matrix; a cast is made before the views that it is of."""
+        root, views = _root(value)
+        while isinstance(root, OpResult) and isinstance(root.op, Cast):
+            root, before = _root(root.op.operands[0])
+            views = [*views, *before]
+        if not views:
+            return None
+        strides = self.strides.get(root)
+        return runs_of(root, StridedLayout(strides) if strides else contiguous(tensor_of(root.type)), views)
+
+    def _gathered(self, dot: Dot, value: SSAValue) -> SSAValue:
+        """A copy of a matrix, row by row; one for all that read it, turned or not."""
+        rank = tensor_of(value.type).rank
+        swap = (*range(rank - 2), rank - 1, rank - 2)
+        turned = isinstance(value, OpResult) and isinstance(value.op, Permute) and value.op.params["dims"] == swap
+        rows = value.op.operands[0] if turned else value  # type: ignore[union-attr]
+        b = GraphBuilder(dot.parent_block(), dot.location, before=dot)  # type: ignore[arg-type]
+        if rows not in self.gathered:
+            none = (0,) * rank
+            self.gathered[rows] = b.pad(rows, low=none, high=none, value=0.0)
+        return b.permute(self.gathered[rows], dims=swap) if turned else self.gathered[rows]
 
     def _layout(self, value: SSAValue) -> StridedLayout | None:
         """How a value lies, if it is what memory holds; what is computed for a matmul has no rows to be read."""
@@ -203,6 +266,11 @@ def _are_steps(strides: Sequence[Size], width: int) -> bool:
     return all(isinstance(stride, int) and stride * width % _ENGINE == 0 for stride in strides)
 
 
+def _is_short(runs: Sequence[tuple[int, int]], least: int) -> bool:
+    """Whether a side consists of several runs, of which not even the longest has so many elements."""
+    return len(runs) > 1 and max(size for size, _ in runs) < least
+
+
 def _copies_pay_for(dot: Dot, places: Sequence[int]) -> bool:
     """Whether a matmul of known sizes is done earlier after copies of some of its operands."""
     tensors = [tensor_of(value.type) for value in (*dot.operands, dot.results[0])]
@@ -219,9 +287,16 @@ def copies_pay(shape: Sequence[int], depth: int, copied: int) -> bool:
     *batch, m, n = shape
     tiles = prod(batch) * -(-m // _SIDE) * -(-n // _SIDE)
     loaded = _START + tiles * -(-depth // _DEPTH) * _TURN / _PROGRAMS
+    return _after_copies(shape, depth, copied) < _WORTH * loaded
+
+
+def _after_copies(shape: Sequence[int], depth: int, copied: int) -> float:
+    """The seconds that copies of so many bytes and a matmul of these take."""
+    *batch, m, n = shape
+    tiles = prod(batch) * -(-m // _SIDE) * -(-n // _SIDE)
     multiplied = 2 * tiles * _SIDE * _SIDE * depth / _MULTIPLIED
     moved = 2 * prod(batch) * (m * n + (m + n) * depth) / _READ
-    return _START + _FIRST + 2 * copied / _COPIED_BESIDE + max(multiplied, moved) < _WORTH * loaded
+    return _START + _FIRST + 2 * copied / _COPIED_BESIDE + max(multiplied, moved)
 
 
 def worth_aligning(shape: Sequence[int], depth: int, copied: int, steps: Sequence[int]) -> bool:

@@ -157,7 +157,9 @@ def anchors_of(kernel: tile.KernelOp, clusters: bool) -> Anchors:
         order = sorted(_row_major(shape), key=lambda axis: -bytes_along.get(axis, 0))
         vector = min(vectors.get(order[0], 1), _fair(shape, warps)) if order else 1
         most_warps: dict[int, int] = {}
-        if kernel.persistent is not None:  # sums of neighbours are carried: as many as the widest operand asks for
+        if (
+            order and kernel.persistent is not None
+        ):  # sums of neighbours are carried: as many as the widest operand asks for
             side_by_side = warps // (1 if kernel.row_warps is None else kernel.row_warps.value.data)
             vector = _covering(shape[order[0]], side_by_side, min(vector, _of_widest(accesses, shape)))
             most_warps = {order[0]: side_by_side}
