@@ -78,3 +78,28 @@ def test_numbers_that_are_broadcast_are_none_of_it(scale: float) -> None:
     given = [torch.randn(7, 24), torch.randn(5, 24, requires_grad=True)]
     _, found = kept(function, given)
     torch.testing.assert_close(found, torch.autograd.grad(function(*given), given[1:]))
+
+
+def test_a_wider_copy_is_not_kept() -> None:
+    """What a norm of f32 reads of a product in bf16 is made again of the product's result."""
+
+    def normalized(x: Tensor, weight: Tensor, factor: Tensor) -> Tensor:
+        wide = F.linear(x.bfloat16(), weight.bfloat16()).float()
+        return (F.layer_norm(wide, (WIDTH,)) * factor).sum()
+
+    torch._dynamo.reset()
+    given = [torch.randn(LENGTH, 24), *(torch.randn(s, requires_grad=True) for s in ((WIDTH, 24), (WIDTH,)))]
+    kept_types: list[torch.dtype] = []
+
+    def pack(tensor: Tensor) -> Tensor:
+        if tensor.shape == (LENGTH, WIDTH):
+            kept_types.append(tensor.dtype)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        loss = torch.compile(normalized, backend="weft", options={"cache": False})(*given)
+    assert kept_types == [torch.bfloat16]
+    for one, wanted in zip(
+        torch.autograd.grad(loss, given[1:]), torch.autograd.grad(normalized(*given), given[1:]), strict=True
+    ):
+        assert (one - wanted).norm() <= 1e-2 * wanted.norm()
