@@ -35,8 +35,10 @@ _LEAST_LENGTH, _FEW_QUERIES = 192, 64
 """Keys from which on attention of Weft's own beats a library's, and queries with which any mask is read quickly."""
 _LEAST_WIDTH = 64
 """Heads for which that was measured."""
-_LONG_FOR_NARROW, _LONG_ENOUGH_TO_TRAIN = 512, 1024
-"""Keys from which on gradients in narrower heads beat a library's, and the fastest one's."""
+_LONG, _LONG_ENOUGH_TO_TRAIN, _WIDE_HEAD = 512, 1024, 128
+"""Keys from which on gradients beat a library's, and from which on, or in heads that are wider, the fastest one's: it
+writes them as their operands lie, so that the weights' matmuls need no copies, which is worth more than a kernel gains
+where sequences are short."""
 _LEAST_PACKED = 512
 """Rows of sequences one after the other from which on their attention beats a library's."""
 
@@ -129,13 +131,12 @@ def owns_attention_gradients(
     tensors: tuple[Operand, Operand, Operand, Operand], kept: Operand, *, library_is_fast: bool
 ) -> bool:
     """Whether gradients of attention are kernels: of what is given for its result, and of query, key and value; `kept`
-    is a number for each row, and `library_is_fast` in narrow heads."""
+    is a number for each row, and `library_is_fast` where sequences are short."""
     _, query, key, value = tensors
     widths, length = (query.shape[-1], value.shape[-1]), min(query.shape[-2], key.shape[-2])
-    fits = all(width % 16 == 0 and width <= WIDEST_HEAD for width in widths)
+    fits = all(width % 16 == 0 and width <= WIDEST_HEAD for width in widths) and length >= _LONG
     whole = kept.elements * query.shape[-1] == query.elements
-    least = _LONG_ENOUGH_TO_TRAIN if library_is_fast else _LONG_FOR_NARROW
-    wins = length >= (_LEAST_LENGTH if min(widths) >= _LEAST_WIDTH else least)
+    wins = not library_is_fast or length >= _LONG_ENOUGH_TO_TRAIN or max(widths) > _WIDE_HEAD
     return _is_narrow(query) and fits and whole and wins and _are_aligned(tensors)
 
 

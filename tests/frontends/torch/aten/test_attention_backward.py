@@ -117,7 +117,7 @@ def test_gradients_are_kernels_of_keys_and_of_queries_between_those_of_rows_and_
 
 @pytest.mark.parametrize(
     "options",
-    [{"dropout": 0.1}, {"width": 72}, {"width": 288}, {"length": 160}],
+    [{"dropout": 0.1}, {"width": 72}, {"width": 288}, {"length": 256}],
     ids=lambda options: next(iter(options)),
 )
 def test_a_library_keeps_what_it_does_better(options: dict[str, Any]) -> None:
@@ -128,10 +128,9 @@ def test_the_fastest_library_gives_way_to_long_sequences_and_where_asked_for() -
     library = "aten::_scaled_dot_product_cudnn_attention_backward"
     assert steps(library="cudnn", length=1024) == ["cast", "attention", "attention", "attention"]
     assert library not in steps(library="cudnn", length=1024, causal=False)
-    assert steps(library="cudnn") == ["cast", "attention", "attention", "attention"]
-    assert steps(library="cudnn", width=32) == steps(library="cudnn", length=160) == [library]
+    assert steps(library="cudnn") == [library]
     assert steps(library="cudnn", width=192) == ["cast", *["attention"] * 4]
-    assert steps(library="cudnn", length=160, strict=True) == ["cast", "attention", "attention", "attention"]
+    assert steps(library="cudnn", strict=True) == ["cast", "attention", "attention", "attention"]
 
 
 @pytest.mark.parametrize(

@@ -201,7 +201,7 @@ def _is_made_of(mask: fx.Node, most: int) -> bool:
 @dataclass(frozen=True)
 class _Backward:
     """The backward of a library's attention: where its mask and its dropout stand (whether it is causal follows), and
-    whether it is faster in narrow heads."""
+    whether it is faster where sequences are short."""
 
     mask: int | None
     dropout: int
