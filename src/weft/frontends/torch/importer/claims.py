@@ -9,28 +9,23 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import fx
 
 from weft.capabilities import PROCESSOR, Capabilities
-from weft.errors import UnsupportedError
 from weft.frontends.torch.aten.convolution import convolution_params
 from weft.frontends.torch.capture.random_numbers import SEEDS
-from weft.frontends.torch.dtypes import from_torch
 from weft.frontends.torch.importer.builder import normal_dim, tensor_of_meta
 from weft.frontends.torch.importer.inlining import WITH_STATES
+from weft.frontends.torch.importer.operands import operands_of
+from weft.frontends.torch.importer.own_attention import is_own_attention, is_own_backward, is_own_packed
 from weft.ir.types import DType
 from weft.passes.convolution.convolve_trained import is_pointwise
 from weft.passes.own_kernels import (
-    Operand,
-    owns_attention,
-    owns_attention_gradients,
     owns_convolution,
     owns_grouped_product,
-    owns_packed_attention,
     owns_pointwise_convolution,
     owns_product,
 )
@@ -79,27 +74,13 @@ _BYTE_PRODUCTS = {_aten._scaled_mm.default, _aten._int_mm.default}
 """The same of operands of 8 bits, which come first."""
 
 
-def _operands(*metas: torch.Tensor) -> list[Operand] | None:
-    """Captured tensors as rules know them; None where a size or a stride of one is symbolic."""
-    if any(isinstance(size, torch.SymInt) for meta in metas for size in (*meta.shape, *meta.stride())):
-        return None
-    return [Operand(_dtype_of(m), m.element_size(), tuple(m.shape), tuple(m.stride())) for m in metas]
-
-
-def _dtype_of(meta: torch.Tensor) -> DType | None:
-    try:
-        return from_torch(meta.dtype)
-    except UnsupportedError:
-        return None
-
-
 def is_own_product(node: fx.Node) -> bool:
     """Whether a product's factors are multiplied in a kernel of Weft's."""
     of_bytes = node.target in _BYTE_PRODUCTS
     first = 0 if of_bytes else _PRODUCTS.get(node.target)  # type: ignore[arg-type]
     if first is None or (node.kwargs and not of_bytes):
         return False
-    operands = _operands(node.meta["val"], *(each.meta["val"] for each in node.args[first : first + 2]))  # type: ignore[union-attr]
+    operands = operands_of(node.meta["val"], *(each.meta["val"] for each in node.args[first : first + 2]))  # type: ignore[union-attr]
     return operands is not None and owns_product(*operands, of_bytes=of_bytes)
 
 
@@ -130,107 +111,8 @@ def is_pointwise_product(node: fx.Node, mapped: Callable[[Any], Any]) -> bool:
     tensors = [tensor_of_meta(meta) for meta in (x, weight)]
     if not is_pointwise(tensors[1], **convolution_params(tensors[0].rank - 2, *map(mapped, node.args[3:9]))):
         return False
-    operands = _operands(x, weight, result)
+    operands = operands_of(x, weight, result)
     return operands is not None and owns_pointwise_convolution(*operands)
-
-
-@dataclass(frozen=True)
-class _Library:
-    """Forward attention of a library: where its dropout stands, and which of its results a kernel of Weft's gives."""
-
-    dropout: int
-    results: frozenset[int]
-
-
-_ATTENTIONS: dict[Any, _Library] = {
-    getattr(_aten, name).default: library
-    for name, library in (
-        ("_scaled_dot_product_flash_attention", _Library(3, frozenset({0}))),
-        ("_scaled_dot_product_efficient_attention", _Library(5, frozenset({0}))),
-        ("_scaled_dot_product_cudnn_attention", _Library(5, frozenset({0, 1, 6, 7}))),
-    )
-    if hasattr(_aten, name)
-}
-
-
-def is_own_attention(node: fx.Node) -> bool:
-    """Whether attention is a kernel of Weft's on a GPU's tensor cores."""
-    library = _ATTENTIONS.get(node.target)
-    if library is None or set(node.kwargs) - {"scale"}:
-        return False
-    if any(user.args[1] not in library.results for user in node.users if user.users):
-        return False
-    options = {number: node.args[number] for number in range(3, len(node.args))}
-    if options.get(library.dropout, 0.0) != 0.0:
-        return False
-    operands = _operands(*(each.meta["val"] for each in node.args[:3]))  # type: ignore[union-attr]
-    if operands is None:
-        return False
-    query, key, value = operands
-    most = query.shape[-2] * key.shape[-2]
-    small = all(_is_made_of(option, most) for option in options.values() if isinstance(option, fx.Node))
-    return owns_attention(query, key, value, masks_are_small=small)
-
-
-_PACKED = ("aten::_flash_attention_forward", "torch_attn::_varlen_attn")
-
-
-def is_own_packed(node: fx.Node) -> bool:
-    """Whether attention over sequences that lie one after the other is a kernel of Weft's."""
-    name = node.target.name() if isinstance(node.target, torch._ops.OpOverload) else ""
-    if name not in _PACKED:
-        return False
-    operands = _operands(*(each.meta["val"] for each in node.args[:3]))  # type: ignore[union-attr]
-    return operands is not None and owns_packed_attention(*operands)
-
-
-def _is_made_of(mask: fx.Node, most: int) -> bool:
-    """Whether a mask is computed, of tensors of so many elements at most: one for all heads, or less."""
-    left, seen = [mask], {mask}
-    while left:
-        node = left.pop()
-        inputs = node.all_input_nodes
-        meta = node.meta.get("val")
-        if not inputs and isinstance(meta, torch.Tensor) and node.op != "call_function" and meta.numel() > most:
-            return False
-        left += [each for each in inputs if each not in seen]
-        seen.update(inputs)
-    return True
-
-
-@dataclass(frozen=True)
-class _Backward:
-    """The backward of a library's attention: where its mask and its dropout stand (whether it is causal follows), and
-    whether it is faster where sequences are short."""
-
-    mask: int | None
-    dropout: int
-    is_fast: bool = False
-
-
-_BACKWARDS: dict[Any, _Backward] = {
-    getattr(_aten, name).default: library
-    for name, library in (
-        ("_scaled_dot_product_flash_attention_backward", _Backward(None, 10)),
-        ("_scaled_dot_product_cudnn_attention_backward", _Backward(8, 13, is_fast=True)),
-    )
-    if hasattr(_aten, name)
-}
-
-
-def is_own_backward(node: fx.Node) -> bool:
-    """Whether the gradients of attention are kernels of Weft's: where those are faster than the library."""
-    library = _BACKWARDS.get(node.target)
-    if library is None or set(node.kwargs) - {"scale"} or node.args[library.dropout] != 0.0:
-        return False
-    if library.mask is not None and node.args[library.mask] is not None:
-        return False
-    *tensors, _, kept = (each.meta["val"] for each in node.args[:6])  # type: ignore[union-attr]
-    operands = _operands(*tensors, kept)
-    if operands is None:
-        return False
-    given, query, key, value, kept = operands
-    return owns_attention_gradients((given, query, key, value), kept, library_is_fast=library.is_fast)
 
 
 _ORDERS: dict[Any, str] = {
@@ -316,7 +198,7 @@ def is_own_grouped(node: fx.Node) -> bool:
     """Whether rows in groups are multiplied with their groups' matrices in a kernel of Weft's."""
     if node.target is not _GROUPED_PRODUCT or len(node.args) + len(node.kwargs) != 3:
         return False
-    operands = _operands(*(each.meta["val"] for each in node.args[:2]))  # type: ignore[union-attr]
+    operands = operands_of(*(each.meta["val"] for each in node.args[:2]))  # type: ignore[union-attr]
     return operands is not None and owns_grouped_product(*operands)
 
 
