@@ -37,8 +37,8 @@ _TILE, _LEAST_TILES, _LEAST_DEPTH = 128, 96, 128
 _ALIGNED, _LEAST_ODD_TILES = 8, 8
 """What a library wants columns and K to be multiples of: with others it is a fifth as fast, and few tiles beat it."""
 
-_ODD_DEPTH, _ODD_RESULTS = 96, 1 << 18
-"""Where rows begin anywhere, a library is behind from this K on, and with any K for so few results."""
+_ODD_DEPTHS, _ODD_RESULTS = range(96, (1 << 14) + 1), 1 << 18
+"""Where rows begin anywhere, a library is behind with these K, and with a shorter one for so few results."""
 _ONE_TILE, _LONG_SIDE = range(48, 134), 1400
 """Sides that are a tile or two of the library's then, beside which it wins where the other side is so long."""
 
@@ -151,9 +151,9 @@ def worth_odd_rows(dtype: DType | None, shape: Sequence[Size], depth: Size) -> b
         return False
     m, n, k = sizes
     short, long = sorted((m, n))
-    if k < _ODD_DEPTH:
+    if k < _ODD_DEPTHS.start:
         return short > FEW_ROWS and k >= FEW_ROWS and m * n <= _ODD_RESULTS
-    return short > FEW_ROWS and not (short in _ONE_TILE and long >= _LONG_SIDE)
+    return k in _ODD_DEPTHS and short > FEW_ROWS and not (short in _ONE_TILE and long >= _LONG_SIDE)
 
 
 def worth_streaming(dtype: DType, shape: Sequence[Size], depth: Size) -> bool:

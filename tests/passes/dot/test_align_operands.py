@@ -136,6 +136,7 @@ def test_what_a_kernel_computes_is_written_to_longer_rows_with_the_sums_of_its_c
         ((1574, 12619, 29), False),  # a short K, many results
         ((1491, 103, 2682), False),  # one tile beside a long side
         ((55, 798, 90), True),
+        ((33, 33, 100_001), False),  # longer than was measured
         ((16, 2107, 122), False),  # so few rows are no tiles
     ],
 )
@@ -167,3 +168,15 @@ def test_rows_in_short_runs_are_written_one_after_the_other(passes: Any, images:
     module = passes.built({"x": Tensor(bf16, (196 * images, 512)), "w": Tensor(bf16, (512, 2048))}, windows)
     text = str(passes.apply(AlignOperands(), module, rtol=0.01))
     assert text.count('"graph.pad"') == copies
+
+
+@pytest.mark.parametrize("sides", [(256, 128, 0), (0, 128, 64), (256, 0, 64)])
+def test_empty_matmuls_have_no_runs(passes: Any, sides: tuple[int, int, int]) -> None:
+    m, n, k = sides
+    module = passes.built({"x": Tensor(bf16, (k, m)), "w": Tensor(bf16, (k, n))}, _of_turned)
+    AlignOperands(everywhere=True).apply(Context(), module)
+    assert '"graph.pad"' not in str(module)
+
+
+def _of_turned(b: GraphBuilder, x: SSAValue, w: SSAValue) -> SSAValue:
+    return b.dot(b.permute(x, dims=(1, 0)), w)

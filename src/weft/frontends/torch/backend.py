@@ -164,7 +164,7 @@ def _by_aot_autograd(
         partition_fn=partition,
         keep_inference_input_mutations=True,
     )
-    whole = whole_resizing(kind_of(example_inputs))
+    whole = whole_resizing(kind_of(example_inputs), module)
     quiet = without_unread_prints()
     with functions_made() as functions, margins_of_labels(), whole, without_collection(), quiet:
         compiled = shortcut.shortened(backend(module, example_inputs))

@@ -16,7 +16,7 @@ import numpy as np
 from xdsl.ir import SSAValue
 
 from weft.errors import DTypeError, ShapeError
-from weft.ir.expr import Size, ceildiv, minimum
+from weft.ir.expr import Size, ceildiv, maximum, minimum
 from weft.ir.types import DType, Tensor, bf16, f32, i64
 from weft.ops.base import Reduction, op
 from weft.ops.body import Body, Operand, Value
@@ -31,8 +31,9 @@ from weft.ops.windows.resize import COORDINATES, ROUND, Axis, ResizeCubic, Resiz
 KINDS = {"nearest": ResizeNearest, "linear": ResizeLinear, "cubic": ResizeCubic}
 _REACH = {"nearest": 0, "linear": 1, "cubic": 2}
 """How far before an element the places lie of results that are made of it."""
-_MARGIN = 1 / 64
-"""So that rounding finds no later first result than there is: an earlier one counts for nothing."""
+_MARGIN, _EXACT = 1 / 64, 1 << 21
+"""So that rounding finds no later first result than there is: an earlier one counts for nothing. Places of so many
+results are off by less than one."""
 _A = -0.75
 """How far the cubic filter goes below zero, unless a `coefficient` is given."""
 
@@ -169,9 +170,10 @@ def _taps(axis: Axis, kind: str) -> Size:
     if isinstance(axis.size, int) and isinstance(axis.count, int):
         return min(axis.count, _counted(axis, kind))
     if axis.scale is not None and axis.coordinates != "align_corners":
-        return minimum(axis.count, int(np.ceil(reach * axis.scale)) + 2)
+        return minimum(axis.count, int(np.ceil(reach * axis.scale)) + 2 + ceildiv(axis.count, _EXACT))
     less = 1 if axis.coordinates == "align_corners" else 0
-    return minimum(axis.count, ceildiv(reach * (axis.count - less), axis.size - less) + 2)
+    of_one = ceildiv(reach * (axis.count - less), maximum(axis.size - less, 1))
+    return minimum(axis.count, of_one + 2 + ceildiv(axis.count, _EXACT))
 
 
 def _counted(axis: Axis, kind: str) -> int:
@@ -197,7 +199,8 @@ def _first_of(own: Any, axis: Axis, step: float, kind: str) -> Any:
         return np.zeros_like(own)
     half = axis.coordinates == "half_pixel"
     shift = 0.0 if not half else step / 2 if kind == "nearest" else (step - 1) / 2
-    return np.maximum(np.floor((own - _REACH[kind] - shift) / step - _MARGIN) + 1, 0)
+    assert isinstance(axis.count, int)
+    return np.maximum(np.floor((own - _REACH[kind] - shift) / step - max(_MARGIN, axis.count / _EXACT)) + 1, 0)
 
 
 def _first(body: Body, axis: Axis, own: Value, taps: Size, kind: str, dtype: DType) -> Value:
@@ -211,10 +214,18 @@ def _first(body: Body, axis: Axis, own: Value, taps: Size, kind: str, dtype: DTy
         half = body.constant(0.5, dtype)
         whole = step if kind == "nearest" else body.math("sub", step, one)
         shift = body.math("add", shift, body.math("mul", half, whole))
-    first = body.math("sub", body.math("div", body.math("sub", own, shift), step), body.constant(_MARGIN, dtype))
+    first = body.math("sub", body.math("div", body.math("sub", own, shift), step), _margin(body, axis, dtype))
     first = body.math("add", body.math("floor", first), one)
     last = body.position(axis.count - taps, dtype)
     return body.math("max", body.math("min", first, last), zero)
+
+
+def _margin(body: Body, axis: Axis, dtype: DType) -> Value:
+    """How much later the first result may be found by rounding, which is more where there are many."""
+    if isinstance(axis.count, int):
+        return body.constant(max(_MARGIN, axis.count / _EXACT), dtype)
+    many = body.math("mul", body.position(axis.count, dtype), body.constant(1 / _EXACT, dtype))
+    return body.math("max", many, body.constant(_MARGIN, dtype))
 
 
 def _weight(body: Body, axis: Axis, own: Value, number: Value, kind: str, dtype: DType) -> Value:

@@ -116,10 +116,10 @@ class _Aligning:
 
     def _scattered(self, dot: Dot) -> list[int]:
         """The operands that lie in runs so short that copies are made in less time than is lost in small tiles."""
-        runs = [self._runs(operand) for operand in dot.operands]
         tensors = [tensor_of(value.type) for value in (*dot.operands, dot.results[0])]
-        if not all(tensor.is_static for tensor in tensors):
+        if not all(tensor.is_static and 0 not in tensor.shape for tensor in tensors):
             return []
+        runs = [self._runs(operand) for operand in dot.operands]
         leasts = (_FEW, _SHALLOW), (_SHALLOW, _FEW)
         found = [
             place

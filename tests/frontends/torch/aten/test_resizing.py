@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from weft.frontends.torch.capture.whole_resizing import whole_resizing
 from weft.lower.machine import gpu_machine
@@ -84,3 +85,46 @@ def test_torch_has_its_own_parts_again() -> None:
     assert op.py_kernels[key] is before
     with whole_resizing("cpu"):
         assert op.py_kernels[key] is before
+
+
+def test_resizing_to_symbolic_sizes_keeps_torchs_parts() -> None:
+    found: list[bool] = []
+
+    def backend(module: torch.fx.GraphModule, inputs: Any) -> Any:
+        key = torch._C.DispatchKey.Autograd
+        with whole_resizing("cuda", module):
+            found.append(key not in torch.ops.aten.upsample_bilinear2d.vec.py_kernels)
+        return module
+
+    def resized(x: Tensor) -> Tensor:
+        return F.interpolate(x, size=(x.shape[2] * 3, x.shape[3] + 1), mode="bilinear")
+
+    for dynamic in (False, True):
+        torch._dynamo.reset()
+        torch.compile(resized, backend=backend, dynamic=dynamic)(torch.rand(3, 2, 4, 5))
+    torch.compile(torch.sin, backend=backend)(torch.rand(3))
+    assert found == [True, False, False]
+
+
+def test_torchs_rounding_of_places_on_a_processor_is_kept() -> None:
+    def gradient_of(g: Tensor) -> Tensor:
+        return torch.ops.aten.upsample_nearest2d_backward(g, [8, 10], [2, 3, 4, 5], 2.1, 1.95)
+
+    torch._dynamo.reset()
+    g = torch.randn(2, 3, 8, 10)
+    compiled = torch.compile(gradient_of, backend="weft", options={"cache": False, "fallback": "quiet"})
+    torch.testing.assert_close(compiled(g), gradient_of(g))
+
+
+@pytest.mark.parametrize(("size", "count"), [(22050, 160_000), (441_000, 705_600)])
+@pytest.mark.parametrize("operator", ["_upsample_nearest_exact1d_backward", "upsample_nearest1d_backward"])
+def test_no_result_of_a_long_line_is_lost(size: int, count: int, operator: str) -> None:
+    """Where neighbouring floats are further apart than a fixed margin."""
+
+    def gradient_of(g: Tensor) -> Tensor:
+        return getattr(torch.ops.aten, operator)(g, [count], [1, 1, size])
+
+    torch._dynamo.reset()
+    compiled = torch.compile(gradient_of, backend="weft", options={"cache": False, "fallback": "error"})
+    g = torch.randint(-4, 5, (1, 1, count)).float()
+    assert torch.equal(compiled(g), gradient_of(g))

@@ -55,3 +55,26 @@ def test_a_norms_result_is_not_kept(norm: str) -> None:
     model = model.double()
     for ours, theirs in zip(found, step(model, model, x.double())[1], strict=True):
         assert (ours.double() - theirs).norm() <= 1e-5 * theirs.norm()
+
+
+@pytest.mark.parametrize("norm", ["group", "batch"])
+def test_norms_of_symbolic_sizes_are_right_where_torch_runs_their_graph(norm: str) -> None:
+    made = {"group": lambda: nn.GroupNorm(2, 4), "batch": lambda: nn.BatchNorm2d(4)}[norm]()
+    model = nn.Sequential(made, nn.SiLU())
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend="weft", dynamic=True, options={"cache": False})
+    for rows in (3, 5):
+        x = torch.randn(rows, 4, 6, 6, requires_grad=True)
+        (found,) = torch.autograd.grad(compiled(x).square().sum(), x)
+        (wanted,) = torch.autograd.grad(model(x).square().sum(), x)
+        torch.testing.assert_close(found, wanted)
+
+
+def test_a_norm_of_turned_rows_is_left_as_it_is() -> None:
+    model = nn.Sequential(nn.LayerNorm(8), nn.SiLU())
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend="weft", options={"cache": False})
+    x = torch.randn(8, 6, requires_grad=True)
+    (found,) = torch.autograd.grad(compiled(x.t()).view(48).square().sum(), x)
+    (wanted,) = torch.autograd.grad(model(x.t()).reshape(48).square().sum(), x)
+    torch.testing.assert_close(found, wanted)

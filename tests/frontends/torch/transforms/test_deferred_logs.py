@@ -171,3 +171,28 @@ def test_a_loss_behind_a_message_is_part_of_the_training_step(said: list[str]) -
         (found,) = torch.autograd.grad(compiled(x), [weight])
     torch.testing.assert_close(found, expected)
     assert [record.name for record in records] == ["forward", "backward"]
+
+
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        log.info("in backward")
+        return grad * 2
+
+
+def test_messages_of_gradients_are_said_when_there_are_some(said: list[str]) -> None:
+    def function(x: Tensor) -> Tensor:
+        y = Doubled.apply(x)
+        y.register_hook(lambda grad: (log.info("in a hook"), grad)[1])  # pyright: ignore[reportOptionalMemberAccess]
+        return y.sin()
+
+    y = torch.compile(function, backend="weft", options={"cache": False, "fallback": "quiet"})(
+        torch.rand(4, requires_grad=True)
+    )
+    assert said == []
+    y.sum().backward()
+    assert sorted(said) == ["in a hook", "in backward"]

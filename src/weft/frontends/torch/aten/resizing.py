@@ -9,9 +9,10 @@ from collections.abc import Sequence
 
 from xdsl.ir import SSAValue
 
+from weft.errors import UnsupportedError
 from weft.frontends.torch.aten.table import aten
 from weft.frontends.torch.importer.builder import ImportBuilder
-from weft.ir.expr import Size, mod
+from weft.ir.expr import Size, mod, product
 
 
 @aten(
@@ -21,9 +22,11 @@ from weft.ir.expr import Size, mod
 def nearest_backward(
     b: ImportBuilder, grad: SSAValue, shape: Sequence[Size], sizes: Sequence[Size], *scales: float | None
 ) -> SSAValue:
-    if all(mod(count, size) == 0 for count, size in zip(shape, sizes[2:], strict=True)) and _are_ratios(
-        shape, sizes, scales
-    ):
+    ratios = _are_ratios(shape, sizes, scales)
+    doubled = all(count in (size, product((2, size))) for count, size in zip(shape, sizes[2:], strict=True))
+    if doubled and not ratios and b.node.meta["val"].device.type == "cpu":
+        raise UnsupportedError("gradients of resizing to twice the size by another factor, which torch takes for two")
+    if ratios and all(mod(count, size) == 0 for count, size in zip(shape, sizes[2:], strict=True)):
         wide = b.wide(grad)
         return b.to(b.emit("adaptive_sum_pool", wide, shape=tuple(sizes[2:])), b.dtype(grad))
     exact = "exact" in str(b.node.target)

@@ -20,6 +20,7 @@ from threading import Lock
 from typing import Any
 
 import torch
+from torch import fx, nn
 from torch._decomp import get_decompositions
 
 _aten: Any = torch.ops.aten
@@ -27,6 +28,8 @@ _NAMES = (
     *(f"{name}{rank}d" for name in ("upsample_nearest", "_upsample_nearest_exact") for rank in (1, 2, 3)),
     *("upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d", "upsample_bicubic2d"),
 )
+_WORDS = ("interpolate", "upsample")
+"""What names of functions and operators that resize have in them."""
 _AUTOGRAD: Any = torch._C.DispatchKey.Autograd
 _COMPOSITE: Any = torch._C.DispatchKey.CompositeImplicitAutograd
 _OPERATORS = [getattr(_aten, name) for name in _NAMES]
@@ -53,13 +56,13 @@ _removed = _Removed()
 
 
 @contextmanager
-def whole_resizing(device: str = "cuda") -> Generator[None]:
-    """Leave resizing whole while this is entered, for a graph of a GPU's.
+def whole_resizing(device: str = "cuda", module: nn.Module | None = None) -> Generator[None]:
+    """Leave resizing whole while this is entered, for a graph of a GPU's that resizes and has known sizes alone.
 
-    Torch has one kernel for all threads. Without those in Python it takes the ones in C++, which give the same: another
-    thread that traces meanwhile gets a whole operator, for which it has parts or a kernel, too.
+    Torch has one kernel for all threads. Without those in Python it takes the ones in C++, which give the same for
+    known sizes: another thread that traces such meanwhile gets a whole operator, for which it has parts or a kernel.
     """
-    if device != "cuda":
+    if device != "cuda" or (module is not None and not _resizes_by_known_sizes(module)):
         yield
         return
     with _lock:
@@ -77,6 +80,17 @@ def whole_resizing(device: str = "cuda") -> Generator[None]:
                 for (op, key), kernel in _removed.kernels.items():
                     op.py_kernels[key] = kernel
                 _forget()
+
+
+def _resizes_by_known_sizes(module: nn.Module) -> bool:
+    """Whether a graph has calls of resizing, and no symbolic size, which kernels in C++ do not take."""
+    nodes = module.graph.nodes if isinstance(module, fx.GraphModule) else ()
+    values = [node.meta.get("example_value", node.meta.get("val")) for node in nodes]
+    sizes = [size for value in values if isinstance(value, torch.Tensor) for size in value.shape]
+    if any(isinstance(each, torch.SymInt | torch.SymFloat) for each in (*values, *sizes)):
+        return False
+    calls = {getattr(node.target, "__name__", str(node.target)) for node in nodes}
+    return any(word in call for call in calls for word in _WORDS)
 
 
 def _forget() -> None:

@@ -62,7 +62,7 @@ def write_out_norms(graph: fx.Graph) -> None:
         last = max((norm.result, *norm.statistics))
         with graph.inserting_before(last.next):
             made = _WRITTEN[norm.node.target](_Writer(graph, norm.statistics[-1].meta["val"].dtype), norm)
-        made.meta = {**norm.result.meta}
+        made.meta = {**norm.result.meta, **{key: each for key, each in made.meta.items() if key != "val"}}
         norm.result.replace_all_uses_with(made)
         graph.erase_node(norm.result)
 
@@ -75,7 +75,10 @@ def _norm(node: fx.Node) -> _Norm | None:
         return None
     statistics = tuple(results[place] for place in places)
     wide = all(each.meta["val"].dtype.itemsize >= torch.float32.itemsize for each in statistics)
-    return _Norm(node, results[0], statistics) if wide else None
+    norm = _Norm(node, results[0], statistics)
+    # What is computed element by element lies as its operand does, and shapes are written into the graph.
+    known = not any(isinstance(size, torch.SymInt) for size in norm.value.shape)
+    return norm if wide and known and norm.value.stride() == results[0].meta["val"].stride() else None
 
 
 def _later(graph: fx.Graph) -> Collection[fx.Node]:

@@ -4,8 +4,9 @@
     logger.warning("no loss is chosen")  →   logger.warning("no loss is chosen")
     loss = cross_entropy(logits, y)
 
-A message of constants says the same after the graph as within it: it is logged there, in every call. The logger's own
-method is called, so levels, handlers, and methods that speak once (as transformers' `warning_once`) do what they do.
+A message of constants is logged there, in every call that the graph runs through. The logger's own method is called,
+so levels, handlers, and methods that speak once (as transformers' `warning_once`) do what they do. Bodies that are
+traced by themselves (branches, checkpoints, backward functions) keep theirs: they may run later, or not at all.
 """
 
 # Dynamo has no public interface to it.
@@ -25,8 +26,8 @@ from torch._dynamo.variables.misc import DebuggingVariable, LoggingLoggerVariabl
 
 from weft.frontends.torch.transforms.dynamo_levels import is_traced_for
 
-_METHODS = {"debug", "info", "warning", "warn", "error", "critical", "log"}
-"""Methods of a logger that say something and return nothing."""
+_METHODS = {"debug", "info", "warning", "warn", "log"}
+"""Methods of a logger that say something and return nothing; errors are said before what fails."""
 _ONCE = "_once"
 """How libraries call what they add to loggers for messages that are said once."""
 
@@ -58,6 +59,7 @@ def _is_left_to_torch(logger: Any, tx: Any, name: str) -> bool:
     """Whether torch is told what to do with the call, or would not carry it out behind the graph."""
     dynamo: Any = torch._dynamo.config
     method = getattr(logger.value, name, None)
-    ignored = dynamo.ignore_logger_methods
+    ignored = getattr(dynamo, "ignore_logger_methods", ())
     told = method is None or method in ignored or getattr(method, "__func__", None) in ignored
-    return told or tx.export or logger.source is None or getattr(dynamo, "nested_graph_breaks", False)
+    inner = getattr(tx.output.current_tracer, "parent", None) is not None  # a body that may run later, or not at all
+    return told or inner or tx.export or logger.source is None or getattr(dynamo, "nested_graph_breaks", False)
