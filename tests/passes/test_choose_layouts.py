@@ -10,7 +10,7 @@ from xdsl.context import Context
 
 from weft.ir.attributes import from_attribute, to_attribute
 from weft.ir.expr import symbol
-from weft.ir.types import Tensor, f32
+from weft.ir.types import Tensor, f32, i64
 from weft.ops.graph import FuncOp, GroupOp, OpaqueOp
 from weft.ops.layouts import StridedLayout, is_dense
 from weft.passes.choose_layouts import ChooseLayouts
@@ -52,6 +52,33 @@ def test_kernels_between_kernels_follow_what_they_read(passes: Any) -> None:
         return b.sum_pool(y, window=(2, 2), strides=(2, 2), padding=((0, 0), (0, 0)), dilation=(1, 1))
 
     assert chosen(passes, body) == [(LAST,), None]
+
+
+RESIZED = {"dim": 2, "size": 2, "scale": 2.0, "kind": "linear", "coordinates": "half_pixel"}
+
+
+def places(b: Any, *shape: int) -> Any:
+    return b.iota(shape=shape, dim=0, dtype=i64, start=0, step=1)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "expected"),
+    [
+        (lambda b, x: b.resize_gradient(x, **RESIZED), (24, 1, 12, 3)),
+        (lambda b, x: b.index(x, places(b, 2, 1), places(b, 3), dims=(2, 3), position=2), (18, 1, 9, 3)),
+        (lambda b, x: b.index(x, places(b, 2, 3), dims=(3,), position=3), None),
+        (lambda b, x: b.index(x, places(b, 2), places(b, 2), dims=(2, 3), position=2), None),
+    ],
+    ids=["resized", "chosen", "more_dimensions", "fewer_dimensions"],
+)
+def test_what_keeps_the_dimensions_keeps_their_order(
+    passes: Any, kernel: Any, expected: tuple[int, ...] | None
+) -> None:
+    def body(b: Any, x: Any) -> Any:
+        made = kernel(b, b.relu(call(b, x)))
+        return b.sum_pool(made, window=(2,), strides=(1,), padding=((0, 0),), dilation=(1,))
+
+    assert chosen(passes, body)[-2] == (None if expected is None else (expected,))
 
 
 def test_views_in_between(passes: Any) -> None:

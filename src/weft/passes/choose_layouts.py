@@ -23,6 +23,7 @@ from weft.ir.size_text import parse_size
 from weft.ir.types import tensor_of
 from weft.ops.base import Elementwise, View
 from weft.ops.graph import FuncOp, GroupOp, LaunchOp, OpaqueOp
+from weft.ops.indexing.index import Index
 from weft.ops.layouts import StridedLayout, contiguous, is_dense, ordered, source_layout, view_layout
 from weft.ops.matmul.dot import Dot
 from weft.ops.shape import Windows
@@ -30,6 +31,7 @@ from weft.ops.windows.adaptive_pool import AdaptivePool
 from weft.ops.windows.convolution import Convolution
 from weft.ops.windows.pool import Pool
 from weft.ops.windows.resize import Resize
+from weft.ops.windows.resize_gradient import ResizeGradient
 from weft.ops.windows.unpool import MaxUnpool
 from weft.passes.grouping.build_groups import result_targets, strides_of
 from weft.passes.place_launches import wanted_layouts
@@ -126,7 +128,8 @@ class _Choice:
 def _followed(group: GroupOp, given: Sequence[tuple[Size, ...] | None]) -> dict[SSAValue, StridedLayout]:
     """How the values of a group lie if they follow what they are computed from, for those of which that can be said.
 
-    Elementwise ops follow operands of their shape, if these agree; windows, concatenation and padding keep the order.
+    Elementwise ops follow operands of their shape, if these agree; windows, indices, concatenation and padding keep the
+    order.
     """
     layouts: dict[SSAValue, StridedLayout] = {}
     for argument, strides in zip(group.block.args, given, strict=True):
@@ -147,9 +150,18 @@ def _leading(op: Operation) -> list[SSAValue]:
     if isinstance(op, Elementwise):
         shape = tensor_of(op.results[0].type).shape
         return [operand for operand in op.operands if tensor_of(operand.type).shape == shape]
-    if isinstance(op, Pool | AdaptivePool | MaxUnpool | Convolution | Resize):
+    if isinstance(op, Pool | AdaptivePool | MaxUnpool | Convolution | Resize | ResizeGradient):
         return [op.operands[0]]
+    if isinstance(op, Index):
+        return [op.operands[0]] if _keeps_dimensions(op) else []
     return list(op.operands) if op.name in ("graph.concat", "graph.pad") else []
+
+
+def _keeps_dimensions(op: Index) -> bool:
+    """Whether the dimensions of what an index chooses from stand where they stood, each as long as it is asked for."""
+    dims, position = op.params["dims"], op.params["position"]
+    rank = max(tensor_of(index.type).rank for index in op.operands[1:])
+    return rank == len(dims) and tuple(dims) == tuple(range(position, position + rank))
 
 
 def _in_order_of(

@@ -32,7 +32,7 @@ class LayOutConvolutions(ModulePass):
     %y = graph.opaque %x, %w           →     %y = graph.opaque %x (strides 48, 1, 12, 3), %w (strides ...)
                                                  {result_strides = [[64, 1, 16, 4]]}
 
-    Of convolutions of 16-bit floats along two or three dimensions, all of whose channels mix; what was already laid out
+    Of convolutions of 16-bit floats along one to three dimensions, all of whose channels mix; what was already laid out
     stays as it is.
     """
 
@@ -65,6 +65,6 @@ def _lay_out(call: OpaqueOp) -> None:
 def _channels_innermost(value: SSAValue) -> tuple[Size, ...] | None:
     """The strides of a tensor [N, C, ...] whose channels lie innermost; None where that is not worth while."""
     tensor = tensor_of(value.type)
-    if tensor.rank not in (4, 5) or tensor.dtype not in (bf16, f16):
+    if tensor.rank not in (3, 4, 5) or tensor.dtype not in (bf16, f16):
         return None
     return ordered(tensor.shape, (0, *range(2, tensor.rank), 1)).strides

@@ -30,6 +30,7 @@ from weft.frontends.torch.importer.graph_device import graph_device
 from weft.frontends.torch.remat.checkpointed_draws import keep_draws_on_gpus, states_of_draws_alone
 from weft.frontends.torch.remat.eliminate_common_nodes import eliminate_common_nodes
 from weft.frontends.torch.remat.joint_problem import JointProblem, joint_problem
+from weft.frontends.torch.remat.lay_out_saved import lay_out_saved
 from weft.frontends.torch.remat.offload import is_worth_copying, offload, take_offload_marks
 from weft.frontends.torch.remat.overwritten_arguments import keep_overwritten
 from weft.frontends.torch.remat.predict_peak import predict_peak
@@ -78,14 +79,17 @@ def partition_joint(joint: fx.GraphModule, arguments: Sequence[Any], *, config: 
     costs = _costs_on_gpu(joint, config)
     wanted = take_offload_marks(joint.graph)
     results: int = options["num_fwd_outputs"]
+
+    def cut(more: Collection[str] = ()) -> Parts:
+        forward, backward = offload(_cut(joint, arguments, **options), {*wanted, *more}, results, costs)
+        lay_out_saved(forward, backward, results)
+        return forward, backward
+
     if not config.memory_budget:
         recompute_cheap(joint, costs)
         keep_overwritten(joint)
-        return offload(_cut(joint, arguments, **options), wanted, results, costs)
+        return cut()
     keep_overwritten(joint)
-
-    def cut(more: Collection[str] = ()) -> Parts:
-        return offload(_cut(joint, arguments, **options), {*wanted, *more}, results, costs)
 
     def predict(forward: fx.GraphModule, backward: fx.GraphModule) -> int | None:
         return predict_peak(forward, backward, results, config)

@@ -1,0 +1,139 @@
+"""Lets what is kept between forward and backward lie as convolutions on a GPU read it: with channels innermost.
+
+    %c = convolution %x, %w              (its result lies with channels innermost)
+    %y = silu %c
+    return %loss, %c: (8, 64, 32, 32), strides (65536, 1024, 32, 1)  →  strides (65536, 1, 2048, 64)
+
+Tracing gives what is kept the strides of eager execution: each would be copied to rows of places, and back again for
+the gradients of the convolution. Nobody but the backward sees these values. What the user gets, and what lies in an
+order of its own, stays.
+"""
+
+# torch leaves some of its functions without types.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportPrivateUsage=false, reportUnnecessaryIsInstance=false
+
+from __future__ import annotations
+
+import operator
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+_aten: Any = torch.ops.aten
+
+_DEVICE = "cuda"
+_GROUPS = {_aten.convolution.default: 8, _aten.convolution_backward.default: 9}
+"""Where the number of groups stands among the arguments."""
+_IN_ORDER = {
+    _aten.alias.default,
+    _aten.detach.default,
+    _aten._to_copy.default,
+    _aten._adaptive_avg_pool2d.default,
+    _aten.avg_pool2d.default,
+    _aten.max_pool2d_with_indices.default,
+    _aten.constant_pad_nd.default,
+    _aten.native_batch_norm.default,
+    _aten.cudnn_batch_norm.default,
+    _aten._native_batch_norm_legit_functional.default,
+    _aten._batch_norm_with_update_functional.default,
+}
+"""What gives its result, or the first of them, in the order of its first operand, beside what works by elements."""
+_IN_ANY_ORDER = {"aten.full.default", "aten.rand.default", "weft.uniform.default"}
+
+
+def lay_out_saved(forward: fx.GraphModule, backward: fx.GraphModule, results: int) -> None:
+    """Write channels-innermost strides to what a forward graph keeps, behind its first `results`, for its backward."""
+    if not forward.graph.find_nodes(op="call_function", target=_aten.convolution.default):
+        return
+    returned: Sequence[Any] = next(iter(forward.graph.find_nodes(op="output"))).args[0]
+    read = {node.name: node for node in backward.graph.find_nodes(op="placeholder")}
+    seen = {_storage(node) for node in returned[:results]}
+    seen.update(map(_storage, forward.graph.find_nodes(op="placeholder")))
+    kept = [node for node in returned[results:] if isinstance(node, fx.Node) and node.name in read]
+    shared = Counter(map(_storage, kept))
+    innermost = _innermost(forward.graph)
+    for node in filter(_is_image, kept):
+        # What shares its memory with another is a view of it, or has one.
+        if _storage(node) in seen or shared[_storage(node)] > 1:
+            continue
+        reader = read[node.name]
+        if innermost.get(node) or _is_convolved(node) or _is_convolved(reader):
+            value = _with_channels_innermost(node.meta["val"])
+            node.meta["val"], reader.meta["val"] = value, value
+
+
+def _innermost(graph: fx.Graph) -> dict[fx.Node, bool]:
+    """Whether values lie with channels innermost if kernels follow their operands: what a convolution makes, and what
+    is made of that in its order. Of values that kernels write in any order, such as masks of dropout, nothing is said.
+    """
+    known: dict[fx.Node, bool] = {}
+    for node in graph.nodes:
+        if node.target is _aten.convolution.default:
+            known[node] = _mixes_all(node) and _is_short(node) and _is_image(node)
+        elif (leading := _leading(node)) is None:
+            known[node] = False
+        elif orders := [known[each] for each in leading if each in known]:
+            known[node] = all(orders)
+    return known
+
+
+def _leading(node: fx.Node) -> list[fx.Node] | None:
+    """The operands whose order a node's result keeps; none where it has an order of its own."""
+    target: Any = node.target
+    if target in _IN_ORDER or target is operator.getitem:
+        return node.all_input_nodes[:1]
+    if str(target) in _IN_ANY_ORDER:
+        return []
+    if torch.Tag.pointwise not in getattr(target, "tags", ()):
+        return None
+    shape = _shape(node)
+    return None if shape is None else [each for each in node.all_input_nodes if _shape(each) == shape]
+
+
+def _is_convolved(node: fx.Node) -> bool:
+    """Whether a convolution of the library, or its gradients, reads a node."""
+    calls = [user for user in node.users if user.target in _GROUPS and _mixes_all(user)] if _is_short(node) else []
+    return any(node in call.args[: 2 if call.target is _aten.convolution.default else 3] for call in calls)
+
+
+def _mixes_all(call: fx.Node) -> bool:
+    groups: Any = call.args[_GROUPS[call.target]]
+    return isinstance(groups, int) and groups == 1
+
+
+def _is_image(node: fx.Node) -> bool:
+    """Whether a node is a row-major tensor [N, C, ...] on a GPU, along one to three dimensions."""
+    value: Any = node.meta.get("val")
+    if not isinstance(value, Tensor) or value.device.type != _DEVICE or value.dim() not in (3, 4, 5):
+        return False
+    known = all(isinstance(size, int) for size in value.shape)
+    return known and value.is_contiguous() and 0 not in value.shape
+
+
+def _is_short(node: fx.Node) -> bool:
+    """Whether a node is of floats that a GPU's tensor cores convolve."""
+    value: Any = node.meta.get("val")
+    return isinstance(value, Tensor) and value.dtype in (torch.bfloat16, torch.float16)
+
+
+def _shape(node: fx.Node) -> torch.Size | None:
+    value: Any = node.meta.get("val")
+    return value.shape if isinstance(value, Tensor) else None
+
+
+def _storage(node: Any) -> int | None:
+    """What tells a tensor's memory from others'."""
+    value: Any = node.meta.get("val") if isinstance(node, fx.Node) else None
+    return value.untyped_storage()._cdata if isinstance(value, Tensor) else None
+
+
+def _with_channels_innermost(value: Tensor) -> Tensor:
+    """A tensor like this one with its channels innermost."""
+    images, channels, *places = value.shape
+    with value.fake_mode:  # type: ignore[attr-defined]
+        made = torch.empty((images, *places, channels), dtype=value.dtype, device=value.device)
+        return made.movedim(-1, 1)

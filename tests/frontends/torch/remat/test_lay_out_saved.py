@@ -1,0 +1,100 @@
+"""What convolutions keep for their gradients lies as they read it, and what the user sees as eager has it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from weft.frontends.torch.remat import lay_out_saved
+from weft.testing.comparison import compare
+
+
+class Upsampling(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16)
+        self.second, self.last = nn.Conv2d(16, 16, 3, padding=1), nn.Linear(16, 5)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        y = F.silu(self.norm(self.first(x)))
+        y = y + F.interpolate(F.max_pool2d(F.gelu(self.second(y)), 2), scale_factor=2, mode="bilinear")
+        return y, self.last(y.flatten(2).mean(2))
+
+
+def along(dims: int, between: type[nn.Module] = nn.SiLU) -> nn.Module:
+    kind = {1: nn.Conv1d, 3: nn.Conv3d}[dims]
+    return nn.Sequential(kind(4, 8, 3), between(), kind(8, 8, 3, stride=2, dilation=2), nn.Sigmoid())
+
+
+CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "upsampling": (Upsampling, (2, 3, 8, 12)),
+    "lines": (lambda: along(1), (3, 4, 21)),
+    "volumes": (lambda: along(3), (2, 4, 9, 11, 7)),
+    "groups": (lambda: nn.Sequential(nn.Conv2d(6, 6, 3, groups=6), nn.SiLU(), nn.Conv2d(6, 4, 1)), (2, 6, 7, 5)),
+    "shared": (lambda: nn.Sequential(nn.Conv2d(4, 8, 3), nn.Flatten(2), nn.Softmax(-1)), (2, 4, 7, 5)),
+}
+
+
+@pytest.fixture(autouse=True)
+def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lay_out_saved, "_DEVICE", "cpu")
+
+
+def step(function: Callable[..., Any], model: nn.Module, x: Tensor) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+    """What is kept, what is returned, and the gradients."""
+    kept: list[Tensor] = []
+
+    def pack(tensor: Tensor) -> Tensor:
+        kept.append(tensor)
+        return tensor
+
+    given = x.clone().requires_grad_()
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        made = function(given)
+    results: list[Tensor] = [*made] if isinstance(made, tuple) else [made]
+    weights = [torch.linspace(-1, 1, y[0].numel(), dtype=y.dtype).view(y[0].shape) for y in results]
+    loss = torch.stack([(y.sum(0) * weight).sum() for y, weight in zip(results, weights, strict=True)]).sum()
+    gradients = torch.autograd.grad(loss, (given, *model.parameters()))
+    return kept, [each.detach() for each in results], list(gradients)
+
+
+def innermost(tensor: Tensor) -> bool:
+    return tensor.movedim(1, -1).is_contiguous() and not tensor.is_contiguous()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_gradients_are_right_and_results_lie_as_before(name: str) -> None:
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    make, shape = CASES[name]
+    model, x = make().bfloat16(), torch.randn(shape).bfloat16()
+    compiled = torch.compile(model, backend="weft", options={"cache": False, "fallback": "error"})
+    _, found, gradients = step(compiled, model, x)
+    _, eager, known = step(model, model, x)
+    _, wide, exact = step(model.double(), model, x.double())
+    assert [each.stride() for each in found] == [each.stride() for each in eager]
+    judged = compare([*found, *gradients], [*eager, *known], [*wide, *exact])
+    assert judged.ok, str(judged)
+
+
+class Dropped(nn.ReLU6):
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(F.dropout(input, 0.3))
+
+
+@pytest.mark.parametrize(("between", "count"), [(nn.SiLU, 2), (nn.ReLU6, 2), (Dropped, 3)])
+def test_what_is_kept_has_its_channels_innermost(between: type[nn.Module], count: int) -> None:
+    torch._dynamo.reset()
+    model = along(3, between).bfloat16()
+    compiled = torch.compile(model, backend="weft", options={"cache": False})
+    kept, _, _ = step(compiled, model, torch.randn(2, 4, 9, 11, 7).bfloat16())
+    made = [each for each in kept if each.shape == (2, 8, 7, 9, 5)]
+    assert len(made) == count, (
+        "what the first convolution makes, what the second one reads, and a mask where there is one"
+    )
+    assert all(map(innermost, made))
