@@ -22,6 +22,7 @@ WIDTHS |= {f"{kind}{bits}": bits for kind in "busf" for bits in (32, 64)}
 WHOLE = {"rni": np.rint, "rzi": np.trunc, "rmi": np.floor, "rpi": np.ceil}
 """How numbers are made whole."""
 _PARAMETER = r"\.param (?:\.align \d+ )?\.(\w+)[^,\n]*?(\w+)(?:\[\d+\])?(?:,|\n|$)"
+_TABLE = r"\.global \.align \d+ \.b8 (\S+)\[\d+\] = \{([^}]*)\}"
 U64 = np.uint64
 
 
@@ -125,6 +126,13 @@ def parse(ptx: str, entry: str) -> tuple[list[Line], dict[str, int], list[tuple[
     return lines, labels, [(name, bits) for bits, name in params]
 
 
+def tables(ptx: str, entry: str, memory: Memory) -> dict[str, int]:
+    """Where the tables that an entry reads lie in global memory: a module's own constants."""
+    body = ptx[ptx.index(f".entry {entry}(") :].partition("\n}")[0]
+    found = {m.group(1): m.group(2) for m in re.finditer(_TABLE, ptx) if m.group(1) in body}
+    return {name: memory.add(np.array(text.split(","), np.uint8)) for name, text in found.items()}
+
+
 def _operands(text: str) -> list[Any]:
     result: list[Any] = []
     for part in re.findall(r"\{[^}]*\}|\[[^\]]*\]|[^,\s]+(?:\|[^,\s]+)?", text):
@@ -141,6 +149,7 @@ class Machine:
     def __init__(self, ptx: str, entry: str, threads: int, shared: int, memory: Memory) -> None:
         self.lines, self.labels, self.params = parse(ptx, entry)
         self.count, self.memory = threads, memory
+        self.tables = tables(ptx, entry, memory)
         self.shared = np.zeros(shared + 64, np.uint8)
         self.shared_size = shared
 
@@ -202,6 +211,8 @@ class Machine:
             return np.full(self.count, PARAMETERS + 8 * [*self.words].index(operand), U64)
         if operand == "shared" or operand.startswith(("__local_depot", "weft_text")):
             return np.zeros(self.count, U64)
+        if operand in self.tables:
+            return np.full(self.count, self.tables[operand], U64)
         if operand.startswith(("0f", "0F", "0d", "0D")):
             return np.full(self.count, int(operand[2:], 16), U64)
         if operand.startswith("0x"):
@@ -311,11 +322,26 @@ class Machine:
                     x, *rest = (typed(half, type_[:-2]).astype(np.float64) for half in halves)
                     whole = whole | (narrowed(OPERATIONS[name](parts, x, *rest), type_[:-2]) << shift)
                 self.write(operands[0], whole, "b32", active)
+            elif "cc" in parts or name in ("addc", "subc"):
+                self.carry(line, active)
             elif name in OPERATIONS:
                 values = [self.value(o, type_) for o in operands[1:]]
                 self.write(operands[0], OPERATIONS[name](parts, *values), type_, active)
             else:
                 raise MachineError(f"no {name}")
+
+    def carry(self, line: Line, active: np.ndarray) -> None:
+        """Sums and differences of several words: what is carried is a register of its own."""
+        if line.name not in ("add", "addc", "sub", "subc"):
+            raise MachineError(f"no {line.name}.cc")
+        type_ = line.parts[-1]
+        width, taken = WIDTHS[type_], line.name.endswith("c")
+        x, y = (self.raw(o, type_).astype(object) & ((1 << width) - 1) for o in line.operands[1:3])
+        carried = self.raw("%carry", "b64").astype(object) if taken else 0
+        whole = x + y + carried if line.name.startswith("add") else x - y - carried
+        self.write(line.operands[0], (whole & ((1 << width) - 1)).astype(U64), f"b{width}", active)
+        if "cc" in line.parts:
+            self.write("%carry", ((whole >> width) & 1).astype(U64), "b64", active)
 
     def multiply(self, line: Line, active: np.ndarray) -> None:
         how, type_ = line.parts[0], line.parts[-1]

@@ -77,6 +77,22 @@ def test_weights_of_16_bits_travel(tmp_path: Path) -> None:
         np.testing.assert_allclose(found.astype(np.float32), module(x).float().numpy(), rtol=2e-2, atol=1e-2)
 
 
+class Coded(nn.Module):
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.register_buffer("codes", torch.randn(8, 4).to(dtype))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x @ self.codes.float()
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2], ids=str)
+def test_weights_of_8_bits_travel(dtype: torch.dtype, tmp_path: Path) -> None:
+    module, x = Coded(dtype), torch.randn(3, 8)
+    model = exported(module, (x,), tmp_path / "m.weft")
+    np.testing.assert_allclose(model(x)[0], module(x).numpy(), rtol=1e-4, atol=1e-5)
+
+
 def test_a_program_that_keeps_state_is_refused(tmp_path: Path) -> None:
     class Counter(nn.Module):
         def __init__(self) -> None:

@@ -53,6 +53,11 @@ def drawn(x: torch.Tensor) -> Any:
     return torch.rand(2, dtype=x.dtype) + 1, found * 2, first + torch.rand(3, dtype=x.dtype)
 
 
+def twice(x: torch.Tensor) -> Any:
+    """Both masks have one symbol, and the second size is read before the first part is run."""
+    return x[x > 0], x[x > 0].sum(0), torch.nonzero(x > 0)
+
+
 def different(x: torch.Tensor) -> Any:
     values, inverse, counts = torch.unique(torch.round(x), return_inverse=True, return_counts=True)
     return values * 2 + 1, inverse + 1, (counts.double() * values).sum(), torch.unique_consecutive(values > 0) + 1
@@ -75,6 +80,7 @@ def random(*shape: int) -> torch.Tensor:
         (sliced, [(random(3, 4), torch.tensor(count)) for count in (2, 3, 2)]),
         (written, [(random(9), random(9)), (random(9), random(9))]),
         (drawn, [(random(9),), (random(9),)]),
+        (twice, [(random(9),), (random(9) - 9,)]),
         pytest.param(different, [(random(9),), (random(9) * 3,)], marks=KNOWS_PLACES),
     ],
 )

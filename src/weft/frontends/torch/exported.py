@@ -20,7 +20,7 @@ from weft.config import Config
 from weft.errors import ArtifactError, UnsupportedError
 from weft.frontends.torch.capture.decompositions import exported_decompositions
 from weft.frontends.torch.capture.margin_loss import margins_of_labels
-from weft.frontends.torch.dtypes import from_torch
+from weft.frontends.torch.execution.reference import to_array
 from weft.frontends.torch.importer.checks import is_of_data
 from weft.frontends.torch.importer.import_graph import import_graph
 from weft.frontends.torch.importer.imported_graph import ImportedGraph, Returned
@@ -71,8 +71,8 @@ def graph_of(
     _state_ranges(imported.function, stated)
     if names := _result_names(program):
         imported.function.attributes["result_names"] = to_attribute(names)
-    weights = {each: _array(tensors[held[each]]) for each in placeholders if each in held}
-    own = {f"constant{n}": _array(each) for n, each in enumerate(imported.constants)}
+    weights = {each: to_array(tensors[held[each]].cpu().contiguous()) for each in placeholders if each in held}
+    own = {f"constant{n}": to_array(each.cpu().contiguous()) for n, each in enumerate(imported.constants)}
     taken = {placeholders[position] for position in imported.calling.arguments}
     kept = {each: array for each, array in weights.items() if each in taken}
     # What a kernel of the user's asserts is of the data, too, where there is no line to point to.
@@ -138,15 +138,6 @@ def _return_outputs(imported: ImportedGraph) -> None:
     last.drop_all_references()
     function.block.add_op(ReturnOp.make([*results, *verdict]))
     function.attributes.pop("result_strides", None)
-
-
-def _array(tensor: torch.Tensor) -> np.ndarray:
-    """A tensor's values as NumPy has them, or as bits of a type that NumPy has from elsewhere."""
-    plain = tensor.detach().cpu().contiguous()
-    dtype = from_torch(plain.dtype).numpy
-    if dtype.kind != "V":
-        return plain.numpy()
-    return plain.view(torch.uint8 if dtype.itemsize == 1 else torch.int16).numpy().view(dtype)
 
 
 def _identifier(name: str) -> str:

@@ -110,12 +110,15 @@ def split_graph(module: fx.GraphModule) -> Split | None:
         return None
     steps = _Levels(nodes).steps()
     made: list[GraphPiece | fx.Node] = []
+    there = [node for node in nodes if node.op == "placeholder"]
     for number, step in enumerate(steps):
         if isinstance(step, fx.Node):
             made.append(step)
+            there.append(step)
             continue
         later = [each for other in steps[number + 1 :] for each in ([other] if isinstance(other, fx.Node) else other)]
-        made.append(_part(module, step, {node for each in (*later, nodes[-1]) for node in each.all_input_nodes}))
+        needed = {node for each in (*later, nodes[-1]) for node in each.all_input_nodes}
+        made.append(_part(module, step, needed, list(_tellers(there))))
     return Split(module, tuple(made))
 
 
@@ -165,14 +168,14 @@ class _Levels:
         return found
 
 
-def _part(module: fx.GraphModule, nodes: Sequence[fx.Node], needed: set[fx.Node]) -> GraphPiece:
+def _part(
+    module: fx.GraphModule, nodes: Sequence[fx.Node], needed: set[fx.Node], tellers: Sequence[fx.Node]
+) -> GraphPiece:
     inside = set(nodes)
     taken = dict.fromkeys(given for node in nodes for given in node.all_input_nodes if given not in inside)
     inputs = [given for given in taken if given.op != "get_attr"]
     symbols = {symbol for node in (*nodes, *inputs) for symbol in _unbacked(node)}
-    inputs += [
-        node for node in _tellers(module.graph.nodes, nodes[0]) if _unbacked(node) & symbols and node not in taken
-    ]
+    inputs += [node for node in tellers if _unbacked(node) & symbols and node not in taken]
     graph, copies = fx.Graph(), dict[fx.Node, fx.Node]()
     for given in inputs:
         copies[given] = graph.placeholder(given.name)
@@ -188,11 +191,10 @@ def _part(module: fx.GraphModule, nodes: Sequence[fx.Node], needed: set[fx.Node]
     return GraphPiece(fx.GraphModule(module, graph), tuple(inputs), tuple(outputs))
 
 
-def _tellers(nodes: Iterable[fx.Node], before: fx.Node) -> Iterable[fx.Node]:
-    """The nodes before another that are such a size alone."""
-    for node in nodes:
-        if node is before:
-            return
+def _tellers(there: Iterable[fx.Node]) -> Iterable[fx.Node]:
+    """What is such a size alone, of arguments and of steps that torch has carried out by then: of two tensors that have
+    one size, the other may come later, wherever it stands in the graph."""
+    for node in there:
         value = node.meta.get("val")
         if isinstance(value, torch.SymInt) and value.node.expr.is_Symbol and _unbacked(node):
             yield node

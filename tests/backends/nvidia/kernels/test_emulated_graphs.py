@@ -43,6 +43,12 @@ def test_memory_that_begins_anywhere(dtype: torch.dtype) -> None:
     check(lambda x: F.pad(x, (1, 2)).sum(-1), x)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_angles_of_many_turns(dtype: torch.dtype) -> None:
+    """They are reduced by a table, which is memory of the program's own."""
+    check(lambda x: (x.sin(), x.cos()), torch.tensor([1e7, 3.0, -5e20, 2.5e30, 0.1], dtype=dtype))
+
+
 @pytest.mark.parametrize("shape", [(0,), (0, 5), (5, 0), (3, 0, 2)])
 def test_nothing(shape: tuple[int, ...]) -> None:
     check(lambda x: (x.sum(-1), torch.cat([x, x]) + 1, x.sum()), some(*shape))

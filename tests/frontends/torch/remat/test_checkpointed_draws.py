@@ -69,6 +69,25 @@ def test_what_a_gpu_draws_is_kept(draw: str, monkeypatch: pytest.MonkeyPatch) ->
     assert not seen & WITH_STATES
 
 
+@pytest.mark.parametrize("budget", [0.0, 0.2])
+@pytest.mark.parametrize("draw", ["dropout", "native_dropout", "rand_like"])
+def test_the_budget_of_torch_draws_nothing_again(draw: str, budget: float) -> None:
+    """Numbers that the backward draws anew are others: gradients were those of another mask."""
+    taken: dict[str, Callable[[Tensor], Tensor]] = {
+        "dropout": lambda x: F.dropout(x, 0.3),
+        "native_dropout": lambda x: torch.native_dropout(x, 0.3, True)[0],
+        "rand_like": lambda x: x * torch.rand_like(x),
+    }
+
+    def layers(x: Tensor) -> Tensor:
+        for _ in range(3):
+            x = taken[draw](x.sin()).exp()
+        return x
+
+    with torch._functorch.config.patch(activation_memory_budget=budget):  # type: ignore[attr-defined]
+        check(layers, torch.randn(4, 6).double())
+
+
 def test_which_calls_draw() -> None:
     graph, aten = fx.Graph(), torch.ops.aten
     x = graph.placeholder("x")

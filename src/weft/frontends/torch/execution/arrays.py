@@ -14,8 +14,8 @@ import torch
 from weft.errors import GuardError
 from weft.frontends.torch.dtypes import to_torch
 from weft.frontends.torch.execution.alignment import aligned
-from weft.frontends.torch.execution.reference import to_array
-from weft.ir.types import DType, dtype_of_numpy
+from weft.frontends.torch.execution.reference import tensor_on, to_array
+from weft.ir.types import DType
 
 
 class TorchArrays:
@@ -83,7 +83,7 @@ class TorchArrays:
         return to_array(array.cpu())
 
     def from_host(self, array: np.ndarray) -> torch.Tensor:
-        return _tensor_on(array).to(self.device)
+        return tensor_on(array).to(self.device)
 
     def multiply(self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, *, accumulates: bool = False) -> None:
         with torch.no_grad():
@@ -100,14 +100,3 @@ class TorchArrays:
                 torch.bmm(a, b, out=out)
             else:
                 torch.matmul(a, b, out=out)
-
-
-def _tensor_on(array: np.ndarray) -> torch.Tensor:
-    """A tensor on the memory of an array."""
-    dtype = to_torch(dtype_of_numpy(array.dtype))
-    if not array.size:
-        return torch.empty(array.shape, dtype=dtype)
-    if array.dtype.kind != "V":
-        return torch.from_numpy(array)
-    # torch does not know NumPy's narrow floats, but integers of their width.
-    return torch.from_numpy(array.view(f"i{array.itemsize}")).view(dtype)

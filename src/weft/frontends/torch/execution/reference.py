@@ -23,26 +23,32 @@ from weft.ops.graph import FuncOp, OpaqueOp
 
 # Types that NumPy only knows through ml_dtypes travel as integers of their width.
 _CARRIERS = {1: torch.uint8, 2: torch.int16}
+_NUMPYS_OWN = 1
+"""What `isbuiltin` says of a type that is NumPy's own: the `kind` of those of ml_dtypes may be that of floats, too."""
 
 
 def to_array(tensor: torch.Tensor) -> np.ndarray:
     """The tensor's memory as an array."""
     tensor = tensor.detach().resolve_conj().resolve_neg()
     dtype = from_torch(tensor.dtype).numpy
-    if dtype.kind != "V":
+    if dtype.isbuiltin == _NUMPYS_OWN:
         return tensor.numpy()
     return tensor.view(_CARRIERS[dtype.itemsize]).numpy().view(dtype)
 
 
+def tensor_on(array: np.ndarray) -> torch.Tensor:
+    """A tensor on the memory of an array."""
+    dtype = to_torch(dtype_of_numpy(array.dtype))
+    if not array.size:  # NumPy strides of 0 are not what torch gives an empty tensor
+        return torch.empty(array.shape, dtype=dtype)
+    if array.dtype.isbuiltin == _NUMPYS_OWN:
+        return torch.from_numpy(array)
+    return torch.from_numpy(array.view(f"i{array.itemsize}")).view(dtype)
+
+
 def to_tensor(array: np.ndarray) -> torch.Tensor:
     """A new tensor with the array's elements, row-major."""
-    copy = np.array(array, order="C", copy=True)
-    dtype = to_torch(dtype_of_numpy(copy.dtype))
-    if not copy.size:  # NumPy strides of 0 are not what torch gives an empty tensor
-        return torch.empty(copy.shape, dtype=dtype)
-    if copy.dtype.kind != "V":
-        return torch.from_numpy(copy)
-    return torch.from_numpy(copy.view(np.uint8 if copy.itemsize == 1 else np.int16)).view(dtype)
+    return tensor_on(np.array(array, order="C", copy=True))
 
 
 @dataclass

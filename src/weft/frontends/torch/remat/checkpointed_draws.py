@@ -2,7 +2,8 @@
 
 torch's partitioner wraps what is tagged as random and computed again, so that it starts from the same state of the
 generator. Attention without dropout is tagged and draws nothing: wrapped, it could be no kernel of ours. On a GPU the
-state would be an argument of the graph that is no tensor; what is drawn there is kept.
+state would be an argument of the graph that is no tensor; what is drawn there is kept. So is what torch's own memory
+budget (`torch._functorch.config.activation_memory_budget`) would compute again: that it does not wrap.
 """
 
 # torch leaves some of its functions without types.
@@ -34,7 +35,7 @@ def keep_draws_on_gpus(graph: fx.Graph) -> None:
         if _is_drawn_again(node) and _is_on_gpu(node):
             save_where_it_stands(node)
             for user in node.users:
-                if not isinstance(node.meta["val"], torch.Tensor):  # its results are what can be kept
+                if not _is_tensor(node):  # its results are what can be kept
                     save_where_it_stands(user)
 
 
@@ -62,6 +63,24 @@ def states_of_draws_alone() -> Generator[None]:
             yield
 
 
+@contextmanager
+def kept_draws() -> Generator[None]:
+    """Let torch's partitioner keep what is drawn outside of checkpoints, whatever its budget; in this thread alone."""
+    with _PATCHED:
+        owner, original = threading.get_ident(), partitioners.choose_saved_values_set
+
+        def choose(graph: fx.Graph, info: Any, *given: Any, **named: Any) -> list[fx.Node]:
+            kept = original(graph, info, *given, **named)
+            if threading.get_ident() != owner:
+                return kept
+            drawn = [node for node in info.required_fw_nodes if draws(node) and not _is_drawn_again(node)]
+            held = [each for node in drawn for each in ([node] if _is_tensor(node) else node.users)]
+            return list(dict.fromkeys([*kept, *(node for node in held if node in info.required_fw_nodes)]))
+
+        with patch.object(partitioners, "choose_saved_values_set", choose):
+            yield
+
+
 def draws(node: fx.Node) -> bool:
     """Whether a node draws random numbers: attention does with dropout only."""
     return is_tagged_random(node) and _argument(node, "dropout_p") != 0
@@ -84,6 +103,10 @@ def _argument(node: fx.Node, name: str) -> Any:
             default = node.kwargs.get(name, parameter.default_value)
             return node.args[place] if place < len(node.args) else default
     return None
+
+
+def _is_tensor(node: fx.Node) -> bool:
+    return isinstance(node.meta.get("val"), torch.Tensor)
 
 
 def _is_on_gpu(node: fx.Node) -> bool:

@@ -27,7 +27,7 @@ from weft.diagnostics import warn
 from weft.errors import WeftError
 from weft.frontends.torch.devices import target_on
 from weft.frontends.torch.importer.graph_device import graph_device
-from weft.frontends.torch.remat.checkpointed_draws import keep_draws_on_gpus, states_of_draws_alone
+from weft.frontends.torch.remat.checkpointed_draws import keep_draws_on_gpus, kept_draws, states_of_draws_alone
 from weft.frontends.torch.remat.eliminate_common_nodes import eliminate_common_nodes
 from weft.frontends.torch.remat.joint_problem import JointProblem, joint_problem
 from weft.frontends.torch.remat.lay_out_saved import lay_out_saved
@@ -99,7 +99,7 @@ def partition_joint(joint: fx.GraphModule, arguments: Sequence[Any], *, config: 
 
 def _cut(joint: fx.GraphModule, arguments: Sequence[Any], **options: Any) -> Parts:
     # Our own elimination has run, and our own flows cut.
-    with functorch_config.patch(cse=False), quick_cuts(), states_of_draws_alone(), writing_later():
+    with functorch_config.patch(cse=False), quick_cuts(), kept_draws(), states_of_draws_alone(), writing_later():
         forward, backward = partitioners.min_cut_rematerialization_partition(joint, arguments, **options)
         return lazy(forward), lazy(backward)
 
