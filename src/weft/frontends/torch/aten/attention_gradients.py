@@ -76,8 +76,9 @@ def _gpu_gradients(
         raise UnsupportedError("attention whose scores are all scaled to zero")
     shared = b.shape(key)[1]
     members = (batch, shared, floordiv(heads, shared), length)
-    product = b.emit("mul", b.to(grad, f32), b.to(out, f32))
-    rows = b.view(b.emit("sum", product, dims=(3,), keep=False), members)
+    # Where heads lie side by side, so do views of both factors: one kernel reads them in place.
+    product = b.emit("mul", *(b.to(b.transpose(x, (0, 2, 1, 3)), f32) for x in (grad, out)))
+    rows = b.view(b.transpose(b.emit("sum", product, dims=(3,), keep=False), (0, 2, 1)), members)
     grad, query = b.view(grad, (*members, b.shape(grad)[-1])), b.view(query, (*members, width))
     kept = b.view(logsumexp, members)
     found = b.emit("attention_gradients", grad, query, key, value, kept, rows, causal=causal, scale=factor)
