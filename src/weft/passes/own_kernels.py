@@ -116,6 +116,17 @@ def owns_attention(query: Operand, key: Operand, value: Operand, *, masks_are_sm
     return _is_narrow(query) and fits and wins and _are_aligned((query, key, value))
 
 
+def owns_attention_with_dropout(query: Operand, key: Operand, value: Operand, *, at_any_length: bool) -> bool:
+    """Whether attention whose weights are dropped is a kernel, and so are its gradients; `at_any_length` where a
+    library's, which differ from run to run, are not asked for."""
+    width, members = query.shape[-1], query.shape[1] // max(key.shape[1], 1)
+    fits = width % 16 == 0 and (at_any_length or width >= _LEAST_WIDTH) and width <= WIDEST_HEAD
+    alike = value.shape == key.shape and key.shape[-1] == width and key.shape[1] * members == query.shape[1]
+    length = min(query.shape[-2], key.shape[-2])
+    long = length > 1 if at_any_length else length >= _LEAST_LENGTH
+    return len(query.shape) == 4 and _is_narrow(query) and fits and alike and long and _are_aligned((query, key, value))
+
+
 def owns_packed_attention(query: Operand, key: Operand, value: Operand) -> bool:
     """Whether attention over sequences that lie one after the other is a kernel."""
     widths = query.shape[-1], value.shape[-1]

@@ -175,7 +175,7 @@ def strides_of(op: FuncOp | GroupOp | OpaqueOp | LaunchOp, name: str, count: int
 
 
 def lies_as_operand(value: SSAValue) -> bool:
-    """Whether it has been said how a kernel is to write a value, before there were kernels: views of it depend on it."""
+    """Whether it was said before there were kernels how one is to write a value: views of it depend on it."""
     return isinstance(value, OpResult) and LIES in value.op.attributes
 
 
