@@ -157,6 +157,7 @@ def arrange_collectives(function: FuncOp) -> None:
 def nvidia_passes(config: Config, capabilities: Capabilities = PROCESSOR) -> list[ModulePass]:
     """From an imported function to groups that are kernels of thread blocks."""
     from weft.passes.attention.find_block_masks import FindBlockMasks
+    from weft.passes.attention.lay_out_gradients import LayOutGradients
     from weft.passes.attention.pack_gqa import PackGqa
     from weft.passes.attention.read_pages import ReadPages
     from weft.passes.convolution.lay_out_convolutions import LayOutConvolutions
@@ -212,6 +213,7 @@ def nvidia_passes(config: Config, capabilities: Capabilities = PROCESSOR) -> lis
         SinkCasts(),
         InlineSmall(),
         WidenInWindows(),
+        LayOutGradients(),
         GroupIntoKernels(products=2 if fast else 1, updates=True, column_sums=True),
         ChooseLayouts(),
         UpdateInPlace(),

@@ -77,19 +77,26 @@ def test_packed_attention_has_three_dimensions() -> None:
     assert owns_packed_attention(packed, packed, packed) and not owns_packed_attention(batched, batched, batched)
 
 
-def test_a_fast_library_keeps_gradients_of_short_sequences() -> None:
-    tensor, kept = lying(2, 8, 512, 64), lying(2, 8, 512, dtype=f32)
-    given = (tensor, tensor, tensor, tensor)
-    assert owns_attention_gradients(given, kept, library_is_fast=False)
-    assert not owns_attention_gradients(given, kept, library_is_fast=True)
-    assert not owns_attention_gradients(given, lying(2, 8, 513, dtype=f32), library_is_fast=False)
+def test_gradients_are_own_kernels_from_the_same_length_on_as_attention() -> None:
+    tensor, short, kept = lying(2, 8, 192, 64), lying(2, 8, 191, 64), lying(2, 8, 192, dtype=f32)
+    for fast in (False, True):
+        assert owns_attention_gradients((tensor,) * 4, kept, library_is_fast=fast)
+        assert not owns_attention_gradients((short,) * 4, lying(2, 8, 191, dtype=f32), library_is_fast=fast)
+    assert not owns_attention_gradients((tensor,) * 4, lying(2, 8, 193, dtype=f32), library_is_fast=False)
+
+
+@pytest.mark.parametrize(("fast", "least"), [(False, 512), (True, 1024)])
+def test_a_library_keeps_gradients_of_short_sequences_in_narrow_heads(fast: bool, least: int) -> None:
+    for length in (least - 1, least):
+        given, kept = (lying(2, 8, length, 48),) * 4, lying(2, 8, length, dtype=f32)
+        assert owns_attention_gradients(given, kept, library_is_fast=fast) == (length == least)
 
 
 @pytest.mark.parametrize("width", [144, 192, 256])
 def test_gradients_of_wide_heads_are_own_kernels_from_the_same_length_on(width: int) -> None:
-    long, short, kept = lying(2, 8, 512, width), lying(2, 8, 511, width), lying(2, 8, 512, dtype=f32)
+    long, short, kept = lying(2, 8, 192, width), lying(2, 8, 191, width), lying(2, 8, 192, dtype=f32)
     assert owns_attention_gradients((long, long, long, long), kept, library_is_fast=True)
-    fewer = lying(2, 8, 511, dtype=f32)
+    fewer = lying(2, 8, 191, dtype=f32)
     assert not owns_attention_gradients((short, short, short, short), fewer, library_is_fast=True)
     wider = lying(2, 8, 512, 272)
     assert not owns_attention_gradients((wider, wider, wider, wider), kept, library_is_fast=False)

@@ -81,7 +81,7 @@ def _lowering_of(anchor: GraphOp) -> Lowering:
             name = "scan"
         case _:
             others = {"graph.scaled_dot": "dot", "graph.tiled_dot": "dot", "graph.topk": "sort"}
-            others |= {"graph.attention_with_lse": "attention", "graph.attention_with_tangent": "attention"}
+            others |= {f"graph.attention_with_{what}": "attention" for what in ("lse", "tangent", "dropout")}
             name = others.get(anchor.name, anchor.name.removeprefix("graph."))
     if name not in ("attention", "attention_gradients", "dot", "scan", "scatter", "sort"):
         raise LoweringError(f"{anchor.name} has no lowering to tiles")

@@ -22,6 +22,7 @@ from weft.ops.indexing import scatter as scatter
 from weft.ops.indexing import search as search
 from weft.ops.indexing import sort as sort
 from weft.ops.matmul import attention as attention
+from weft.ops.matmul import attention_dropout as attention_dropout
 from weft.ops.matmul import attention_gradients as attention_gradients
 from weft.ops.matmul import attention_tangent as attention_tangent
 from weft.ops.matmul import dot as dot

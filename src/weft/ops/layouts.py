@@ -41,6 +41,16 @@ def ordered(shape: Sequence[Size], order: Sequence[int]) -> StridedLayout:
     return StridedLayout(tuple(strides[d] for d in range(len(shape))))
 
 
+def order_of(shape: Sequence[Size], layout: StridedLayout | None) -> tuple[int, ...] | None:
+    """The dimensions from the outermost to the innermost; those of one element, and of unknown strides, come first."""
+    if layout is None or any(stride == 0 and size != 1 for stride, size in zip(layout.strides, shape, strict=True)):
+        return None
+    free = [d for d, size in enumerate(shape) if size == 1]
+    unknown = [d for d, stride in enumerate(layout.strides) if d not in free and not isinstance(stride, int)]
+    known = [(-stride, d) for d, stride in enumerate(layout.strides) if d not in free and isinstance(stride, int)]
+    return None if len(unknown) > 1 else (*free, *unknown, *(d for _, d in sorted(known)))
+
+
 def view_layout(op: GraphOp, layout: StridedLayout) -> StridedLayout | None:
     """The layout of a view of a tensor that has the given layout, or None if it takes a copy."""
     source, result = tensor_of(op.operands[0].type), tensor_of(op.results[0].type)

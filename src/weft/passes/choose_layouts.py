@@ -24,7 +24,7 @@ from weft.ir.types import tensor_of
 from weft.ops.base import Elementwise, View
 from weft.ops.graph import FuncOp, GroupOp, LaunchOp, OpaqueOp
 from weft.ops.indexing.index import Index
-from weft.ops.layouts import StridedLayout, contiguous, is_dense, ordered, source_layout, view_layout
+from weft.ops.layouts import StridedLayout, contiguous, is_dense, order_of, ordered, source_layout, view_layout
 from weft.ops.matmul.dot import Dot
 from weft.ops.shape import Windows
 from weft.ops.windows.adaptive_pool import AdaptivePool
@@ -33,7 +33,7 @@ from weft.ops.windows.pool import Pool
 from weft.ops.windows.resize import Resize
 from weft.ops.windows.resize_gradient import ResizeGradient
 from weft.ops.windows.unpool import MaxUnpool
-from weft.passes.grouping.build_groups import result_targets, strides_of
+from weft.passes.grouping.build_groups import lies_as_operand, result_targets, strides_of
 from weft.passes.place_launches import wanted_layouts
 
 
@@ -100,6 +100,7 @@ class _Choice:
             return
         if (
             value in self.targets
+            or lies_as_operand(group.yielded[value.index])
             or not is_dense(tensor_of(value.type), layout)
             or not self._is_wanted_so(value, layout)
         ):
@@ -170,23 +171,13 @@ def _in_order_of(
     """A dense layout in the one order of dimensions that all operands have."""
     orders: set[tuple[int, ...]] = set()
     for operand in operands:
-        order = _order(tensor_of(operand.type).shape, layouts.get(operand))
+        order = order_of(tensor_of(operand.type).shape, layouts.get(operand))
         if order is None:
             return None
         orders.add(order)
     if len(orders) != 1:
         return None
     return ordered(tensor_of(op.results[0].type).shape, orders.pop())
-
-
-def _order(shape: Sequence[Size], layout: StridedLayout | None) -> tuple[int, ...] | None:
-    """The dimensions from the outermost to the innermost; those of one element, and of unknown strides, come first."""
-    if layout is None or any(stride == 0 and size != 1 for stride, size in zip(layout.strides, shape, strict=True)):
-        return None
-    free = [d for d, size in enumerate(shape) if size == 1]
-    unknown = [d for d, stride in enumerate(layout.strides) if d not in free and not isinstance(stride, int)]
-    known = [(-stride, d) for d, stride in enumerate(layout.strides) if d not in free and isinstance(stride, int)]
-    return None if len(unknown) > 1 else (*free, *unknown, *(d for _, d in sorted(known)))
 
 
 def wanted_strides(call: OpaqueOp) -> dict[int, tuple[Size, ...]]:

@@ -35,10 +35,8 @@ _LEAST_LENGTH, _FEW_QUERIES = 192, 64
 """Keys from which on attention of Weft's own beats a library's, and queries with which any mask is read quickly."""
 _LEAST_WIDTH = 64
 """Heads for which that was measured."""
-_LONG, _LONG_ENOUGH_TO_TRAIN, _WIDE_HEAD = 512, 1024, 128
-"""Keys from which on gradients beat a library's, and from which on, or in heads that are wider, the fastest one's: it
-writes them as their operands lie, so that the weights' matmuls need no copies, which is worth more than a kernel gains
-where sequences are short."""
+_LONG, _LONG_BESIDE_THE_FASTEST = 512, 1024
+"""Keys from which on gradients in heads that are narrower are kernels, and where the library is the fastest one."""
 _LEAST_PACKED = 512
 """Rows of sequences one after the other from which on their attention beats a library's."""
 
@@ -118,6 +116,17 @@ def owns_attention(query: Operand, key: Operand, value: Operand, *, masks_are_sm
     return _is_narrow(query) and fits and wins and _are_aligned((query, key, value))
 
 
+def owns_attention_with_dropout(query: Operand, key: Operand, value: Operand, *, at_any_length: bool) -> bool:
+    """Whether attention whose weights are dropped is a kernel, and so are its gradients; `at_any_length` where a
+    library's, which differ from run to run, are not asked for."""
+    width, members = query.shape[-1], query.shape[1] // max(key.shape[1], 1)
+    fits = width % 16 == 0 and (at_any_length or width >= _LEAST_WIDTH) and width <= WIDEST_HEAD
+    alike = value.shape == key.shape and key.shape[-1] == width and key.shape[1] * members == query.shape[1]
+    length = min(query.shape[-2], key.shape[-2])
+    long = length > 1 if at_any_length else length >= _LEAST_LENGTH
+    return len(query.shape) == 4 and _is_narrow(query) and fits and alike and long and _are_aligned((query, key, value))
+
+
 def owns_packed_attention(query: Operand, key: Operand, value: Operand) -> bool:
     """Whether attention over sequences that lie one after the other is a kernel."""
     widths = query.shape[-1], value.shape[-1]
@@ -131,13 +140,15 @@ def owns_attention_gradients(
     tensors: tuple[Operand, Operand, Operand, Operand], kept: Operand, *, library_is_fast: bool
 ) -> bool:
     """Whether gradients of attention are kernels: of what is given for its result, and of query, key and value; `kept`
-    is a number for each row, and `library_is_fast` where sequences are short."""
+    is a number for each row. It counts in narrow heads how fast the library is."""
     _, query, key, value = tensors
     widths, length = (query.shape[-1], value.shape[-1]), min(query.shape[-2], key.shape[-2])
-    fits = all(width % 16 == 0 and width <= WIDEST_HEAD for width in widths) and length >= _LONG
+    least = _LEAST_LENGTH
+    if min(widths) < _LEAST_WIDTH:
+        least = _LONG_BESIDE_THE_FASTEST if library_is_fast else _LONG
+    fits = all(width % 16 == 0 and width <= WIDEST_HEAD for width in widths) and length >= least
     whole = kept.elements * query.shape[-1] == query.elements
-    wins = not library_is_fast or length >= _LONG_ENOUGH_TO_TRAIN or max(widths) > _WIDE_HEAD
-    return _is_narrow(query) and fits and whole and wins and _are_aligned(tensors)
+    return _is_narrow(query) and fits and whole and _are_aligned(tensors)
 
 
 def needs_library(ops: Iterable[Operation]) -> bool:

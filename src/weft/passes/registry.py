@@ -15,6 +15,7 @@ from xdsl.utils.exceptions import ArgSpecParseError
 from weft.diagnostics import nearest
 from weft.errors import ParseError
 from weft.passes.attention.find_block_masks import FindBlockMasks
+from weft.passes.attention.lay_out_gradients import LayOutGradients
 from weft.passes.attention.pack_gqa import PackGqa
 from weft.passes.attention.read_pages import ReadPages
 from weft.passes.attention.recognize_attention import RecognizeAttention
@@ -87,6 +88,7 @@ PASSES: dict[str, type[ModulePass]] = {
         CompareIndices,
         SplitDots,
         LayOutConvolutions,
+        LayOutGradients,
         SinkReshapes,
         SplitExtrema,
         HoistReshapes,

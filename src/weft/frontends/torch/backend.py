@@ -55,6 +55,7 @@ from weft.frontends.torch.importer.graph_device import graph_device
 from weft.frontends.torch.importer.import_graph import import_graph
 from weft.frontends.torch.importer.inline_regions import inline_regions
 from weft.frontends.torch.locations import first_line
+from weft.frontends.torch.remat.draw_dropout import draw_dropout_of_attention
 from weft.frontends.torch.remat.memory_budget import PEAK, partition_joint
 from weft.frontends.torch.report import (
     HOW_TO_DECIDE,
@@ -153,6 +154,8 @@ def _by_aot_autograd(
         mark_gathers(joint)
         traced.note(joint.graph)
         state_causal_masks(joint)
+        if kind_of(example_inputs) == "cuda" and target_on(torch.device("cuda"), config).capabilities.fast_matmuls:
+            draw_dropout_of_attention(joint)
         draw_seeds_once(joint)
         return partition_joint(joint, *args, config=config, **kwargs)
 

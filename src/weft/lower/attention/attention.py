@@ -23,7 +23,8 @@ from typing import ClassVar
 from xdsl.ir import SSAValue
 
 from weft.ir.expr import Size, minimum, simplify, symbol
-from weft.ir.types import Tensor, boolean, i64, tensor_of
+from weft.ir.expr import product as product_of
+from weft.ir.types import Tensor, boolean, i64, tensor_of, u32
 from weft.lower.attention.attention_tiles import LOG2_E, AttentionTiles
 from weft.lower.attention.paged_keys import keys_of_block
 from weft.lower.emit.blocked import BlockedKernel, output_indices, store_outputs
@@ -40,6 +41,7 @@ from weft.ops.body import Value
 from weft.ops.graph import GroupOp
 from weft.ops.layouts import StridedLayout
 from weft.ops.matmul.attention import AnyAttention
+from weft.ops.matmul.attention_dropout import AttentionWithDropout, is_kept, word_of_head, word_of_row
 from weft.ops.matmul.attention_tangent import AttentionWithTangent
 from weft.passes.attention.read_pages import Pages, pages_of, pages_of_both
 
@@ -59,7 +61,7 @@ class AttentionLowering(AttentionTiles):
     name: str
     layouts: dict[SSAValue, StridedLayout]
     outputs: Sequence[StridedLayout]
-    op: AnyAttention | AttentionWithTangent
+    op: AnyAttention | AttentionWithTangent | AttentionWithDropout
     machine: Machine
 
     def lowered(self, inputs: Sequence[StridedLayout]) -> Lowered:
@@ -72,6 +74,7 @@ class AttentionLowering(AttentionTiles):
         q, k = (tensor_of(value.type) for value in self.op.operands[:2])
         self.dtype = register_dtype(result.dtype)
         self.causal: bool = self.op.params["causal"]
+        self.dropout: float = self.op.params.get("dropout", 0.0)
         self.keys = k.shape[-2]
         width, out_width = q.shape[-1], result.shape[-1]
         self.domain = domain = Domain(result.shape, (self.keys, width))
@@ -236,6 +239,8 @@ class AttentionLowering(AttentionTiles):
         one, none = emit.constant(1.0, self.dtype), emit.constant(0.0, self.dtype)
         divisor: Value = total if undefined else emit.where(emit.math("eq", total, none), one, total)
         self._axes("i", "n")
+        if self.dropout:
+            divisor = emit.math("mul", divisor, emit.constant(1 - self.dropout, self.dtype))
         value = self._divided(product, divisor)
         power = emit.math("add", emit.math("log2", total), most)  # both are -inf in a row without any key
         return value, self._typed(emit.math("mul", power, emit.constant(1 / LOG2_E, self.dtype)))
@@ -247,6 +252,9 @@ class AttentionLowering(AttentionTiles):
         """One block of keys: the new maximum, total and sum."""
         greatest, total, product = state
         most, sums, powers, rescale = self._weighed(self._scores(), greatest, total)
+        if self.dropout:
+            row, key = (self._number(place) for place in (self.domain.row_index[-2], self.domain.column_index[0]))
+            powers = self._dropped(powers, word_of_row(self.emit, self._word_of_head(), row), key)
         values = self._values(2)
         kept = self._typed(self.emit.math("mul", product, rescale))
         made = self._dot(powers.ssa, values, (self.sides["i"], self.sides["n"]), kept.ssa)
@@ -268,6 +276,23 @@ class AttentionLowering(AttentionTiles):
         rescale = emit.math("exp2", emit.math("sub", greatest, base))
         sums = emit.math("add", emit.math("mul", total, rescale), emit.reduce_axis(powers, "sum", 1, self.dtype))
         return self._typed(most), self._typed(sums), powers, rescale
+
+    def _dropped(self, powers: TileValue, words: Value, key: Value) -> TileValue:
+        """The powers, less those that are dropped, given the words of rows and the numbers of keys."""
+        kept = is_kept(self.emit, words, key, self.dropout)
+        return self._typed(self.emit.where(kept, powers, self.emit.constant(0.0, self.dtype)))
+
+    def _word_of_head(self) -> Value:
+        """What decides which weights of this program's head are dropped."""
+        emit, seed = self.emit, self.op.operands[3]
+        head: Size = 0
+        shape = tensor_of(self.op.results[0].type).shape[:-2]
+        for number, position in enumerate(self.domain.row_index[:-2]):
+            head = head + position * product_of(shape[number + 1 :])
+        return word_of_head(emit, emit.at(Source(seed, tensor_of(seed.type)), [0]), self._number(head))
+
+    def _number(self, index: Size) -> Value:
+        return self.emit.cast(self.emit.position(index, i64), u32)
 
     def _values(self, number: int) -> SSAValue:
         """A block of values, or of their tangents; what comes after has rows and their columns."""

@@ -20,11 +20,12 @@ registers hold the sums of one of them.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from xdsl.ir import SSAValue
 
 from weft.ir.expr import ceildiv
-from weft.ir.types import Tensor, f32, tensor_of
+from weft.ir.types import Tensor, f32, tensor_of, u32
 from weft.lower.attention.attention_tiles import LOG2_E
 from weft.lower.attention.gradient_kernels import GradientKernel, OfKeys, OfKeysAndValues, OfQueries, OfValues
 from weft.lower.attention.gradient_parts import gradient_parts
@@ -52,7 +53,9 @@ def lower_attention_gradients(
     if any(value not in op.results for value in group.yielded):
         return Refusal("nothing can be computed after attention_gradients in its kernels")
     layouts: dict[SSAValue, StridedLayout] = dict(zip(group.block.args, inputs, strict=True))
-    rows = [_padded(tensor_of(value.type)) for value in op.operands[4:]]
+    rows = [_padded(tensor_of(value.type)) for value in op.operands[4:6]]
+    if op.params.get("dropout"):
+        rows.append(replace(rows[0], dtype=u32))
     parts = gradient_parts(op, machine)
     partial = {n: _partial(op, n, parts) for n in (1, 2) if parts > 1 and op.results[n] in group.yielded}
     read = [Argument("input", number) for number in range(len(inputs))]
@@ -107,17 +110,22 @@ def _padded(rows: Tensor) -> Tensor:
 def _subtracted(group: GroupOp) -> GroupOp:
     """A group that gives what is added to matmuls: less the logarithms of sums, in powers of two, and less the means.
 
-    Of rows that do not exist it is zero: their weights are ones, and what they weigh is nothing.
+    Of rows that do not exist it is zero: their weights are ones, and what they weigh is nothing. Where weights were
+    dropped, the others count more, by a factor that sums have last: means are divided by it. A word for each row then
+    says which these are.
     """
 
     def rows(b: GraphBuilder, made: GroupOp) -> list[SSAValue]:
         op = next(op for op in made.block.ops if isinstance(op, AttentionGradients))
         found: list[SSAValue] = []
-        for value, factor in zip(op.operands[4:], (-LOG2_E, -1.0), strict=True):
+        dropout: float = op.params.get("dropout", 0.0)
+        for value, factor in zip(op.operands[4:6], (-LOG2_E, dropout - 1.0), strict=True):
             *lead, length = b.tensor(value).shape
             high = (*(0 for _ in lead), _padded(b.tensor(value)).shape[-1] - length)
             scaled = b.mul(value, b.full_like(value, factor))
             found.append(b.pad(scaled, low=(0,) * len(high), high=high, value=0.0))
+        if dropout:
+            found.append(b.dropout_rows(op.operands[6], shape=b.tensor(found[0]).shape))
         return found
 
     return regroup(group, rows)

@@ -23,7 +23,7 @@ from xdsl.dialects.builtin import UnitAttr
 from xdsl.ir import SSAValue
 
 from weft.ir.expr import Size, ceildiv, divides, floordiv, maximum, minimum, product, symbol, symbols_of
-from weft.ir.types import Tensor, bf16, f16, i32, tensor_of
+from weft.ir.types import Tensor, bf16, f16, i32, tensor_of, u32
 from weft.lower.attention.attention import AttentionLowering
 from weft.lower.attention.attention_tiles import LOG2_E
 from weft.lower.attention.key_ranges import AtMost, Condition, Rows, bound_of
@@ -41,6 +41,7 @@ from weft.ops.body import Value
 from weft.ops.graph import GraphBuilder
 from weft.ops.layouts import StridedLayout, contiguous
 from weft.ops.matmul.attention import AnyAttention, widest_head
+from weft.ops.matmul.attention_dropout import AttentionWithDropout, word_of_row
 from weft.ops.matmul.attention_tangent import AttentionWithTangent
 from weft.tile import dialect as tile
 
@@ -54,7 +55,7 @@ def _zeroed(b: GraphBuilder) -> list[SSAValue]:
     return [b.full(value=0, shape=_COUNTED.shape, dtype=_COUNTED.dtype)]
 
 
-def is_flash(op: AnyAttention | AttentionWithTangent) -> bool:
+def is_flash(op: AnyAttention | AttentionWithTangent | AttentionWithDropout) -> bool:
     """Whether tensor cores take the matmuls: of 16-bit operands, in heads that tiles hold, whole or in halves."""
     q, k, v = (tensor_of(value.type) for value in op.operands[:3])
     widths, most = (q.shape[-1], v.shape[-1]), widest_head(q.shape[-2])
@@ -135,6 +136,9 @@ class FlashLowering(AttentionLowering):
     def _attended(self) -> Sequence[TileValue]:
         """The greatest scores in units of powers of two, the sums of powers, and of values weighted by them."""
         self.query = self._operand(0, self._q_index(), "ie")
+        if self.dropout:
+            self.emit.axes.clear()
+            self.words = word_of_row(self.emit, self._word_of_head(), self.emit.cast(self._places("i", 0), u32))
         state = self._first()
         last = self._visit(state)
         most, total, weights, kept = state
@@ -249,6 +253,8 @@ class FlashLowering(AttentionLowering):
         return TileValue(self._dot(self.query, keys, (self.sides["i"], self.sides["j"])), self.dtype)
 
     def _weights(self, powers: TileValue) -> TileValue:
+        if self.dropout:
+            powers = self._dropped(powers, self.words, self.emit.cast(self._places("j", 0), u32))
         return self._typed(self.emit.cast(powers, tensor_of(self.op.operands[2].type).dtype))
 
     def _summed(self, weights: TileValue, kept: TileValue, start: Size) -> TileValue:

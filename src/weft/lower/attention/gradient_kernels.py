@@ -14,7 +14,7 @@ from xdsl.dialects.builtin import UnitAttr
 from xdsl.ir import SSAValue
 
 from weft.ir.expr import Size, ceildiv, floordiv, maximum, minimum, mod, product, simplify, symbol
-from weft.ir.types import Tensor, bf16, f16, i32, tensor_of
+from weft.ir.types import Tensor, bf16, f16, i32, tensor_of, u32
 from weft.lower.attention.attention_tiles import LOG2_E
 from weft.lower.emit.blocked import BlockedKernel
 from weft.lower.emit.body import Axis, TileValue, register_dtype
@@ -27,6 +27,7 @@ from weft.lower.schedule.vector_attention_blocks import vector_gradient_blocks
 from weft.ops.body import Value
 from weft.ops.graph import GroupOp
 from weft.ops.layouts import StridedLayout, contiguous
+from weft.ops.matmul.attention_dropout import is_kept
 from weft.ops.matmul.attention_gradients import AttentionGradients
 from weft.tile import dialect as tile
 
@@ -61,6 +62,7 @@ class GradientKernel:
         self.narrow = q.dtype
         self.causal: bool = self.op.params["causal"]
         self.unit: float = self.op.params["scale"] * LOG2_E
+        self.dropout: float = self.op.params.get("dropout", 0.0)
         self.queries, self.keys, self.members = q.shape[-2], k.shape[-2], q.shape[-3]
         self.domain = domain = Domain(q.shape[:-2], (self.queries, self.keys, q.shape[-1], v.shape[-1]))
         self.member: Size = domain.row_index[-1]
@@ -74,7 +76,8 @@ class GradientKernel:
         self.lead = fused([variable for variable in domain.rows if variable.name.rstrip("hl") != last], addresses)
         self.within = [Run((variable,)) for variable in domain.rows if variable.name.rstrip("hl") == last]
         domain.row_runs, domain.column_runs = [*self.lead, *self.within], [*self.runs.values()]
-        chosen = choose_gradient_blocks(self.OF, (self.queries, self.keys, q.shape[-1], v.shape[-1]), self.machine)
+        sizes = self.queries, self.keys, q.shape[-1], v.shape[-1]
+        chosen = choose_gradient_blocks(self.OF, sizes, self.machine, dropped=self.dropout > 0)
         if self.machine.capabilities.matrix_units and q.dtype not in (bf16, f16):  # what tensor cores would round
             chosen = vector_gradient_blocks(self.OF, chosen)
         self.blocks: Blocks = given_blocks(self.group, "attention_gradients") or chosen
@@ -163,7 +166,8 @@ class GradientKernel:
             result_types=[tile.TileType.of(shape, tensor.dtype)],
         )
         loaded = TileValue(self.emit.add(load), tensor.dtype)
-        return TileValue(self._tile_of(self.emit.cast(loaded, self.dtype)), self.dtype)
+        dtype = self.dtype if tensor.dtype.is_float else tensor.dtype
+        return TileValue(self._tile_of(self.emit.cast(loaded, dtype)), dtype)
 
     def _axes(self, letters: str) -> None:
         self.emit.axes.clear()
@@ -201,6 +205,16 @@ class GradientKernel:
         strides, shape = [0, 0], [1, 1]
         strides[axis], shape[axis] = 1, self.sides[letter]
         return self.emit.place_tile(self.bases[letter], strides, shape, i32)
+
+    def _is_kept(self, words: Value, axis: int) -> Value:
+        """Whether weights were kept, whose keys lie along an axis."""
+        return is_kept(self.emit, words, self.emit.cast(self._place("j", axis), u32), self.dropout)
+
+    def _factored(self, result: int, total: Value) -> Value:
+        """A sum times what all of its addends lack: the scale, and what kept weights count for."""
+        scale = self.op.params["scale"] if result < 2 else 1.0
+        factor = scale / (1 - self.dropout)
+        return total if factor == 1.0 else self.emit.math("mul", total, self.emit.constant(factor, self.dtype))
 
     def _store(self, result: int, value: Value, letters: str) -> None:
         if result in self.partial:
@@ -242,9 +256,7 @@ class OfKeysAndValues(GradientKernel):
             self._walk("masked", lower, upper, state, masked=True)
         self._walk("whole", upper, self.count, state, masked=False)
         for result, total in zip(self.RESULTS, state, strict=False):
-            factor = self.emit.constant(self.op.params["scale"], self.dtype)
-            value = self.emit.math("mul", total, factor) if result == 1 else total
-            self._store(result, value, self._letters(result))
+            self._store(result, self._factored(result, total), self._letters(result))
 
     def _start_part(self) -> None:
         """Let each program have as many members of a group, if there are parts of the sums over them."""
@@ -268,7 +280,8 @@ class OfKeysAndValues(GradientKernel):
         """What is subtracted from the matmuls of a block of queries; of the last one where there are no more."""
         self.bases["i"] = minimum(block, self.count - 1) * self.sides["i"]
         self.member = self.first_member + member
-        return [self._of_rows(number, 1) for number in range(2 if self._has_slopes else 1)]
+        numbers = [0, *([1] if self._has_slopes else []), *([2] if self.dropout else [])]
+        return [self._of_rows(number, 1) for number in numbers]
 
     def _walk(self, name: str, lower: Size, upper: Size, state: list[TileValue], *, masked: bool) -> None:
         emit, turn, members = self.emit, symbol(f"{name}_turn"), self.own_members
@@ -286,13 +299,19 @@ class OfKeysAndValues(GradientKernel):
                 start = None if begun is None else self._tile_of(begun)
                 slopes = self._dot(self.value, self._operand(0, "ni"), "ji", start)
             weights: Value = self._power(emit.fused(scores, emit.constant(self.unit, self.dtype), least))
+            kept = self._is_kept(means[-1], 0) if self.dropout else None
             if masked:
                 seen = emit.math("le", self._place("j", 0), self._place("i", 1))
                 weights = emit.where(seen, weights, emit.constant(0.0, self.dtype))
+            counted = weights
+            if kept is not None:
+                counted = emit.where(kept, weights, emit.constant(0.0, self.dtype))
             if 2 in sums:
-                sums[2] = self._dot(self._rounded(weights), self._operand(0, "in"), "jn", sums[2].ssa)
+                sums[2] = self._dot(self._rounded(counted), self._operand(0, "in"), "jn", sums[2].ssa)
             if slopes is not None:
                 slopes = emit.math("add", slopes, means[0]) if begun is None else slopes
+                if kept is not None:
+                    slopes = emit.where(kept, slopes, means[0])
                 on_scores = emit.math("mul", weights, slopes)
                 sums[1] = self._dot(self._rounded(on_scores), self._operand(1, "ie"), "je", sums[1].ssa)
             rows = self._rows_of(lower + floordiv(turn + 1, members), mod(turn + 1, members))
@@ -326,7 +345,7 @@ class OfQueries(GradientKernel):
         for run in rest[-1:]:
             self.frame.program(run)
         self.query, self.grad = self._operand(1, "ie"), self._operand(0, "in")
-        self.least, self.means = self._of_rows(0, 0), self._of_rows(1, 0)
+        self.least, self.means, *self.words = (self._of_rows(number, 0) for number in range(len(self.rows)))
         sums = [self._zeros("ie")]
         first, side = self.bases["i"], self.sides["j"]
         count, whole = ceildiv(self.keys, side), floordiv(self.keys, side)
@@ -336,8 +355,7 @@ class OfQueries(GradientKernel):
         self._walk("whole", 0, whole, sums, masked=False)
         if whole != count:
             self._walk("masked", whole, count, sums, masked=True)
-        factor = self.emit.constant(self.op.params["scale"], self.dtype)
-        self._store(0, self.emit.math("mul", sums[0], factor), "ie")
+        self._store(0, self._factored(0, sums[0]), "ie")
 
     def _walk(self, name: str, lower: Size, upper: Size, sums: list[TileValue], *, masked: bool) -> None:
         emit = self.emit
@@ -349,7 +367,10 @@ class OfQueries(GradientKernel):
             if masked:
                 seen = emit.math("lt", self._place("j", 1), self._limit())
                 weights = emit.where(seen, weights, emit.constant(0.0, self.dtype))
-            on_scores = emit.math("mul", weights, emit.math("add", slopes, self.means))
+            slopes = emit.math("add", slopes, self.means)
+            for words in self.words:
+                slopes = emit.where(self._is_kept(words, 1), slopes, self.means)
+            on_scores = emit.math("mul", weights, slopes)
             carried[0] = self._dot(self._rounded(on_scores), self._operand(2, "je"), "ie", carried[0].ssa)
 
     def _limit(self) -> Value:

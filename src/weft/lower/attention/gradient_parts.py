@@ -33,7 +33,9 @@ def gradient_parts(op: AttentionGradients, machine: Machine) -> int:
         return 1
     heads, members, queries, keys, width, across = known
     apart = are_gradients_apart((width, across), machine)
-    rows, columns, *depths = choose_gradient_blocks("keys", (queries, keys, width, across), machine).sides
+    dropped = bool(op.params.get("dropout"))
+    chosen = choose_gradient_blocks("keys", (queries, keys, width, across), machine, dropped=dropped)
+    rows, columns, *depths = chosen.sides
     blocks, turns = -(-keys // columns), -(-queries // rows)
     seconds = (_APART if apart else _TOGETHER) * rows * columns * sum(depths) / _RATE
     lengths = [turns - min(turns, block * columns // rows) if op.params["causal"] else turns for block in range(blocks)]

@@ -16,6 +16,7 @@ from weft.lower.schedule.schedule import is_tangent_alone
 from weft.ops.graph import GroupOp
 from weft.ops.layouts import StridedLayout
 from weft.ops.matmul.attention import WIDEST_HEAD, AnyAttention
+from weft.ops.matmul.attention_dropout import AttentionWithDropout
 from weft.ops.matmul.attention_tangent import AttentionWithTangent
 
 
@@ -24,7 +25,8 @@ def lower_attention(
 ) -> Lowered | Refusal:
     """Lower a group that holds one attention, with its operands and results in the given layouts."""
     layouts: dict[SSAValue, StridedLayout] = dict(zip(group.block.args, inputs, strict=True))
-    op = next(op for op in group.block.ops if isinstance(op, AnyAttention | AttentionWithTangent))
+    kinds = AnyAttention | AttentionWithTangent | AttentionWithDropout
+    op = next(op for op in group.block.ops if isinstance(op, kinds))
     lowering = _lowering_of(group, name, layouts, outputs, op, machine)
     refused = epilogue_refusal(group, op.results) or lowering.prepare()
     return lowering.lowered(inputs) if refused is None else refused
@@ -35,7 +37,7 @@ def _lowering_of(
     name: str,
     layouts: dict[SSAValue, StridedLayout],
     outputs: Sequence[StridedLayout],
-    op: AnyAttention | AttentionWithTangent,
+    op: AnyAttention | AttentionWithTangent | AttentionWithDropout,
     machine: Machine,
 ) -> AttentionLowering:
     """How an attention is computed: in tensor cores' tiles, over all keys or parts of them, or in vectors."""
@@ -46,6 +48,8 @@ def _lowering_of(
         from weft.lower.attention.split_kv import SplitKvLowering, parts_of
 
         if is_flash(op):
+            if isinstance(op, AttentionWithDropout):
+                return FlashLowering(group, name, layouts, outputs, op, machine)
             parts = parts_of(op, group, machine)
             if parts > 1 or tensor_of(op.results[0].type).shape[-2] == 1:
                 return SplitKvLowering(group, name, layouts, outputs, op, machine, parts)

@@ -259,11 +259,12 @@ def are_gradients_apart(widths: Sequence[Size], machine: Machine = CPU) -> bool:
     return wide and machine.capabilities.matrix_units
 
 
-def choose_gradient_blocks(of: str, sizes: Sequence[Size], machine: Machine = CPU) -> Blocks:
+def choose_gradient_blocks(of: str, sizes: Sequence[Size], machine: Machine = CPU, *, dropped: bool = False) -> Blocks:
     """The tiles of attention's gradients `of` queries, keys or values: queries, keys, width of the queries and of the
     values.
 
-    On a GPU, the registers of two warp groups, or three, hold a block's scores twice beside what is summed up.
+    On a GPU, the registers of two warp groups, or three, hold a block's scores twice beside what is summed up. Where
+    weights were `dropped`, they hold which ones, too.
     """
     widths = sizes[2:]
     if not machine.capabilities.thread_blocks:
@@ -276,6 +277,8 @@ def choose_gradient_blocks(of: str, sizes: Sequence[Size], machine: Machine = CP
         return Blocks("attention_gradients", (*wide[of], *across))
     narrow = sum(across) <= 2 * _LINE_ELEMENTS
     side = {"queries": (192, 64) if narrow else (128, 128), "keys": (64, 192) if narrow else (64, 128)}
+    if dropped:
+        side["keys"] = (64, 128) if narrow else (48, 128)
     return Blocks("attention_gradients", (*side[of], *across))
 
 

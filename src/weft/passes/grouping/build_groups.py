@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from xdsl.ir import Attribute, Block, Operation, OpResult, Region, SSAValue
 
-from weft.ir.attributes import from_attribute
+from weft.ir.attributes import from_attribute, to_attribute
 from weft.ir.types import tensor_of
 from weft.ops.base import View
 from weft.ops.control import ControlOp
@@ -33,6 +33,8 @@ PACKED_BEFORE = "weft.packed_before"
 """The attribute of a matmul in a loop whose weights are packed before the first turn: the loop captures them."""
 OWN = "weft.own"
 """The attribute of a matmul that is faster as a generated kernel for how its operands lie in memory."""
+LIES = "weft.lies"
+"""The attribute of an op outside of groups that says how a kernel is to write its results: the strides of each."""
 TWO_DIGITS = "weft.two_digits"
 """The attribute of a matmul with rows of i16 that two digits of 8 bits make: none is above 127 * 257."""
 
@@ -172,6 +174,18 @@ def strides_of(op: FuncOp | GroupOp | OpaqueOp | LaunchOp, name: str, count: int
     return (None,) * count if attribute is None else from_attribute(attribute)  # type: ignore[return-value]
 
 
+def lies_as_operand(value: SSAValue) -> bool:
+    """Whether it was said before there were kernels how one is to write a value: views of it depend on it."""
+    return isinstance(value, OpResult) and LIES in value.op.attributes
+
+
+def laid_out(value: SSAValue) -> StridedLayout:
+    """How a kernel is to write a value of an op of which it has been said."""
+    assert isinstance(value, OpResult)
+    strides = from_attribute(value.op.attributes[LIES])[value.index]  # type: ignore[index]
+    return StridedLayout(strides) if strides else contiguous(tensor_of(value.type))  # type: ignore[arg-type]
+
+
 class ValueLayouts:
     """How the values of a function lie in memory once it is planned; views are what they make of their operands."""
 
@@ -187,6 +201,9 @@ class ValueLayouts:
             if isinstance(op, OpaqueOp | LaunchOp):
                 given = strides_of(op, "result_strides", len(op.results))
                 self.known.update((value, StridedLayout(s)) for value, s in zip(op.results, given, strict=True) if s)
+            elif LIES in op.attributes:
+                for value in op.results:
+                    self.known.setdefault(value, laid_out(value))
 
     def of(self, value: SSAValue) -> StridedLayout | None:
         """The layout of a value; None where it takes a copy to have one."""
@@ -250,6 +267,9 @@ def emit_group(
         regions=[Region(body)],
         location=ops[-1].location if ops else None,
     )
+    laid = [laid_out(value).strides if lies_as_operand(value) else None for value in made]
+    if any(laid):
+        group.attributes["result_strides"] = to_attribute(tuple(laid))
     block.insert_op_before(group, before)
     values.update(zip(made, group.results, strict=True))
     return group

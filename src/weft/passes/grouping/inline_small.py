@@ -20,6 +20,7 @@ from weft.ops.base import Elementwise, View, viewed
 from weft.ops.elementwise.cast import Cast
 from weft.ops.graph import FuncOp, OpaqueOp, ReturnOp
 from weft.ops.matmul.attention import AnyAttention
+from weft.ops.matmul.attention_gradients import AttentionGradients
 from weft.ops.matmul.dot import Dot
 from weft.ops.reduce import DimensionReduction
 from weft.passes.grouping.build_groups import CLAIM, INLINED, is_free, readers
@@ -51,7 +52,8 @@ class InlineSmall(ModulePass):
     %y = graph.mul %x, %f    (25088 x 512)           %y = graph.mul %x, %f
 
     Nor does a cast to f32 of a product that the function gives as it is, for a gradient say, if it is reduced and read
-    again: the norm of a batch behind a convolution.
+    again: the norm of a batch behind a convolution. Nor do those of attention's result and of its gradient, whose
+    products are summed up for each row: they may lie in different orders, and so have no kernel in common.
     """
 
     name: ClassVar[str] = "inline_small"
@@ -59,7 +61,8 @@ class InlineSmall(ModulePass):
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         for function in op.body.block.ops:
             if isinstance(function, FuncOp) and "prepares" not in function.attributes:
-                for each in (*_small(function), *filter(_widens_what_stays, function.block.ops)):
+                wider = [each for each in function.block.ops if _widens_what_stays(each) or _widens_for_means(each)]
+                for each in (*_small(function), *wider):
                     each.attributes[INLINED] = UnitAttr()
 
 
@@ -75,6 +78,27 @@ def _widens_what_stays(op: Operation) -> bool:
     reduced = len(reading) > 1 and any(isinstance(each, DimensionReduction) for each in reading)
     stays = any(isinstance(each, ReturnOp) for each in readers(product))
     return reduced and stays and not any(isinstance(each, ReturnOp) for each in reading)
+
+
+def _widens_for_means(op: Operation) -> bool:
+    """Whether all that a cast to a wider type is for is a product summed up for the gradients of attention."""
+    for name in ("graph.cast", "graph.mul", "graph.sum"):
+        if op.name != name or CLAIM in op.attributes:
+            return False
+        users = list(_users(op.results[0]))
+        if len(users) != 1:
+            return False
+        (op,) = users
+    return isinstance(op, AttentionGradients)
+
+
+def _users(value: SSAValue) -> Iterator[Operation]:
+    """Who reads a value, as it is or through views."""
+    for use in value.uses:
+        if isinstance(use.operation, View):
+            yield from _users(use.operation.results[0])
+        else:
+            yield use.operation
 
 
 def _small(function: FuncOp) -> set[Operation]:

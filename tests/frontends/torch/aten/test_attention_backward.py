@@ -117,20 +117,43 @@ def test_gradients_are_kernels_of_keys_and_of_queries_between_those_of_rows_and_
 
 @pytest.mark.parametrize(
     "options",
-    [{"dropout": 0.1}, {"width": 72}, {"width": 288}, {"length": 256}],
+    [{"dropout": 0.1}, {"width": 72}, {"width": 288}, {"length": 128}],
     ids=lambda options: next(iter(options)),
 )
 def test_a_library_keeps_what_it_does_better(options: dict[str, Any]) -> None:
     assert steps(**options) == ["aten::_scaled_dot_product_flash_attention_backward"]
 
 
-def test_the_fastest_library_gives_way_to_long_sequences_and_where_asked_for() -> None:
+def test_the_fastest_library_gives_way_but_for_short_sequences_and_narrow_heads() -> None:
     library = "aten::_scaled_dot_product_cudnn_attention_backward"
     assert steps(library="cudnn", length=1024) == ["cast", "attention", "attention", "attention"]
     assert library not in steps(library="cudnn", length=1024, causal=False)
-    assert steps(library="cudnn") == [library]
+    assert library not in steps(library="cudnn", length=192)
+    assert steps(library="cudnn", length=128) == [library]
+    assert steps(library="cudnn", width=32) == [library]
     assert steps(library="cudnn", width=192) == ["cast", *["attention"] * 4]
     assert steps(library="cudnn", strict=True) == ["cast", "attention", "attention", "attention"]
+
+
+def test_projections_read_gradients_as_rows_without_copies() -> None:
+    """Where heads lie side by side, as the matmul before them has made them; what a library multiplies has no copy."""
+    call = Backward(heads=12, shared=4, length=2048)
+
+    def projected(x: torch.Tensor, *given: Any) -> list[Any]:
+        matrices = [each.transpose(1, 2).reshape(4096, -1) for each in call._call(*given)]
+        return [part for each in matrices for part in (each.sum(0), each.t() @ x)]
+
+    with FakeTensorMode():
+        kept = torch.empty(2, 12, 2048, device="cuda")
+        seed = torch.empty((), dtype=torch.int64, device="cuda")
+        x = torch.empty(4096, 768, dtype=torch.bfloat16, device="cuda")
+        tensors = [call.tensor(count, "cuda") for count in call.counts]
+        graph = make_fx(projected, tracing_mode="fake")(x, *tensors, kept, seed, None)
+    program = import_graph(graph, "main", Config(cache=False), capabilities=target_named("sm_90a").capabilities)
+    made = compile_nvidia(program.function, Config(cache=False), target_named("sm_90a")).plan.steps
+    labels = [step.label for step in made if isinstance(step, KernelStep)]
+    assert set(labels) <= {"attention_gradients", "cast_cast_mul_sum", "sum", "dot"}
+    assert sum(isinstance(step, CallStep) for step in made) + labels.count("dot") == 3
 
 
 @pytest.mark.parametrize(

@@ -96,6 +96,21 @@ def _given_mask(b: ImportBuilder, bias: SSAValue) -> SSAValue:
     return condition if numbers[0] == 0 else b.emit("logical_not", condition)
 
 
+@aten("weft.attention_with_dropout")
+def attention_with_dropout(
+    b: ImportBuilder,
+    query: SSAValue,
+    key: SSAValue,
+    value: SSAValue,
+    seed: SSAValue,
+    dropout: float,
+    causal: bool,
+    scale: float,
+) -> Many:
+    operands = [query, heads_like(b, key, query), heads_like(b, value, query), seed]
+    return b.emit("attention_with_dropout", *operands, causal=causal, scale=scale, dropout=dropout)
+
+
 @aten("_scaled_dot_product_efficient_attention")
 def gpu_efficient_attention(
     b: ImportBuilder,

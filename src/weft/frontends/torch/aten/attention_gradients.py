@@ -63,11 +63,33 @@ def gpu_cudnn_attention_backward(
     return _gpu_gradients(b, (grad, query, key, value, out, logsumexp), dropout, causal, scale)
 
 
+@aten("weft.dropout_attention_gradients")
+def dropout_attention_gradients(
+    b: ImportBuilder,
+    grad: SSAValue,
+    query: SSAValue,
+    key: SSAValue,
+    value: SSAValue,
+    out: SSAValue,
+    logsumexp: SSAValue,
+    seed: SSAValue,
+    dropout: float,
+    causal: bool,
+    scale: float,
+) -> Many:
+    return _gpu_gradients(b, (grad, query, key, value, out, logsumexp), dropout, causal, scale, seed)
+
+
 def _gpu_gradients(
-    b: ImportBuilder, tensors: Sequence[SSAValue], dropout: float, causal: bool, scale: float | None
+    b: ImportBuilder,
+    tensors: Sequence[SSAValue],
+    dropout: float,
+    causal: bool,
+    scale: float | None,
+    seed: SSAValue | None = None,
 ) -> Many:
     """The gradients of attention from what a GPU's library, or Weft's own kernel, keeps of it."""
-    if dropout:
+    if dropout and seed is None:
         raise UnsupportedError("attention with dropout")
     grad, query, key, value, out, logsumexp = tensors
     batch, heads, length, width = b.shape(query)
@@ -76,9 +98,12 @@ def _gpu_gradients(
         raise UnsupportedError("attention whose scores are all scaled to zero")
     shared = b.shape(key)[1]
     members = (batch, shared, floordiv(heads, shared), length)
-    product = b.emit("mul", b.to(grad, f32), b.to(out, f32))
-    rows = b.view(b.emit("sum", product, dims=(3,), keep=False), members)
+    # Where heads lie side by side, so do views of both factors: one kernel reads them in place.
+    product = b.emit("mul", *(b.to(b.transpose(x, (0, 2, 1, 3)), f32) for x in (grad, out)))
+    rows = b.view(b.transpose(b.emit("sum", product, dims=(3,), keep=False), (0, 2, 1)), members)
     grad, query = b.view(grad, (*members, b.shape(grad)[-1])), b.view(query, (*members, width))
     kept = b.view(logsumexp, members)
-    found = b.emit("attention_gradients", grad, query, key, value, kept, rows, causal=causal, scale=factor)
+    drawn, options = ([], {}) if seed is None else ([seed], {"dropout": dropout})
+    operands = [grad, query, key, value, kept, rows, *drawn]
+    found = b.emit("attention_gradients", *operands, causal=causal, scale=factor, **options)
     return b.view(found[0], (batch, heads, length, width)), *found[1:]

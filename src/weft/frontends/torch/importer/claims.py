@@ -20,7 +20,12 @@ from weft.frontends.torch.capture.random_numbers import SEEDS
 from weft.frontends.torch.importer.builder import normal_dim, tensor_of_meta
 from weft.frontends.torch.importer.inlining import WITH_STATES
 from weft.frontends.torch.importer.operands import operands_of
-from weft.frontends.torch.importer.own_attention import is_own_attention, is_own_backward, is_own_packed
+from weft.frontends.torch.importer.own_attention import (
+    is_dropout_attention,
+    is_own_attention,
+    is_own_backward,
+    is_own_packed,
+)
 from weft.ir.types import DType
 from weft.passes.convolution.convolve_trained import is_pointwise
 from weft.passes.own_kernels import (
@@ -204,7 +209,7 @@ def is_own_grouped(node: fx.Node) -> bool:
 
 def is_own_on_tensor_cores(node: fx.Node) -> bool:
     """Whether a call is kernels of Weft's on a GPU's tensor cores."""
-    own = is_own_grouped, is_own_product, is_own_attention, is_own_packed, is_own_backward
+    own = is_own_grouped, is_own_product, is_own_attention, is_own_packed, is_own_backward, is_dropout_attention
     return any(is_own(node) for is_own in own)
 
 

@@ -57,6 +57,11 @@ def is_own_attention(node: fx.Node) -> bool:
     return owns_attention(query, key, value, masks_are_small=small)
 
 
+def is_dropout_attention(node: fx.Node) -> bool:
+    """Whether a node is attention whose weights a kernel of Weft's drops, or its gradients: no library has them."""
+    return str(node.target) in ("weft.attention_with_dropout.default", "weft.dropout_attention_gradients.default")
+
+
 _PACKED = ("aten::_flash_attention_forward", "torch_attn::_varlen_attn")
 
 
