@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
+from torch._subclasses import FakeTensorMode
 
 from weft.frontends.torch.remat import lay_out_saved
 from weft.testing.comparison import compare
@@ -82,19 +83,41 @@ def test_gradients_are_right_and_results_lie_as_before(name: str) -> None:
     assert judged.ok, str(judged)
 
 
-class Dropped(nn.ReLU6):
-    def forward(self, input: Tensor) -> Tensor:
-        return super().forward(F.dropout(input, 0.3))
-
-
-@pytest.mark.parametrize(("between", "count"), [(nn.SiLU, 2), (nn.ReLU6, 2), (Dropped, 3)])
-def test_what_is_kept_has_its_channels_innermost(between: type[nn.Module], count: int) -> None:
+@pytest.mark.parametrize("between", [nn.SiLU, nn.ReLU6])
+def test_what_is_kept_has_its_channels_innermost(between: type[nn.Module]) -> None:
     torch._dynamo.reset()
     model = along(3, between).bfloat16()
     compiled = torch.compile(model, backend="weft", options={"cache": False})
     kept, _, _ = step(compiled, model, torch.randn(2, 4, 9, 11, 7).bfloat16())
     made = [each for each in kept if each.shape == (2, 8, 7, 9, 5)]
-    assert len(made) == count, (
-        "what the first convolution makes, what the second one reads, and a mask where there is one"
-    )
+    assert len(made) == 2, "what the first convolution makes, and what the second one reads"
     assert all(map(innermost, made))
+
+
+def test_masks_of_dropout_lie_as_what_they_mask(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lay_out_saved, "_DEVICE", "meta")
+    aten: Any = torch.ops.aten
+    forward, backward = fx.Graph(), fx.Graph()
+
+    def add(target: Any, *args: Any, dtype: Any = torch.bfloat16, shape: tuple[int, ...] = (2, 8, 6, 5)) -> fx.Node:
+        node = forward.placeholder(args[0]) if target is None else forward.call_function(target, args)
+        with mode:
+            node.meta["val"] = torch.empty(shape, dtype=dtype, device="meta")
+        return node
+
+    mode = FakeTensorMode()
+    with mode:
+        x, w = add(None, "x", shape=(2, 4, 6, 5)), add(None, "w", shape=(8, 4, 3, 3))
+    made = add(aten.convolution.default, x, w, None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1)
+    numbers = add(aten.rand.default, [2, 8, 6, 5], dtype=torch.float32)
+    mask = add(aten.lt.Scalar, numbers, 0.9, dtype=torch.bool)
+    dropped = add(aten.mul.Tensor, made, mask)
+    alone = add(aten.lt.Scalar, numbers, 0.5, dtype=torch.bool)
+    kept = [made, dropped, add(aten.le.Scalar, dropped, 0, dtype=torch.bool), alone, x, w]
+    forward.output(tuple(kept))
+    for each in kept:
+        backward.placeholder(each.name).meta["val"] = each.meta["val"]
+    backward.output(())
+    lay_out_saved.lay_out_saved(fx.GraphModule({}, forward), fx.GraphModule({}, backward), 0)
+    lies = [innermost(each.meta["val"]) for each in backward.find_nodes(op="placeholder")]
+    assert lies == [True, True, True, False, False, False]
