@@ -85,12 +85,18 @@ def host_inputs(plan: Plan, calls: Collection[str]) -> tuple[int, ...]:
     return tuple(place for place, number in enumerate(plan.inputs) if number in called - read)
 
 
+def numbers_of_calls(plan: Plan) -> tuple[int, ...]:
+    """The places of inputs of one element that nothing but calls reads: seeds of attention, in anybody's memory."""
+    targets = {step.target for step in plan.steps if isinstance(step, CallStep)}
+    return tuple(place for place in host_inputs(plan, targets) if not plan.buffers[plan.inputs[place]].tensor.shape)
+
+
 class DeviceExecutor(PlanExecutor[DeviceProgram, ArrayT]):
     """A function compiled for a GPU."""
 
     services: DeviceServices[ArrayT]
-    on_host: Sequence[int] = ()
-    """The places of inputs that stay in the host's memory: calls copy them."""
+    on_host: Collection[int] = ()
+    """The places of inputs that may stay in the host's memory: calls copy them, or take them from where they are."""
 
     def plain(self, tensors: list[ArrayT], symbols: Mapping[str, int]) -> list[ArrayT]:
         """A call without a graph of its own, which empties the list."""

@@ -238,3 +238,21 @@ def test_outputs_are_found_where_they_stand() -> None:
     )
     assert picked_from((Returned(0), Returned(1, True))) is None, "it has to be made of its parts"
     assert picked_from((Number(symbol("n")),)) is None, "it is another number in other calls"
+
+
+def test_numbers_that_only_calls_read_stay_where_they_are(longer: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """As seeds of attention, which tracing takes for tensors on the GPU."""
+
+    def f(x: torch.Tensor, seed: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        return called(x + scale) * called(seed) + 1
+
+    run, executors = compiled(f, cuda_graphs=False)
+    x, seed, scale = torch.randn(6, 5), torch.tensor(0.5), torch.tensor(2.0)
+    here = {seed.data_ptr(): False}
+    monkeypatch.setattr(ExecutorHere, "_is_here", lambda self, tensor: here.get(tensor.data_ptr(), True))
+    monkeypatch.setattr(cuda_executor.TorchDevice, "moved", lambda self, array: pytest.fail("it is moved"))
+    with torch.no_grad():
+        for _ in range(3):
+            torch.testing.assert_close(run(x, seed, scale), f(x, seed, scale))
+    assert len(longer) == 1, "the first call alone goes the longer way"
+    assert len(executors[0].on_host) == 1

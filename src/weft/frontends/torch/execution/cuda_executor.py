@@ -37,7 +37,7 @@ from weft.runtime.cache import DiskCache
 from weft.runtime.constant_sets import Preparing
 from weft.runtime.constants import as_program, prepared_by
 from weft.runtime.cuda.cuda_graphs import GraphedCalls
-from weft.runtime.cuda.device_executor import ALIGNMENT, DeviceExecutor, host_inputs
+from weft.runtime.cuda.device_executor import ALIGNMENT, DeviceExecutor, host_inputs, numbers_of_calls
 from weft.runtime.cuda.device_program import DeviceProgram, DeviceTape
 from weft.runtime.frame import Frame
 from weft.runtime.tape import Tape
@@ -120,7 +120,7 @@ class CudaExecutor(DeviceExecutor[torch.Tensor], TorchExecutor[DeviceProgram]):
     ) -> None:
         TorchExecutor.__init__(self, executable, opaque, torch.device("cuda", executable.device))
         self.index, self.guarded = executable.device, guarded
-        self.on_host = host_inputs(executable.plan, FROM_HOST)
+        self.on_host = {*host_inputs(executable.plan, FROM_HOST), *numbers_of_calls(executable.plan)}
         self.services = TorchDevice(self.tensors, executable.device)
         self.graphs = GraphedCalls(self, TorchGraphs(), written, guarded) if cuda_graphs else None
 
