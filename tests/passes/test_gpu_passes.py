@@ -164,13 +164,12 @@ def test_a_library_convolves_over_channels_innermost() -> None:
     assert strides_of(call, "result_strides", 1) == ((480, 1, 96, 16),)
 
 
-def test_lines_are_convolved_over_channels_innermost() -> None:
-    args = json.dumps({"args": ["#0", "#1", None, [1], [1], [1], False, [0], 1], "kwargs": {}, "results": [0]})
-    lines = {"x": Tensor(bf16, (2, 8, 30)), "w": Tensor(bf16, (16, 8, 3))}
-    (call, _) = called(args, lines, Tensor(bf16, (2, 16, 30))).block.ops
+def test_a_library_convolves_each_channel_by_itself_over_channels_innermost() -> None:
+    shapes = {"x": Tensor(bf16, (2, 16, 5, 6)), "w": Tensor(bf16, (16, 1, 3, 3))}
+    (call, _) = called(convolution(groups=16), shapes, RESULT).block.ops
     assert isinstance(call, OpaqueOp)
-    assert wanted_strides(call) == {0: (240, 1, 8), 1: (24, 1, 8)}
-    assert strides_of(call, "result_strides", 1) == ((480, 1, 16),)
+    assert wanted_strides(call)[0] == (480, 1, 96, 16)
+    assert strides_of(call, "result_strides", 1) == ((480, 1, 96, 16),)
 
 
 @pytest.mark.parametrize(

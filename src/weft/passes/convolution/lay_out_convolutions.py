@@ -6,6 +6,7 @@ Without this the library brings every operand into that order, and the result ba
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -23,6 +24,12 @@ from weft.passes.grouping.build_groups import strides_of
 
 _GROUPS = {"aten::convolution": 8, "aten::convolution_backward": 9}
 """Where the number of groups stands among a call's arguments."""
+_WEIGHTS = {"aten::convolution": 1, "aten::convolution_backward": 2}
+
+
+def is_laid_out(groups: object, weights: Sequence[Size]) -> bool:
+    """Whether a convolution is taken: all channels mix, or each stays by itself (depthwise)."""
+    return groups == 1 or (len(weights) == 4 and weights[1] == 1 and groups == weights[0])
 
 
 @dataclass(frozen=True)
@@ -32,8 +39,8 @@ class LayOutConvolutions(ModulePass):
     %y = graph.opaque %x, %w           →     %y = graph.opaque %x (strides 48, 1, 12, 3), %w (strides ...)
                                                  {result_strides = [[64, 1, 16, 4]]}
 
-    Of convolutions of 16-bit floats along one to three dimensions, all of whose channels mix; what was already laid out
-    stays as it is.
+    Of convolutions of 16-bit floats along two or three dimensions, all of whose channels mix, or, along two, each by
+    itself; what was already laid out stays as it is. Along one dimension the library would take slow kernels.
     """
 
     name: ClassVar[str] = "lay_out_convolutions"
@@ -48,7 +55,8 @@ class LayOutConvolutions(ModulePass):
 
 def _lay_out(call: OpaqueOp) -> None:
     text: dict[str, Any] = json.loads(call.arguments.data)
-    if text["args"][_GROUPS[call.target.data]] != 1:
+    weights = tensor_of(call.operands[_WEIGHTS[call.target.data]].type)
+    if not is_laid_out(text["args"][_GROUPS[call.target.data]], weights.shape):
         return
     given: dict[str, list[str]] = text.get("strides", {})
     for place, operand in enumerate(call.operands):
@@ -65,6 +73,6 @@ def _lay_out(call: OpaqueOp) -> None:
 def _channels_innermost(value: SSAValue) -> tuple[Size, ...] | None:
     """The strides of a tensor [N, C, ...] whose channels lie innermost; None where that is not worth while."""
     tensor = tensor_of(value.type)
-    if tensor.rank not in (3, 4, 5) or tensor.dtype not in (bf16, f16):
+    if tensor.rank not in (4, 5) or tensor.dtype not in (bf16, f16):
         return None
     return ordered(tensor.shape, (0, *range(2, tensor.rank), 1)).strides

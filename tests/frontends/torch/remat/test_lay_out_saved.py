@@ -36,7 +36,8 @@ CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "upsampling": (Upsampling, (2, 3, 8, 12)),
     "lines": (lambda: along(1), (3, 4, 21)),
     "volumes": (lambda: along(3), (2, 4, 9, 11, 7)),
-    "groups": (lambda: nn.Sequential(nn.Conv2d(6, 6, 3, groups=6), nn.SiLU(), nn.Conv2d(6, 4, 1)), (2, 6, 7, 5)),
+    "depthwise": (lambda: nn.Sequential(nn.Conv2d(6, 6, 3, groups=6), nn.SiLU(), nn.Conv2d(6, 4, 1)), (2, 6, 7, 5)),
+    "groups": (lambda: nn.Sequential(nn.Conv2d(6, 8, 3, groups=2), nn.SiLU(), nn.Conv2d(8, 4, 1)), (2, 6, 7, 5)),
     "shared": (lambda: nn.Sequential(nn.Conv2d(4, 8, 3), nn.Flatten(2), nn.Softmax(-1)), (2, 4, 7, 5)),
 }
 

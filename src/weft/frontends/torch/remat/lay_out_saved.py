@@ -23,11 +23,13 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from weft.passes.convolution.lay_out_convolutions import is_laid_out
+
 _aten: Any = torch.ops.aten
 
 _DEVICE = "cuda"
-_GROUPS = {_aten.convolution.default: 8, _aten.convolution_backward.default: 9}
-"""Where the number of groups stands among the arguments."""
+_PLACES = {_aten.convolution.default: (1, 8), _aten.convolution_backward.default: (2, 9)}
+"""Where the weights and the number of groups stand among the arguments."""
 _IN_ORDER = {
     _aten.alias.default,
     _aten.detach.default,
@@ -73,7 +75,7 @@ def _innermost(graph: fx.Graph) -> dict[fx.Node, bool]:
     known: dict[fx.Node, bool] = {}
     for node in graph.nodes:
         if node.target is _aten.convolution.default:
-            known[node] = _mixes_all(node) and _is_short(node) and _is_image(node)
+            known[node] = _is_taken(node) and _is_short(node) and _is_image(node)
         elif (leading := _leading(node)) is None:
             known[node] = False
         elif orders := [known[each] for each in leading if each in known]:
@@ -96,19 +98,20 @@ def _leading(node: fx.Node) -> list[fx.Node] | None:
 
 def _is_convolved(node: fx.Node) -> bool:
     """Whether a convolution of the library, or its gradients, reads a node."""
-    calls = [user for user in node.users if user.target in _GROUPS and _mixes_all(user)] if _is_short(node) else []
-    return any(node in call.args[: 2 if call.target is _aten.convolution.default else 3] for call in calls)
+    calls = [user for user in node.users if user.target in _PLACES and _is_taken(user)] if _is_short(node) else []
+    return any(node in call.args[: _PLACES[call.target][0] + 1] for call in calls)
 
 
-def _mixes_all(call: fx.Node) -> bool:
-    groups: Any = call.args[_GROUPS[call.target]]
-    return isinstance(groups, int) and groups == 1
+def _is_taken(call: fx.Node) -> bool:
+    weights, groups = (call.args[place] for place in _PLACES[call.target])
+    shape = _shape(weights) if isinstance(weights, fx.Node) else None
+    return shape is not None and is_laid_out(groups, shape)
 
 
 def _is_image(node: fx.Node) -> bool:
-    """Whether a node is a row-major tensor [N, C, ...] on a GPU, along one to three dimensions."""
+    """Whether a node is a row-major tensor [N, C, ...] on a GPU, along two or three dimensions."""
     value: Any = node.meta.get("val")
-    if not isinstance(value, Tensor) or value.device.type != _DEVICE or value.dim() not in (3, 4, 5):
+    if not isinstance(value, Tensor) or value.device.type != _DEVICE or value.dim() not in (4, 5):
         return False
     known = all(isinstance(size, int) for size in value.shape)
     return known and value.is_contiguous() and 0 not in value.shape
