@@ -14,6 +14,7 @@ forward only it can draw again. So both calls are replaced, or none, before a gr
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,10 +61,13 @@ _LIBRARIES: dict[Any, _Library] = {
 }
 
 
-def draw_dropout_of_attention(joint: fx.GraphModule) -> None:
-    """Replace attention with dropout, and its gradients, where kernels of Weft's take both."""
+def draw_dropout_of_attention(joint: fx.GraphModule, takes: Callable[[torch.device], bool]) -> None:
+    """Replace attention with dropout, and its gradients, where kernels of Weft's take both: on devices that `takes`
+    says have tensor cores for them."""
     found = [node for node in joint.graph.nodes if node.target in _LIBRARIES]
     pairs = [(node, backward) for node in found if (backward := _backward_of(node)) is not None]
+    if pairs and not takes(pairs[0][0].args[0].meta["val"].device):
+        return
     for node, backward in pairs:
         _replace(joint.graph, node, backward)
     if pairs:
