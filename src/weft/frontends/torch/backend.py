@@ -154,8 +154,7 @@ def _by_aot_autograd(
         mark_gathers(joint)
         traced.note(joint.graph)
         state_causal_masks(joint)
-        if kind_of(example_inputs) == "cuda" and target_on(torch.device("cuda"), config).capabilities.fast_matmuls:
-            draw_dropout_of_attention(joint)
+        draw_dropout_of_attention(joint, lambda device: target_on(device, config).capabilities.fast_matmuls)
         draw_seeds_once(joint)
         return partition_joint(joint, *args, config=config, **kwargs)
 

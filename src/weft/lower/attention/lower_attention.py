@@ -25,8 +25,8 @@ def lower_attention(
 ) -> Lowered | Refusal:
     """Lower a group that holds one attention, with its operands and results in the given layouts."""
     layouts: dict[SSAValue, StridedLayout] = dict(zip(group.block.args, inputs, strict=True))
-    kinds = AnyAttention | AttentionWithTangent | AttentionWithDropout
-    op = next(op for op in group.block.ops if isinstance(op, kinds))
+    ops = group.block.ops
+    op = next(op for op in ops if isinstance(op, AnyAttention | AttentionWithTangent | AttentionWithDropout))
     lowering = _lowering_of(group, name, layouts, outputs, op, machine)
     refused = epilogue_refusal(group, op.results) or lowering.prepare()
     return lowering.lowered(inputs) if refused is None else refused

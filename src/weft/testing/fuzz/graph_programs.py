@@ -48,8 +48,9 @@ MOVING = frozenset(("max", "min", "maximum", "minimum", "relu", "neg", "abs"))
 # Their results are defined by more than their operands, or they are made by passes alone.
 LEFT_OUT = frozenset(
     (
-        *("uniform", "tiled_dot", "scaled_dot", "dequantize", "as_strided"),
+        *("uniform", "dropout_rows", "tiled_dot", "scaled_dot", "dequantize", "as_strided"),
         *("attention", "attention_with_lse", "attention_with_tangent", "attention_gradients"),
+        "attention_with_dropout",
     )
 )
 

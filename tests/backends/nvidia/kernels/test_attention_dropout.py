@@ -13,6 +13,7 @@ from weft.pipelines import compile_kernels
 from weft.testing.kernels import Trial, group_of, run_interpreted
 
 from ..ptxas import assemble, needs_ptxas
+from .test_wide_tangents import run_as_ptx
 
 TARGET = target_named("sm_90a")
 SEED = np.array([-7 * 2**40 + 11], np.int64)
@@ -64,6 +65,28 @@ def test_weights_are_dropped_by_their_places(
     found = run_interpreted(trial, [grad, q, k, v, lse, means, SEED])
     wide = [x.astype(np.float64) for x in (grad, q, k, v, lse, means)]
     wanted = REGISTRY["attention_gradients"].cls.reference(*wide, SEED, **params)
+    assert max(map(error, found, wanted)) < 5e-3
+
+
+@pytest.mark.parametrize(
+    ("members", "rows", "keys", "width", "causal"), [(2, 70, 133, 64, True), (1, 133, 70, 128, False)]
+)
+def test_the_code_of_a_gpu_drops_the_same(members: int, rows: int, keys: int, width: int, causal: bool) -> None:
+    params = {"causal": causal, "scale": width**-0.5, "dropout": 0.25}
+    rng = np.random.default_rng(9)
+    q, grad = (rng.standard_normal((2, members, rows, width)).astype(bf16.numpy) for _ in range(2))
+    k, v = (rng.standard_normal((2, keys, width)).astype(bf16.numpy) for _ in range(2))
+    spread = [np.repeat(x[:, None], members, 1) for x in (k, v)]
+    trial, _ = forward((2, members), rows, keys, width, bf16, gpu_machine(), **params)
+    out, lse = run_as_ptx(trial, [q, *spread, SEED])
+    exact, _ = REGISTRY["attention_with_dropout"].cls.reference(
+        *(x.astype(np.float64) for x in (q, *spread)), SEED, **params
+    )
+    assert error(out, exact) < 4e-3
+    given = [grad, q, k, v, lse, (grad.astype(np.float64) * exact).sum(-1).astype(np.float32)]
+    trial, _ = backward((2, members), rows, keys, width, bf16, gpu_machine(), **params)
+    found = run_as_ptx(trial, [*given, SEED])
+    wanted = REGISTRY["attention_gradients"].cls.reference(*(x.astype(np.float64) for x in given), SEED, **params)
     assert max(map(error, found, wanted)) < 5e-3
 
 

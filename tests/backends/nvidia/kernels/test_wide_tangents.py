@@ -100,7 +100,9 @@ def run_as_ptx(trial: Trial, arrays: list[np.ndarray]) -> list[np.ndarray]:
     memory = Memory()
 
     def untouched(tensors: Any) -> list[tuple[int, np.ndarray]]:
-        made = [np.full(tuple(map(int, tensor.shape)), np.nan, tensor.dtype.numpy) for tensor in tensors]
+        shapes = [tuple(map(int, tensor.shape)) for tensor in tensors]
+        filled = [np.nan if tensor.dtype.is_float else 0xA5 for tensor in tensors]
+        made = [np.full(s, f, t.dtype.numpy) for s, f, t in zip(shapes, filled, tensors, strict=True)]
         return [(memory.add(array), array) for array in made]
 
     outputs, scratch = untouched(trial.outputs), untouched(trial.lowered.scratch)

@@ -40,13 +40,14 @@ def graphs(
     shared: int = 4,
     dtype: torch.dtype = torch.bfloat16,
     bias: bool = False,
+    takes: bool = True,
     compiled: Callable[[fx.GraphModule], None] | None = None,
 ) -> list[str]:
     """The targets of a joint graph of attention between projections; its parts are `compiled`."""
     found: list[str] = []
 
     def partition(joint: fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
-        draw_dropout_of_attention(joint)
+        draw_dropout_of_attention(joint, lambda device: takes)
         found.extend(str(node.target) for node in joint.graph.nodes if "attention" in str(node.target))
         draw_seeds_once(joint)
         return min_cut_rematerialization_partition(joint, *args, **kwargs)
@@ -90,7 +91,9 @@ def test_attention_with_dropout_is_kernels_forward_and_backward(library: str, sh
 
 
 @pytest.mark.parametrize(
-    "options", [{"dropout": 0.0}, {"length": 128}, {"width": 72}, {"dtype": torch.float32}, {"bias": True}], ids=str
+    "options",
+    [{"dropout": 0.0}, {"length": 128}, {"width": 72}, {"dtype": torch.float32}, {"bias": True}, {"takes": False}],
+    ids=str,
 )
 def test_a_library_keeps_the_rest(options: dict[str, Any]) -> None:
     assert OWN.isdisjoint(graphs(**options))

@@ -14,6 +14,7 @@ forward only it can draw again. So both calls are replaced, or none, before a gr
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,10 +61,13 @@ _LIBRARIES: dict[Any, _Library] = {
 }
 
 
-def draw_dropout_of_attention(joint: fx.GraphModule) -> None:
-    """Replace attention with dropout, and its gradients, where kernels of Weft's take both."""
+def draw_dropout_of_attention(joint: fx.GraphModule, takes: Callable[[torch.device], bool]) -> None:
+    """Replace attention with dropout, and its gradients, where kernels of Weft's take both: on devices that `takes`
+    says have tensor cores for them."""
     found = [node for node in joint.graph.nodes if node.target in _LIBRARIES]
     pairs = [(node, backward) for node in found if (backward := _backward_of(node)) is not None]
+    if pairs and not takes(pairs[0][0].args[0].meta["val"].device):
+        return
     for node, backward in pairs:
         _replace(joint.graph, node, backward)
     if pairs:
@@ -74,13 +78,13 @@ def draw_dropout_of_attention(joint: fx.GraphModule) -> None:
 def _backward_of(node: fx.Node) -> fx.Node | None:
     """The one call for gradients of attention with dropout, if it can be replaced together with that."""
     library = _LIBRARIES[node.target]
-    args = (*node.args, *(None for _ in range(8 - len(node.args))))
-    probability = args[library.dropout] or 0.0
+    args: tuple[Any, ...] = (*node.args, *(None for _ in range(8 - len(node.args))))
+    probability: float = args[library.dropout] or 0.0
     if not 0 < probability < 1 or (library.bias is not None and args[library.bias] is not None):
         return None
-    if set(node.kwargs) - {"scale"} or not _is_own(*(each.meta["val"] for each in node.args[:3])):
+    if set(node.kwargs) - {"scale"} or not _is_own(*(each.meta["val"] for each in args[:3])):
         return None
-    taken: dict[int, list[fx.Node]] = {}
+    taken: dict[Any, list[fx.Node]] = {}
     for user in node.users:
         taken.setdefault(user.args[1], []).extend([user] if user.users else [])
     calls = {call for place in (1, *library.states) for each in taken.get(place, ()) for call in each.users}
@@ -109,8 +113,8 @@ def _is_own(*tensors: torch.Tensor) -> bool:
 def _replace(graph: fx.Graph, node: fx.Node, backward: fx.Node) -> None:
     library = _LIBRARIES[node.target]
     probability, causal = (backward.args[place] for place in library.given)
-    query = node.args[0].meta["val"]
-    scale = node.kwargs.get("scale")
+    args: tuple[Any, ...] = node.args
+    query, scale = args[0].meta["val"], node.kwargs.get("scale")
     options = probability, causal, query.shape[-1] ** -0.5 if scale is None else scale
     getting = {user.args[1]: user for user in node.users}
     result, lse = getting[0].meta["val"], query.new_empty(query.shape[:3], dtype=torch.float32)
