@@ -169,6 +169,7 @@ def nvidia_passes(config: Config, capabilities: Capabilities = PROCESSOR) -> lis
     from weft.passes.dot.sum_small_dots import SumSmallDots
     from weft.passes.dot.tile_grouped_gemm import TileGroupedGemm
     from weft.passes.grouping.inline_small import InlineSmall
+    from weft.passes.grouping.widen_beside_sums import WidenBesideSums
     from weft.passes.quantize.fuse_dequantization import FuseDequantization
     from weft.passes.quantize.quantize_weight_only import QuantizeWeightOnly
     from weft.passes.quantize.recognize_dequantization import RecognizeDequantization
@@ -214,6 +215,7 @@ def nvidia_passes(config: Config, capabilities: Capabilities = PROCESSOR) -> lis
         InlineSmall(),
         WidenInWindows(),
         LayOutGradients(),
+        WidenBesideSums(),
         GroupIntoKernels(products=2 if fast else 1, updates=True, column_sums=True),
         ChooseLayouts(),
         UpdateInPlace(),

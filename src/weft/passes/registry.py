@@ -38,6 +38,7 @@ from weft.passes.dot.tile_grouped_gemm import TileGroupedGemm
 from weft.passes.grouping.group_into_kernels import GroupIntoKernels
 from weft.passes.grouping.inline_small import InlineSmall
 from weft.passes.grouping.store_states_twice import StoreStatesTwice
+from weft.passes.grouping.widen_beside_sums import WidenBesideSums
 from weft.passes.grouping.widen_in_windows import WidenInWindows
 from weft.passes.hoist_constants import HoistConstants
 from weft.passes.outline_regions import OutlineRegions
@@ -110,6 +111,7 @@ PASSES: dict[str, type[ModulePass]] = {
         InlineDequantization,
         InlineSmall,
         WidenInWindows,
+        WidenBesideSums,
         GroupIntoKernels,
         StoreStatesTwice,
         ChooseLayouts,

@@ -35,6 +35,7 @@ from weft.passes.grouping.fusion_legality import MOST_OPS, FusionLegality
 from weft.passes.grouping.kernel_groups import Group
 from weft.passes.grouping.rebuild_groups import RebuildGroups
 from weft.passes.grouping.sink_epilogue import sink_epilogue
+from weft.passes.grouping.sink_to_sums import SinkToSums, is_for, joined_sums
 
 
 @dataclass(frozen=True)
@@ -102,9 +103,13 @@ class _Grouping:
             self._place_all(operations)
         if self.column_sums:
             self._join_column_sums()
+            for one, other in joined_sums(list(self.groups.values())):
+                self._merge(one, other)
         for group in self.groups.values():
             if group.kind == "dot":
                 sink_epilogue(group, self.group_of, self.consumers, self.legality.reads_in_place)
+            elif self.column_sums and group.kind in ("pointwise", "rows"):
+                SinkToSums(self.group_of, self.consumers, self._sources, self.legality.reads_in_place).run(group)
         RebuildGroups(
             self.function,
             list(self.groups.values()),
@@ -199,10 +204,10 @@ class _Grouping:
                 group = self.group_of.get(user)
                 if group is None or group.kind not in ("pointwise", "rows") or not self._acyclic(group, producers):
                     continue
-                shape = tensor_of(
-                    op.operands[0].type if isinstance(op, DimensionReduction) else op.results[0].type
-                ).shape
-                if shape == group.shape == tensor_of(value.type).shape and self.legality.fits(op, group):
+                whole = op.operands[0] if isinstance(op, DimensionReduction) else op.results[0]
+                shape = tensor_of(whole.type).shape
+                alike = shape == group.shape == tensor_of(value.type).shape and is_for(op, group, self.consumers)
+                if alike and self.legality.fits(op, group):
                     return group
         return None
 

@@ -33,6 +33,14 @@ def is_column_sum(op: Operation) -> bool:
     return many and isinstance(columns, int) and columns >= _LEAST_COLUMNS
 
 
+def sums_between(op: Operation) -> bool:
+    """Whether an op sums up neither leading dimensions nor the last: the tokens of each image, say."""
+    if not isinstance(op, DimensionReduction) or op.name != "graph.sum":
+        return False
+    rank, dims = len(tensor_of(op.operands[0].type).shape), op.params["dims"]
+    return bool(dims) and 0 not in dims and rank - 1 not in dims
+
+
 @dataclass(eq=False)
 class Group:
     """A kernel in the making."""
@@ -90,6 +98,11 @@ class Group:
         keep = tuple(1 if d in self.dims else size for d, size in enumerate(self.shape))
         drop = tuple(size for d, size in enumerate(self.shape) if d not in self.dims)
         return keep, drop
+
+    @property
+    def walks_between(self) -> bool:
+        """Whether the kernel reduces neither leading dimensions nor the last: it is as quick as it reads little."""
+        return self.kind == "rows" and bool(self.dims) and 0 not in self.dims and len(self.shape) - 1 not in self.dims
 
     def takes(self, shape: tuple[Size, ...]) -> bool:
         """Whether an output of this shape fits the group's domain."""
