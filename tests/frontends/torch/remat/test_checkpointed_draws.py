@@ -70,13 +70,14 @@ def test_what_a_gpu_draws_is_kept(draw: str, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize("budget", [0.0, 0.2])
-@pytest.mark.parametrize("draw", ["dropout", "native_dropout", "rand_like"])
+@pytest.mark.parametrize("draw", ["dropout", "native_dropout", "rand_like", "rrelu"])
 def test_the_budget_of_torch_draws_nothing_again(draw: str, budget: float) -> None:
     """Numbers that the backward draws anew are others: gradients were those of another mask."""
     taken: dict[str, Callable[[Tensor], Tensor]] = {
         "dropout": lambda x: F.dropout(x, 0.3),
         "native_dropout": lambda x: torch.native_dropout(x, 0.3, True)[0],
         "rand_like": lambda x: x * torch.rand_like(x),
+        "rrelu": lambda x: F.rrelu(x, training=True),
     }
 
     def layers(x: Tensor) -> Tensor:

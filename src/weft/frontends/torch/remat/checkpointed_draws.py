@@ -27,6 +27,8 @@ from torch.utils.checkpoint import CheckpointPolicy
 from weft.frontends.torch.capture.checkpoint_marks import policy_of, save_where_it_stands, without_marks
 
 _PATCHED = threading.RLock()
+_OF_BACKWARD = ("is_backward", "must_be_in_backward")
+"""What torch's tracing calls nodes of a backward that is traced."""
 
 
 def keep_draws_on_gpus(graph: fx.Graph) -> None:
@@ -73,9 +75,9 @@ def kept_draws() -> Generator[None]:
             kept = original(graph, info, *given, **named)
             if threading.get_ident() != owner:
                 return kept
-            drawn = [node for node in info.required_fw_nodes if draws(node) and not _is_drawn_again(node)]
+            drawn = [node for node in graph.nodes if draws(node) and not _is_drawn_again(node)]
             held = [each for node in drawn for each in ([node] if _is_tensor(node) else node.users)]
-            return list(dict.fromkeys([*kept, *(node for node in held if node in info.required_fw_nodes)]))
+            return list(dict.fromkeys([*kept, *(node for node in held if _is_of_forward(node, info))]))
 
         with patch.object(partitioners, "choose_saved_values_set", choose):
             yield
@@ -103,6 +105,11 @@ def _argument(node: fx.Node, name: str) -> Any:
             default = node.kwargs.get(name, parameter.default_value)
             return node.args[place] if place < len(node.args) else default
     return None
+
+
+def _is_of_forward(node: fx.Node, info: Any) -> bool:
+    """Whether a forward graph may give a value: what only the backward reads, as noise, is no part of the results."""
+    return node not in info.required_bw_nodes and node.meta.get("partitioner_tag") not in _OF_BACKWARD
 
 
 def _is_tensor(node: fx.Node) -> bool:
