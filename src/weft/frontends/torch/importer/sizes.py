@@ -115,7 +115,7 @@ def _converted(expression: Any, shape_env: Any) -> Size:
     if expression.is_Symbol:
         return _signed(expression, shape_env)
     name = type(expression).__name__
-    takes_any = name in _OF_ANY_SIGN or (name in _BY_A_POSITIVE and expression.args[1].is_positive is True)
+    takes_any = name in _OF_ANY_SIGN or (name in _BY_A_POSITIVE and _positive(expression.args[1], shape_env))
     if not takes_any and not all(_nonnegative(s, shape_env) for s in expression.free_symbols):
         raise UnsupportedError(f"the size {expression} takes a value that may be negative")
     if name in (*ROUNDED, *CONDITIONS):
@@ -151,6 +151,13 @@ def _nonnegative(symbol_: Any, shape_env: Any) -> bool:
         return True
     bounds = shape_env.var_to_range.get(symbol_)
     return bounds is not None and bool(bounds.lower >= 0)
+
+
+def _positive(expression: Any, shape_env: Any) -> bool:
+    if expression.is_positive is not None:
+        return bool(expression.is_positive)
+    bounds = shape_env.var_to_range.get(expression)
+    return bounds is not None and bool(bounds.lower > 0)
 
 
 @dataclass(frozen=True)
