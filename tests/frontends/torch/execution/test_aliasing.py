@@ -168,3 +168,24 @@ def test_a_strided_view_counts_from_where_the_memory_of_an_argument_begins(start
     for start in starts:  # tracing guards the strides of an argument, and not where it starts
         x = memory[start : start + 8]
         torch.testing.assert_close(compiled(x), function(x))
+
+
+@pytest.mark.parametrize("differentiable", [False, True])
+def test_complex_results_are_memory_of_their_own_that_can_be_written_to(differentiable: bool) -> None:
+    """In Weft they are pairs of parts: as views of these they could not take what has a gradient."""
+
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return x * 2j, torch.fft.rfft(x.real), torch.zeros_like(x) + 1
+
+    gradients: list[torch.Tensor | None] = []
+    for f in (function, torch.compile(function, backend="weft")):
+        x = torch.linspace(-1, 1, 16).view(2, 8).to(torch.complex64).requires_grad_(differentiable)
+        product, spectrum, ones = f(x)
+        assert not any(each._is_view() for each in (product, spectrum, ones))
+        product.mul_(3)
+        spectrum[:, 0] = x[:, 0]
+        weight = torch.ones(2, 2, dtype=torch.complex64, requires_grad=True)
+        ones[:, :2] = weight * 2
+        sum(torch.view_as_real(each).square().sum() for each in (product, spectrum, ones)).backward()
+        gradients += [x.grad, weight.grad]
+    torch.testing.assert_close(gradients[:2], gradients[2:])

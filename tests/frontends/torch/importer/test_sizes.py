@@ -233,3 +233,25 @@ def test_a_remainder_of_a_number_that_may_be_negative() -> None:
     x = torch.randn(6, 3)
     for by in (5, -3, -7, 11, 2, -2):
         torch.testing.assert_close(run(x, by), turned(x, by))
+
+
+def test_quotients_and_extrema_of_numbers_that_may_be_negative() -> None:
+    """They round down, and are compared, as Python's do; so do what shapes and elements are made of."""
+
+    def centred(x: torch.Tensor, like: torch.Tensor, by: int, parts: int) -> tuple[torch.Tensor, ...]:
+        if parts < 1:
+            raise ValueError
+        before = (like.shape[0] - x.shape[0]) // parts
+        turn = by // 3
+        padded = F.pad(x, (0, 0, before, like.shape[0] - x.shape[0] - before))
+        return padded, torch.arange(x.shape[0]) + before, x * turn + max(turn, -1) * min(by, 2)
+
+    torch.compiler.reset()
+    run = torch.compile(centred, backend="weft", dynamic=True, options={"fallback": "error", "cache": False})
+    for n, m, by, parts in ((6, 11, 7, 2), (11, 6, -7, 2), (8, 5, -1, 4), (5, 8, 3, 5), (7, 7, -9, 3)):
+        x = torch.randn(n, 3, dtype=torch.float64, requires_grad=True)
+        like = torch.randn(m, 3, dtype=torch.float64)
+        found, wanted = run(x, like, by, parts), centred(x, like, by, parts)
+        torch.testing.assert_close(found, wanted)
+        gradients = (torch.autograd.grad(sum(y.double().sin().sum() for y in each), x) for each in (found, wanted))
+        torch.testing.assert_close(*gradients)

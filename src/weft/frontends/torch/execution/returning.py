@@ -76,7 +76,8 @@ def output_of(
             return view.conj() if is_conjugated else view
         case _:
             result = results[output.result]
-            return torch.view_as_complex(result) if output.is_complex else result
+            # Detached, or it would be a view made without gradients, into which nothing that has one may be written.
+            return torch.view_as_complex(result).detach() if output.is_complex else result
 
 
 def _as_it_lies(tensor: torch.Tensor) -> torch.Tensor:

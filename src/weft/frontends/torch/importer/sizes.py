@@ -89,9 +89,11 @@ def _power(base: Size, exponent: Size) -> Size:
     return result
 
 
-# Functions of sympy and of torch's extensions of it. Weft's sizes are at least 0 and may then be simplified by that;
-# so functions that look at the sign, but for Python's remainder, are only converted where no symbol may be negative.
-_POLYNOMIAL = {"Add", "Mul", "Pow", "PowByNatural", "Identity"}
+# Functions of sympy and of torch's extensions of it. What may be negative is written as a difference of symbols that
+# are not (`_signed`), of which quotients round down as torch's do where what divides is positive. Others than these are
+# only converted where no symbol may be negative.
+_OF_ANY_SIGN = {"Add", "Mul", "Pow", "PowByNatural", "Identity", "Max", "Min"}
+_BY_A_POSITIVE = {"FloorDiv", "CleanDiv", "CeilDiv", "PythonMod"}
 _FUNCTIONS: dict[str, Callable[..., Size]] = {
     "FloorDiv": _quotient,
     "CleanDiv": _quotient,
@@ -113,8 +115,8 @@ def _converted(expression: Any, shape_env: Any) -> Size:
     if expression.is_Symbol:
         return _signed(expression, shape_env)
     name = type(expression).__name__
-    signless = name in _POLYNOMIAL or (name == "PythonMod" and expression.args[1].is_positive is True)
-    if not signless and not all(_nonnegative(s, shape_env) for s in expression.free_symbols):
+    takes_any = name in _OF_ANY_SIGN or (name in _BY_A_POSITIVE and _positive(expression.args[1], shape_env))
+    if not takes_any and not all(_nonnegative(s, shape_env) for s in expression.free_symbols):
         raise UnsupportedError(f"the size {expression} takes a value that may be negative")
     if name in (*ROUNDED, *CONDITIONS):
         return computed_size(expression, shape_env, _converted)
@@ -149,6 +151,13 @@ def _nonnegative(symbol_: Any, shape_env: Any) -> bool:
         return True
     bounds = shape_env.var_to_range.get(symbol_)
     return bounds is not None and bool(bounds.lower >= 0)
+
+
+def _positive(expression: Any, shape_env: Any) -> bool:
+    if expression.is_positive is not None:
+        return bool(expression.is_positive)
+    bounds = shape_env.var_to_range.get(expression)
+    return bounds is not None and bool(bounds.lower > 0)
 
 
 @dataclass(frozen=True)
