@@ -10,6 +10,7 @@ from torch import Tensor
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
+from torch.utils import _pytree as pytree
 
 from weft.backends.nvidia.target import target_named
 from weft.config import Config
@@ -109,8 +110,9 @@ def test_gradients_of_gathered_rows() -> None:
 
     x, places = torch.randn(RESULTS, COLUMNS, requires_grad=True), (spread(), skewed())
     (found,) = torch.autograd.grad(emulated(loss)(x, *places), x)
-    (expected,) = torch.autograd.grad(loss(x, *places), x)
-    torch.testing.assert_close(found, expected)
+    wide = x.detach().double().requires_grad_()
+    (expected,) = torch.autograd.grad(loss(wide, *places), wide)
+    torch.testing.assert_close(found, expected.float(), rtol=1e-5, atol=1e-4)
 
 
 def test_gradients_of_a_small_table() -> None:
@@ -125,7 +127,7 @@ def made(function: Callable[..., object], *shapes: Sequence[int]) -> list[str]:
     with FakeTensorMode():
         places = torch.empty(shapes[0], device="cuda", dtype=torch.int64)
         rows = [torch.empty(shape, device="cuda", dtype=torch.bfloat16) for shape in shapes[1:]]
-        traced = make_fx(function)(places, *rows)
+        traced = make_fx(lambda *args: pytree.tree_leaves(function(*args)))(places, *rows)
     imported = import_graph(traced, "main", Config(cache=False), capabilities=target_named("sm_90a").capabilities)
     steps = compile_nvidia(imported.function, Config(cache=False), target_named("sm_90a")).plan.steps
     return [s.target if isinstance(s, CallStep) else s.function for s in steps if isinstance(s, CallStep | KernelStep)]
