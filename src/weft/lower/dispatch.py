@@ -83,7 +83,7 @@ def _lowering_of(anchor: GraphOp) -> Lowering:
             others = {"graph.scaled_dot": "dot", "graph.tiled_dot": "dot", "graph.topk": "sort"}
             others |= {f"graph.attention_with_{what}": "attention" for what in ("lse", "tangent", "dropout")}
             name = others.get(anchor.name, anchor.name.removeprefix("graph."))
-    if name not in ("attention", "attention_gradients", "dot", "scan", "scatter", "sort"):
+    if name not in _HOMES:
         raise LoweringError(f"{anchor.name} has no lowering to tiles")
     return _lowering_named(name)
 
@@ -104,5 +104,6 @@ _HOMES = {
     "scan": "indexing.scan",
     "scatter": "indexing.scatter",
     "sort": "indexing.sort",
+    "sum_segments": "indexing.sum_segments",
     "update": "groups.update",
 }

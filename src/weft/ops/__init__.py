@@ -20,6 +20,7 @@ from weft.ops.elementwise import transcendental as transcendental
 from weft.ops.indexing import index as index
 from weft.ops.indexing import scatter as scatter
 from weft.ops.indexing import search as search
+from weft.ops.indexing import segments as segments
 from weft.ops.indexing import sort as sort
 from weft.ops.matmul import attention as attention
 from weft.ops.matmul import attention_dropout as attention_dropout

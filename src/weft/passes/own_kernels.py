@@ -15,6 +15,7 @@ from xdsl.ir import Operation
 
 from weft.ir.types import DType, Tensor, bf16, f16
 from weft.ops.base import Scan, Scatter, Structured
+from weft.ops.indexing.segments import SumSegments
 from weft.ops.matmul.attention import WIDEST_HEAD
 from weft.ops.windows.convolution import Convolution
 from weft.passes.claim_libraries import (
@@ -157,7 +158,8 @@ def needs_library(ops: Iterable[Operation]) -> bool:
     Nothing that is generated combines updates of one place in a fixed order; those that overwrite each other are in no
     order on a GPU anyway.
     """
-    return any(isinstance(op, Structured | Scan | Convolution) or _combines(op) for op in ops)
+    kinds = Structured | Scan | Convolution
+    return any((isinstance(op, kinds) and not isinstance(op, SumSegments)) or _combines(op) for op in ops)
 
 
 def _combines(op: Operation) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from weft.ir.expr import symbol
-from weft.ir.types import Tensor, bf16, f32, i32
+from weft.ir.types import Tensor, bf16, f32, i32, tensor_of
 from weft.ops.windows.convolution import Convolution
 from weft.passes.convolution.convolve_trained import ConvolveTrained, is_product
 from weft.passes.grouping.build_groups import PARTIAL_SUMS
@@ -93,3 +93,21 @@ def test_convolutions_of_single_places(passes: Any, w: Any, changed: dict[str, A
     )
     passes.apply(ConvolveTrained(pointwise=True), module, rtol=1e-2)
     assert ("dot" in names(passes.function(module))) == taken
+
+
+ALONG = PLAIN | {"strides": (1,), "dilation": (1,), "padding": ((0, 0),)}
+
+
+@pytest.mark.parametrize(
+    ("length", "turned", "kept"), [(128, False, True), (128, True, False), (40, False, False), (129, False, False)]
+)
+def test_long_examples_keep_their_places_innermost(passes: Any, length: int, turned: bool, kept: bool) -> None:
+    """One product for each example; over rows of channels where these are short, or lie with channels innermost."""
+    shape = (2, length, 8) if turned else (2, 8, length)
+    module = passes.built(
+        {"x": Tensor(bf16, shape), "w": Tensor(bf16, (16, 8, 1))},
+        lambda b, x, w: b.convolution(b.relu(b.permute(x, dims=(0, 2, 1)) if turned else x), w, **ALONG),
+    )
+    passes.apply(ConvolveTrained(pointwise=True), module, rtol=1e-2)
+    (dot,) = [op for op in passes.function(module).block.ops if op.name == "graph.dot"]
+    assert (tensor_of(dot.results[0].type).shape == (2, 16, length)) == kept

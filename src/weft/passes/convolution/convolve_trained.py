@@ -21,6 +21,7 @@ from weft.ir.expr import Size, floordiv, product
 from weft.ir.types import Tensor, f32, f64, tensor_of
 from weft.ops.graph import FuncOp, GraphBuilder
 from weft.ops.windows.convolution import BY_WEIGHTS, Convolution
+from weft.passes.convolution.multiply_over_places import has_places_innermost, multiply_over_places
 from weft.passes.grouping.build_groups import PARTIAL_SUMS
 
 _LEAST_CHANNELS = 8
@@ -61,7 +62,8 @@ class ConvolveTrained(ModulePass):
     %h = graph.convolution %x, %e                 %h = graph.dot (graph.permute %e), %r
 
     Values are read as rows of channels by permutes and reshapes. Gradients by weights are annotated as such. Groups of
-    channels are a batch of matmuls. `pointwise` takes those alone that mix the channels of single places, in any type.
+    channels are a batch of matmuls. `pointwise` takes those alone that mix the channels of single places, in any type;
+    where these lie innermost along one dimension, they stay so (`multiply_over_places`).
     """
 
     name: ClassVar[str] = "convolve_trained"
@@ -72,13 +74,18 @@ class ConvolveTrained(ModulePass):
             if isinstance(function, FuncOp) and "prepares" not in function.attributes:
                 for candidate in list(function.block.ops):
                     if isinstance(candidate, Convolution) and self._takes(candidate):
-                        _Rewriting(function, candidate).run()
+                        by_places = self.pointwise and has_places_innermost(candidate.operands[0])
+                        (multiply_over_places if by_places else _rewrite)(function, candidate)
 
     def _takes(self, op: Convolution) -> bool:
         x, w, result = (tensor_of(value.type) for value in (*op.operands, op.results[0]))
         if self.pointwise:
             return BY_WEIGHTS not in op.attributes and is_pointwise(w, **op.params)
         return is_product(x, w, result, **op.params)
+
+
+def _rewrite(function: FuncOp, op: Convolution) -> None:
+    _Rewriting(function, op).run()
 
 
 class _Rewriting:

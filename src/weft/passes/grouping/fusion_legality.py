@@ -32,13 +32,13 @@ class FusionLegality:
     """What values are computed from, seen through views and cheap constants."""
     consumers: Mapping[SSAValue, Sequence[Operation]]
     apart: AbstractSet[Operation]
-    """What is better computed behind the matmul whose epilogue it could be."""
+    """What is better computed behind the matmul whose epilogue it could be, or the kernel of rows it spreads."""
     updates: bool
     column_sums: bool
 
     def fits(self, op: GraphOp, group: Group) -> bool:
         """Whether the op can be computed in the group's kernel."""
-        if CLAIM in op.attributes or (group.kind == "dot" and op in self.apart):
+        if CLAIM in op.attributes or (group.kind in ("dot", "rows") and op in self.apart):
             return False
         if len(group.ops) >= MOST_OPS and not self.is_formula(group, [op], set(self.sources(op.operands))):
             return False

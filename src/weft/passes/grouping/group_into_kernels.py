@@ -36,6 +36,7 @@ from weft.passes.grouping.kernel_groups import Group
 from weft.passes.grouping.rebuild_groups import RebuildGroups
 from weft.passes.grouping.sink_epilogue import sink_epilogue
 from weft.passes.grouping.sink_to_sums import SinkToSums, is_for, joined_sums
+from weft.passes.grouping.spread_rows import SpreadRows
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,7 @@ class _Grouping:
                 for value in self._sources(op.operands):
                     self.consumers.setdefault(value, []).append(op)
         self._place_all(operations)
-        if self.products > 1 and self._close_epilogues():
+        if (self.products > 1 and self._close_epilogues()) | (self.column_sums and self._spread_rows()):
             self.groups, self.group_of, self.last_alone = {}, {}, None
             self._place_all(operations)
         if self.column_sums:
@@ -136,6 +137,14 @@ class _Grouping:
                 self.apart.update(ops[cost.kept :])
                 self.notes.update((op, str(cost)) for op in group.ops if not isinstance(op, Elementwise))
         return bool(self.apart)
+
+    def _spread_rows(self) -> bool:
+        """Find out what is better computed for sums along other dimensions than written by kernels of rows."""
+        sources = {op: tuple(self._sources(op.operands)) for op in self.group_of}
+        search = SpreadRows(self.group_of, self.consumers, sources)
+        found = [op for group in self.groups.values() for op in search.of(group)]
+        self.apart.update(found)
+        return bool(found)
 
     def _sources(self, values: Iterable[SSAValue]) -> Iterable[SSAValue]:
         """What values are computed from, seen through views and cheap constants."""
@@ -237,7 +246,7 @@ class _Grouping:
 
     def _try_merge(self, group: Group, other: Group, op: GraphOp) -> None:
         """Take in another producer of the op, if it walks the same elements and no cycle arises."""
-        if not self._sums_alike(group, other, op):
+        if not self._sums_alike(group, other, op) or (other.kind == "rows" and op in self.apart):
             return
         together = len(group.ops) + len(other.ops)
         if together > MOST_OPS and not self.legality.is_formula(group, other.ops, other.read):

@@ -142,3 +142,19 @@ def test_what_torch_is_called_with_is_of_this_call() -> None:
     for number in range(3):
         own, eager = (torch.arange(number, number + 7, dtype=torch.int32).view(7, 1) for _ in range(2))
         assert torch.equal(run(own, own[::2]), fill(eager, eager[::2])) and torch.equal(own, eager)
+
+
+def test_gradients_of_the_greatest_behind_a_batch_norm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel that sums up channels is told which elements are the greatest of rows, and not their shares."""
+    monkeypatch.setattr("weft.passes.grouping.spread_rows._WORTH", 0)
+
+    def loss(x: Tensor, weight: Tensor) -> Tensor:
+        return F.relu(F.batch_norm(x, None, None, weight, training=True)).amax(-1).square().sum()
+
+    inputs = some(4, 6, 200), some(6)
+    wide = [each.double().requires_grad_() for each in inputs]
+    for each in inputs:
+        each.requires_grad_()
+    found = torch.autograd.grad(emulated(loss)(*inputs), inputs)
+    expected = torch.autograd.grad(loss(*wide), wide)
+    torch.testing.assert_close(found, tuple(each.float() for each in expected), rtol=1e-4, atol=1e-5)

@@ -9,6 +9,7 @@ from xdsl.ir import SSAValue
 
 from weft.errors import UnsupportedError
 from weft.frontends.torch.aten.combining import added_by_token
+from weft.frontends.torch.aten.row_sums import summed_rows
 from weft.frontends.torch.aten.shape import check_replaced, flat, given, place_of, start_of, step_of
 from weft.frontends.torch.aten.table import aten
 from weft.frontends.torch.importer.builder import ImportBuilder, normal_dim
@@ -65,9 +66,15 @@ def index_put(b: ImportBuilder, x: SSAValue, indices: Indices, values: SSAValue,
     rank = max(b.rank(place) for place in places)
     chosen = _broadcast(b, places, rank)
     values = b.expand(values, (*rest[:position], *chosen, *rest[position:]))
-    if accumulate and dims == (0,) and (added := added_by_token(b, x, places[0], values)) is not None:
+    if accumulate and dims == (0,) and (added := _added_rows(b, x, places[0], values)) is not None:
         return added
     return b.emit("index_put", x, *places, values, dims=dims, position=position, accumulate=accumulate)
+
+
+def _added_rows(b: ImportBuilder, x: SSAValue, place: SSAValue, rows: SSAValue) -> SSAValue | None:
+    """`x` with rows added at places in its first dimension, where each result can look up its own."""
+    added = added_by_token(b, x, place, rows)
+    return summed_rows(b, x, place, rows) if added is None else added
 
 
 @aten("flex_lib.zeros_and_scatter")
@@ -167,7 +174,7 @@ def _put_along(
     dim = normal_dim(dim, b.rank(row))
     shape = (*b.shape(row)[:dim], *b.shape(places), *b.shape(row)[dim + 1 :])
     source = b.view(source, shape) if b.rank(source) else b.expand(source, shape)
-    if accumulate and dim == 0 and (added := added_by_token(b, row, places, source)) is not None:
+    if accumulate and dim == 0 and (added := _added_rows(b, row, places, source)) is not None:
         return b.view(added, b.shape(x))
     put = b.emit("index_put", row, places, source, dims=(dim,), position=dim, accumulate=accumulate)
     return b.view(put, b.shape(x))
@@ -201,6 +208,8 @@ def embedding_dense_backward(
 
     def gathered(updates: SSAValue, shape: tuple[Size, ...]) -> SSAValue:
         zeros = b.zeros(Tensor(b.dtype(updates), shape))
+        if (added := summed_rows(b, zeros, places, updates)) is not None:
+            return added
         return b.emit("index_put", zeros, places, updates, dims=(0,), position=0, accumulate=True)
 
     if by_frequency:

@@ -7,10 +7,12 @@ from typing import Any
 from xdsl.ir import SSAValue
 
 from weft.frontends.torch.aten.index import at_least_1d
+from weft.frontends.torch.aten.row_sums import along_rows, summed_rows
 from weft.frontends.torch.aten.table import aten
 from weft.frontends.torch.dtypes import Operand
 from weft.frontends.torch.importer.builder import ImportBuilder, normal_dim
 from weft.frontends.torch.importer.checks import check_places
+from weft.ir.expr import Size
 from weft.ir.types import DType
 from weft.ops.reduce import greatest, least
 
@@ -28,8 +30,24 @@ def scattered(b: ImportBuilder, x: SSAValue, dim: int, places: SSAValue, source:
     row = at_least_1d(b, x)
     dim = normal_dim(dim, b.rank(row))
     check_places(b, places, dim, b.shape(row)[dim])
+    if kind == "add" and _is_along_rows(b, source):
+        first = b.view(b.emit("slice", places, **_first_column(b.shape(places))), b.shape(places)[:1])
+        if (added := summed_rows(b, row, first, updates)) is not None:
+            return added
     result = b.emit("scatter", row, places, updates, dim=dim, kind=kind)
     return b.view(result, b.shape(x))
+
+
+def _is_along_rows(b: ImportBuilder, source: Operand) -> bool:
+    """Whether the call's index is a column that is repeated for each element of a row."""
+    if not isinstance(source, SSAValue) or len(b.node.args) < 4:
+        return False
+    metas = [b.meta_of(position) for position in (2, 0, 3)]
+    return along_rows(metas[0], b.node.args[1], *metas[1:])
+
+
+def _first_column(shape: tuple[Size, ...]) -> dict[str, tuple[Size, ...]]:
+    return {"starts": (0,) * len(shape), "shape": (shape[0], *(1 for _ in shape[1:])), "steps": (1,) * len(shape)}
 
 
 @aten("scatter.src", "scatter.value")

@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -16,7 +16,9 @@ from torch import fx
 
 from weft.capabilities import PROCESSOR, Capabilities
 from weft.frontends.torch.aten.convolution import convolution_params
+from weft.frontends.torch.aten.row_sums import along_rows, sums_rows
 from weft.frontends.torch.capture.random_numbers import SEEDS
+from weft.frontends.torch.dtypes import from_torch
 from weft.frontends.torch.importer.builder import normal_dim, tensor_of_meta
 from weft.frontends.torch.importer.inlining import WITH_STATES
 from weft.frontends.torch.importer.operands import operands_of
@@ -194,6 +196,37 @@ def is_own_order(node: fx.Node) -> bool:
         return not (node.kwargs.get("descending") or True in node.args)
     exact = name != "cumsum" or tensor.dtype.is_integer
     return exact and tensor.rank > 0 and worth_comparing(name, tensor.shape, normal_dim(dim, tensor.rank))
+
+
+def is_own_row_sum(node: fx.Node) -> bool:
+    """Whether a call adds rows up by index, each result its own ones in a kernel of Weft's."""
+    metas = [each.meta["val"] for each in node.args if isinstance(each, fx.Node)]
+    match node.target:
+        case _aten.index_add.default:
+            x, _, source = metas
+            return x.dim() > 1 and not node.args[1] % x.dim() and sums_rows(*_sizes(x, source))  # type: ignore[operator]
+        case _aten.scatter_add.default:
+            x, index, source = metas
+            return along_rows(index, node.args[1], x, source) and sums_rows(*_sizes(x, source))  # type: ignore[arg-type]
+        case _aten.scatter_reduce.two:
+            x, index, source = metas
+            plain = node.args[4] == "sum" and node.kwargs.get("include_self", True)
+            return plain and along_rows(index, node.args[1], x, source) and sums_rows(*_sizes(x, source))  # type: ignore[arg-type]
+        case _aten.embedding_dense_backward.default:
+            (grad, _), result = metas, node.meta["val"]
+            full = not node.args[4] and grad.numel() >= _OFTEN * result.numel()
+            return full and sums_rows(*_sizes(result, grad))
+        case _:
+            return False
+
+
+_OFTEN = 2
+"""Gradients for each row of a table from which on they are added up faster than by the library, which only sets to zero
+the rows that have none."""
+
+
+def _sizes(x: torch.Tensor, updates: torch.Tensor) -> tuple[Sequence[Any], Sequence[Any], DType]:
+    return x.shape, updates.shape, from_torch(x.dtype)
 
 
 _GROUPED_PRODUCT: Any = getattr(getattr(_aten, "_grouped_mm", None), "default", None)

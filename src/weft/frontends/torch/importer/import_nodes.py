@@ -38,6 +38,7 @@ from weft.frontends.torch.importer.claims import (
     is_own_convolution,
     is_own_on_tensor_cores,
     is_own_order,
+    is_own_row_sum,
     is_pointwise_product,
     weights_of_product,
 )
@@ -231,7 +232,7 @@ class NodeImporter:
             self.block.erase_op(op)
 
     def _is_own_kernel(self, node: fx.Node) -> bool:
-        if is_own_flex(node) or is_own_order(node) or self._has_coded_weights(node):
+        if is_own_flex(node) or is_own_order(node) or is_own_row_sum(node) or self._has_coded_weights(node):
             return True
         if not self.capabilities.fast_matmuls:
             return False
