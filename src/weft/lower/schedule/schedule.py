@@ -242,8 +242,6 @@ def _fixed_attention_blocks(sizes: Sequence[Size], fixed: tuple[int, int, int]) 
 
 
 _GRADIENT_SIDE = 64
-
-
 _WIDEST_TOGETHER = 128
 """Heads up to which a block's registers hold the gradients of its keys and values both."""
 _WIDE_GRADIENT_BLOCKS: dict[int, dict[str, tuple[int, int]]] = {
@@ -263,8 +261,7 @@ def choose_gradient_blocks(of: str, sizes: Sequence[Size], machine: Machine = CP
     """The tiles of attention's gradients `of` queries, keys or values: queries, keys, width of the queries and of the
     values.
 
-    On a GPU, the registers of two warp groups, or three, hold a block's scores twice beside what is summed up. Where
-    weights were `dropped`, they hold which ones, too.
+    On a GPU, registers hold a block's scores twice beside what is summed up, and which weights were `dropped`.
     """
     widths = sizes[2:]
     if not machine.capabilities.thread_blocks:

@@ -1,4 +1,4 @@
-"""Attention's gradients are written as what they are the gradients of lies: projections' matmuls read them as rows.
+"""Let kernels write attention's gradients as their operands lie: the matmuls of projections read them as rows.
 
 Heads lie side by side in memory where one matmul makes them all. Gradients that come head by head take a copy each for
 a library's matmul, and rows that are gathered for any other.
