@@ -56,6 +56,7 @@ from weft.frontends.torch.importer.import_graph import import_graph
 from weft.frontends.torch.importer.inline_regions import inline_regions
 from weft.frontends.torch.locations import first_line
 from weft.frontends.torch.remat.draw_dropout import draw_dropout_of_attention
+from weft.frontends.torch.remat.lay_out_saved import as_traced
 from weft.frontends.torch.remat.memory_budget import PEAK, partition_joint
 from weft.frontends.torch.report import (
     HOW_TO_DECIDE,
@@ -343,7 +344,7 @@ def _uncompiled(
         warn("fallback", "a graph runs uncompiled", why, advice, location=line, error=shown)
     record.source, record.error = "torch", f"{type(error).__name__}: {error}"
     note_whole_graph(Fallback("the whole graph", line, str(error).partition("\n")[0]))
-    return make_boxed_func(module.forward)
+    return make_boxed_func(lambda *arguments: as_traced(module, list(arguments)))
 
 
 @dataclass

@@ -153,13 +153,14 @@ def launch_layout(value: SSAValue) -> StridedLayout:
     return StridedLayout(strides) if strides else contiguous(tensor_of(value.type))
 
 
-def fitting_calls(function: FuncOp) -> set[SSAValue]:
-    """The results that a call to the framework, or a kernel of the user's, gives as they are wanted."""
+def fitting_calls(function: FuncOp) -> set[int]:
+    """The places of results that a call to the framework, or a kernel of the user's, gives as they are wanted there."""
     if "region_of" in function.attributes:
         return set()  # what a region gives has its place already
     returned = list(function.returned.operands)
     strides = strides_of(function, "result_strides", len(returned))
-    return {value for value, wanted in zip(returned, strides, strict=True) if _called_so(value, wanted)}
+    places = enumerate(zip(returned, strides, strict=True))
+    return {place for place, (value, wanted) in places if _called_so(value, wanted)}
 
 
 def _called_so(value: SSAValue, wanted: Any) -> bool:

@@ -80,7 +80,7 @@ class RebuildGroups:
         given: set[SSAValue] = set()
         copies: list[GroupOp] = []
         for position, operand in enumerate(list(returned.operands)):
-            if operand in given or not (operand in written or operand in called or operand in shown.values()):
+            if operand in given or not (operand in written or position in called or operand in shown.values()):
                 copies.append(emit_group(block, [], [operand], values, returned))
             elif operand in written:
                 self._emit_chain(operand, values, returned)

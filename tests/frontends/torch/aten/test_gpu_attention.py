@@ -136,3 +136,12 @@ def test_booleans_that_are_computed_are_part_of_the_kernel() -> None:
 
     (name,) = kernels(call, LONG, LONG, LONG)
     assert name.endswith("attention")
+
+
+def test_causal_attention_that_is_aligned_at_its_end_is_left_to_the_library() -> None:
+    def call(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> list[Any]:
+        return [_aten._scaled_dot_product_flash_attention(query, key, value, 0.0, True)[0]]
+
+    shorter = (1, 8, 256, 64)
+    assert kernels(call, shorter, shorter, shorter) == ["attention"]
+    assert kernels(call, shorter, (1, 8, 512, 64), (1, 8, 512, 64)) == ["aten::_scaled_dot_product_flash_attention"]

@@ -41,6 +41,7 @@ def graphs(
     dtype: torch.dtype = torch.bfloat16,
     bias: bool = False,
     takes: bool = True,
+    keys: int = 0,
     compiled: Callable[[fx.GraphModule], None] | None = None,
 ) -> list[str]:
     """The targets of a joint graph of attention between projections; its parts are `compiled`."""
@@ -58,7 +59,8 @@ def graphs(
         return make_boxed_func(graph.forward)
 
     def attention(x: torch.Tensor, of_q: torch.Tensor, of_k: torch.Tensor, of_v: torch.Tensor) -> torch.Tensor:
-        q, k, v = ((x @ each).view(2, length, -1, width).transpose(1, 2) for each in (of_q, of_k, of_v))
+        pairs = ((x[:, :length], of_q), (x, of_k), (x, of_v))
+        q, k, v = ((rows @ each).view(2, rows.shape[1], -1, width).transpose(1, 2) for rows, each in pairs)
         mask = x.new_zeros(2, 4, length, length) if bias else None
         return attended(library, q, k, v, dropout, True, mask).transpose(1, 2).reshape(2, length, -1).sum()
 
@@ -71,7 +73,7 @@ def graphs(
             partition_fn=partition,
             decompositions=decompositions("cuda"),
         )
-        run(torch.empty(2, length, 512, dtype=dtype), *made).backward()
+        run(torch.empty(2, keys or length, 512, dtype=dtype), *made).backward()
     return found
 
 
@@ -92,11 +94,24 @@ def test_attention_with_dropout_is_kernels_forward_and_backward(library: str, sh
 
 @pytest.mark.parametrize(
     "options",
-    [{"dropout": 0.0}, {"length": 128}, {"width": 72}, {"dtype": torch.float32}, {"bias": True}, {"takes": False}],
+    [
+        {"dropout": 0.0},
+        {"dropout": 0.999},
+        {"length": 128},
+        {"width": 72},
+        {"dtype": torch.float32},
+        {"bias": True},
+        {"takes": False},
+        {"library": "flash", "keys": 512},  # the last query sees the last key
+    ],
     ids=str,
 )
 def test_a_library_keeps_the_rest(options: dict[str, Any]) -> None:
     assert OWN.isdisjoint(graphs(**options))
+
+
+def test_more_keys_than_queries_are_kernels_where_the_first_query_sees_the_first_key() -> None:
+    assert set(graphs(keys=512)) == OWN
 
 
 def test_short_sequences_are_kernels_where_results_must_not_differ() -> None:

@@ -11,6 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 from torch._subclasses import FakeTensorMode
 
+from weft.errors import UnsupportedError
+from weft.frontends.torch import backend
 from weft.frontends.torch.remat import lay_out_saved
 from weft.testing.comparison import compare
 
@@ -122,3 +124,60 @@ def test_masks_of_dropout_lie_as_what_they_mask(monkeypatch: pytest.MonkeyPatch)
     lay_out_saved.lay_out_saved(fx.GraphModule({}, forward), fx.GraphModule({}, backward), 0)
     lies = [innermost(each.meta["val"]) for each in backward.find_nodes(op="placeholder")]
     assert lies == [True, True, True, False, False, False]
+
+
+class Strided(nn.Module):
+    """What `as_strided` shows depends on how a convolution's result lies."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 4, 3, padding=1)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        y = self.first(x)
+        return F.silu(y), torch.as_strided(y, (2, 3, 4), (96, 24, 1)) ** 2
+
+
+def test_what_reads_memory_as_it_lies_keeps_it() -> None:
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    model, x = Strided().bfloat16(), torch.randn(2, 3, 6, 4).bfloat16()
+    _, found, gradients = step(torch.compile(model, backend="weft", options={"cache": False}), model, x)
+    _, eager, known = step(model, model, x)
+    _, wide, exact = step(model.double(), model, x.double())
+    judged = compare([*found, *gradients], [*eager, *known], [*wide, *exact])
+    assert judged.ok, str(judged)
+
+
+def test_a_backward_that_torch_runs_sees_what_was_traced(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.SiLU(), nn.Flatten(1), nn.Linear(8 * 4 * 2, 5)).bfloat16()
+    x = torch.randn(2, 3, 6, 4).bfloat16()
+    imported = backend.import_graph
+
+    def refused(module: fx.GraphModule, name: str, *given: Any, **named: Any) -> Any:
+        if name == "backward":
+            raise UnsupportedError("a graph for a test")
+        return imported(module, name, *given, **named)
+
+    monkeypatch.setattr(backend, "import_graph", refused)
+    compiled = torch.compile(model, backend="weft", options={"cache": False, "fallback": "quiet"})
+    _, found, gradients = step(compiled, model, x)
+    _, eager, known = step(model, model, x)
+    _, wide, exact = step(model.double(), model, x.double())
+    judged = compare([*found, *gradients], [*eager, *known], [*wide, *exact])
+    assert judged.ok, str(judged)
+
+
+def test_a_copy_for_the_user_lies_as_eager_has_it() -> None:
+    torch._dynamo.reset()
+    model, x = nn.Conv2d(3, 4, 3).bfloat16(), torch.randn(2, 3, 6, 5).bfloat16()
+
+    def function(x: Tensor) -> tuple[Tensor, Tensor]:
+        y = model(x)
+        return F.silu(y), y.clone()
+
+    _, found, _ = step(torch.compile(function, backend="weft", options={"cache": False}), model, x)
+    _, eager, _ = step(function, model, x)
+    assert [each.stride() for each in found] == [each.stride() for each in eager]

@@ -60,6 +60,8 @@ def gpu_flash_attention(
     *,
     scale: float | None = None,
 ) -> Many:
+    if causal and b.shape(query)[-2] != b.shape(key)[-2]:
+        raise UnsupportedError("causal attention that lets the last query see the last of more keys")
     return _gpu_attention(b, query, key, value, None, dropout, causal, scale)
 
 

@@ -24,10 +24,13 @@ from weft.ir.attributes import to_attribute
 from weft.ir.expr import product
 from weft.ir.types import DType, Tensor, f32, f64, i16, i32, i64
 from weft.passes.simplify.constant_values import number_of
+from weft.tile.dialect import NumberOp
 
 LEAST_ELEMENTS = 1 << 14
 """Of all updates, from which on putting their indices in order is worth its launches."""
-_LEAST_ROW, _MOST = 8, 1 << 31
+_LEAST_ROW = 8
+_MOST = NumberOp.MOST
+"""Beyond it a kernel does not count rows."""
 _EMPTY = 4
 """Results for each update beyond which nearly all programs would find nothing to add."""
 _SORT: Any = torch.ops.aten.sort.stable
@@ -46,7 +49,8 @@ def sums_rows(shape: Sequence[Any], updates: Sequence[Any], dtype: DType) -> boo
 
 def along_rows(index: torch.Tensor, dim: int, x: torch.Tensor, updates: torch.Tensor) -> bool:
     """Whether an index of a scatter says the same of all elements of a row, and of all rows that are given."""
-    if index.dim() < 2 or dim % index.dim() or any(isinstance(n, torch.SymInt) for n in (*index.shape, *x.shape)):
+    sizes = (*index.shape, *x.shape, *updates.shape)
+    if index.dim() < 2 or dim % index.dim() or any(isinstance(n, torch.SymInt) for n in sizes):
         return False
     rows = index.shape == updates.shape and index.shape[1:] == x.shape[1:]
     return rows and not any(step for step, size in zip(index.stride()[1:], index.shape[1:], strict=True) if size > 1)

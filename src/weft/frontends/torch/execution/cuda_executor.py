@@ -174,6 +174,8 @@ class CudaExecutor(DeviceExecutor[torch.Tensor], TorchExecutor[DeviceProgram]):
         return tensor.is_cuda
 
     def _input(self, tensor: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
+        if not tensor.is_cuda and not tensor.shape and torch.cuda.is_current_stream_capturing():
+            return self.services.moved(tensor)  # what is captured reads the GPU's memory alone
         if tensor.is_cuda and tensor.stride() == strides and tensor.data_ptr() % ALIGNMENT == 0:
             return tensor
         return super()._input(tensor, strides)

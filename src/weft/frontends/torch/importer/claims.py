@@ -213,9 +213,9 @@ def is_own_row_sum(node: fx.Node) -> bool:
             plain = node.args[4] == "sum" and node.kwargs.get("include_self", True)
             return plain and along_rows(index, node.args[1], x, source) and sums_rows(*_sizes(x, source))  # type: ignore[arg-type]
         case _aten.embedding_dense_backward.default:
-            (grad, _), result = metas, node.meta["val"]
-            full = not node.args[4] and grad.numel() >= _OFTEN * result.numel()
-            return full and sums_rows(*_sizes(result, grad))
+            grad, result = metas[0], node.meta["val"]
+            # Of unknown sizes nothing is asked.
+            return not node.args[4] and sums_rows(*_sizes(result, grad)) and grad.numel() >= _OFTEN * result.numel()
         case _:
             return False
 

@@ -21,16 +21,20 @@ _aten: Any = torch.ops.aten
 
 @dataclass(frozen=True)
 class _Library:
-    """Forward attention of a library: where its dropout stands, and which of its results a kernel of Weft's gives."""
+    """Forward attention of a library: where its dropout stands, and which of its results a kernel of Weft's gives.
+
+    One that lets the last query see the last key, where keys are more, says where it is causal.
+    """
 
     dropout: int
     results: frozenset[int]
+    at_the_end: int | None = None
 
 
 _ATTENTIONS: dict[Any, _Library] = {
     getattr(_aten, name).default: library
     for name, library in (
-        ("_scaled_dot_product_flash_attention", _Library(3, frozenset({0}))),
+        ("_scaled_dot_product_flash_attention", _Library(3, frozenset({0}), 4)),
         ("_scaled_dot_product_efficient_attention", _Library(5, frozenset({0}))),
         ("_scaled_dot_product_cudnn_attention", _Library(5, frozenset({0, 1, 6, 7}))),
     )
@@ -52,6 +56,8 @@ def is_own_attention(node: fx.Node) -> bool:
     if operands is None:
         return False
     query, key, value = operands
+    if library.at_the_end is not None and options.get(library.at_the_end) and query.shape[-2] != key.shape[-2]:
+        return False
     most = query.shape[-2] * key.shape[-2]
     small = all(_is_made_of(option, most) for option in options.values() if isinstance(option, fx.Node))
     return owns_attention(query, key, value, masks_are_small=small)
@@ -91,17 +97,18 @@ def _is_made_of(mask: fx.Node, most: int) -> bool:
 @dataclass(frozen=True)
 class _Backward:
     """The backward of a library's attention: where its mask and its dropout stand (whether it is causal follows), and
-    whether it is faster where sequences are short."""
+    whether it is faster where sequences are short, or lets the last query see the last key."""
 
     mask: int | None
     dropout: int
     is_fast: bool = False
+    at_the_end: bool = False
 
 
 _BACKWARDS: dict[Any, _Backward] = {
     getattr(_aten, name).default: library
     for name, library in (
-        ("_scaled_dot_product_flash_attention_backward", _Backward(None, 10)),
+        ("_scaled_dot_product_flash_attention_backward", _Backward(None, 10, at_the_end=True)),
         ("_scaled_dot_product_cudnn_attention_backward", _Backward(8, 13, is_fast=True)),
     )
     if hasattr(_aten, name)
@@ -120,4 +127,6 @@ def is_own_backward(node: fx.Node) -> bool:
     if operands is None:
         return False
     given, query, key, value, kept = operands
+    if library.at_the_end and node.args[library.dropout + 1] and query.shape[-2] != key.shape[-2]:
+        return False
     return owns_attention_gradients((given, query, key, value), kept, library_is_fast=library.is_fast)

@@ -41,24 +41,21 @@ class _Library:
     given: tuple[int, int]
     """Where its backward takes its dropout, and whether it is causal."""
     states_given: tuple[int, int]
+    at_the_end: bool = False
+    """Whether causal attention of fewer queries than keys is aligned at the end."""
 
 
+_FLASH = _ops.aten._scaled_dot_product_flash_attention_backward.default
+_CUDNN = _ops.aten._scaled_dot_product_cudnn_attention_backward.default
 _LIBRARIES: dict[Any, _Library] = {
     getattr(_ops.aten, f"_scaled_dot_product_{name}_attention").default: library
     for name, library in (
-        (
-            "flash",
-            _Library(
-                _ops.aten._scaled_dot_product_flash_attention_backward.default, None, 3, (6, 7), (10, 11), (12, 13)
-            ),
-        ),
-        (
-            "cudnn",
-            _Library(_ops.aten._scaled_dot_product_cudnn_attention_backward.default, 3, 5, (6, 7), (13, 14), (6, 7)),
-        ),
+        ("flash", _Library(_FLASH, None, 3, (6, 7), (10, 11), (12, 13), at_the_end=True)),
+        ("cudnn", _Library(_CUDNN, 3, 5, (6, 7), (13, 14), (6, 7))),
     )
-    if hasattr(_ops.aten, f"_scaled_dot_product_{name}_attention")
 }
+_MOST_DROPPED = 1 - 1 / 256
+"""Chances are of 16 bits: of weights that are all but dropped too many would be kept, or none."""
 
 
 def draw_dropout_of_attention(joint: fx.GraphModule, takes: Callable[[torch.device], bool]) -> None:
@@ -66,8 +63,7 @@ def draw_dropout_of_attention(joint: fx.GraphModule, takes: Callable[[torch.devi
     says have tensor cores for them."""
     found = [node for node in joint.graph.nodes if node.target in _LIBRARIES]
     pairs = [(node, backward) for node in found if (backward := _backward_of(node)) is not None]
-    if pairs and not takes(pairs[0][0].args[0].meta["val"].device):
-        return
+    pairs = [(node, backward) for node, backward in pairs if takes(node.args[0].meta["val"].device)]
     for node, backward in pairs:
         _replace(joint.graph, node, backward)
     if pairs:
@@ -80,7 +76,11 @@ def _backward_of(node: fx.Node) -> fx.Node | None:
     library = _LIBRARIES[node.target]
     args: tuple[Any, ...] = (*node.args, *(None for _ in range(8 - len(node.args))))
     probability: float = args[library.dropout] or 0.0
-    if not 0 < probability < 1 or (library.bias is not None and args[library.bias] is not None):
+    if (
+        not 0 < probability <= _MOST_DROPPED
+        or node.kwargs.get("scale") == 0.0
+        or (library.bias is not None and args[library.bias] is not None)
+    ):
         return None
     if set(node.kwargs) - {"scale"} or not _is_own(*(each.meta["val"] for each in args[:3])):
         return None
@@ -99,7 +99,14 @@ def _backward_of(node: fx.Node) -> fx.Node | None:
         and call.args[library.given[0]] == probability
         and call.kwargs.get("scale") == node.kwargs.get("scale")
     )
-    return call if fits else None
+    return call if fits and not (library.at_the_end and _is_cut_otherwise(node, call)) else None
+
+
+def _is_cut_otherwise(node: fx.Node, backward: fx.Node) -> bool:
+    """Whether causal attention lets the last query see the last key, not the first the first."""
+    query, key = (each.meta["val"] for each in node.args[:2])
+    causal = backward.args[_LIBRARIES[node.target].given[1]]
+    return bool(causal) and query.shape[-2] != key.shape[-2]
 
 
 def _is_own(*tensors: torch.Tensor) -> bool:

@@ -23,11 +23,14 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from weft.frontends.torch.importer.strides import restrided
 from weft.passes.convolution.lay_out_convolutions import is_laid_out
 
 _aten: Any = torch.ops.aten
 
 _DEVICE = "cuda"
+TRACED = "weft.traced_strides"
+"""What the metadata of an argument calls the strides that tracing gave it, where it lies otherwise."""
 _PLACES = {_aten.convolution.default: (1, 8), _aten.convolution_backward.default: (2, 9)}
 """Where the weights and the number of groups stand among the arguments."""
 _IN_ORDER = {
@@ -51,6 +54,8 @@ def lay_out_saved(forward: fx.GraphModule, backward: fx.GraphModule, results: in
     """Write channels-innermost strides to what a forward graph keeps, behind its first `results`, for its backward."""
     if not forward.graph.find_nodes(op="call_function", target=_aten.convolution.default):
         return
+    if not all(map(_is_plain, (*forward.graph.nodes, *backward.graph.nodes))):
+        return
     returned: Sequence[Any] = next(iter(forward.graph.find_nodes(op="output"))).args[0]
     read = {node.name: node for node in backward.graph.find_nodes(op="placeholder")}
     seen = {_storage(node) for node in returned[:results]}
@@ -65,7 +70,26 @@ def lay_out_saved(forward: fx.GraphModule, backward: fx.GraphModule, results: in
         reader = read[node.name]
         if innermost.get(node) or _is_convolved(node) or _is_convolved(reader):
             value = _with_channels_innermost(node.meta["val"])
+            reader.meta[TRACED] = node.meta["val"].stride()
             node.meta["val"], reader.meta["val"] = value, value
+
+
+def as_traced(module: fx.GraphModule, arguments: list[Any]) -> Sequence[Any]:
+    """What a graph gives as torch runs it, whose views depend on how arguments lay when it was traced."""
+    for place, node in enumerate(module.graph.find_nodes(op="placeholder")):
+        if TRACED in node.meta:
+            arguments[place] = restrided(arguments[place], node.meta[TRACED])
+    return module.forward(*arguments)
+
+
+def _is_plain(node: fx.Node) -> bool:
+    """Whether a node does the same however its operands lie, and all sizes are known before it runs."""
+    if node.op != "call_function" or node.target is operator.getitem:
+        return True
+    tags: Any = getattr(node.target, "tags", None)
+    if tags is None or {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output} & set(tags):
+        return False
+    return not getattr(node.target, "__name__", "").startswith("as_strided")
 
 
 def _innermost(graph: fx.Graph) -> dict[fx.Node, bool]:
