@@ -97,6 +97,16 @@ def test_what_is_kept_has_its_channels_innermost(between: type[nn.Module]) -> No
     assert all(map(innermost, made))
 
 
+def test_images_that_are_made_larger_do_not_stand_in_the_way() -> None:
+    torch._dynamo.reset()
+    model = Upsampling().bfloat16()
+    compiled = torch.compile(model, backend="weft", options={"cache": False})
+    kept, _, _ = step(compiled, model, torch.randn(2, 3, 8, 12).bfloat16())
+    made = [each for each in kept if each.shape == (2, 16, 8, 12)]
+    assert made
+    assert all(map(innermost, made))
+
+
 def test_masks_of_dropout_lie_as_what_they_mask(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lay_out_saved, "_DEVICE", "meta")
     aten: Any = torch.ops.aten

@@ -104,7 +104,8 @@ def _backward_of(node: fx.Node) -> fx.Node | None:
 
 def _is_cut_otherwise(node: fx.Node, backward: fx.Node) -> bool:
     """Whether causal attention lets the last query see the last key, not the first the first."""
-    query, key = (each.meta["val"] for each in node.args[:2])
+    args: tuple[Any, ...] = node.args
+    query, key = (each.meta["val"] for each in args[:2])
     causal = backward.args[_LIBRARIES[node.target].given[1]]
     return bool(causal) and query.shape[-2] != key.shape[-2]
 

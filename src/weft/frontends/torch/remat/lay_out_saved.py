@@ -83,13 +83,13 @@ def as_traced(module: fx.GraphModule, arguments: list[Any]) -> Sequence[Any]:
 
 
 def _is_plain(node: fx.Node) -> bool:
-    """Whether a node does the same however its operands lie, and all sizes are known before it runs."""
+    """Whether a node does the same however its operands lie, and its sizes are known."""
+    value: Any = node.meta.get("val")
+    if isinstance(value, torch.SymInt) or (isinstance(value, Tensor) and not _has_known_sizes(value)):
+        return False
     if node.op != "call_function" or node.target is operator.getitem:
         return True
-    tags: Any = getattr(node.target, "tags", None)
-    if tags is None or {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output} & set(tags):
-        return False
-    return not getattr(node.target, "__name__", "").startswith("as_strided")
+    return isinstance(node.target, torch._ops.OpOverload) and ".as_strided" not in str(node.target)
 
 
 def _innermost(graph: fx.Graph) -> dict[fx.Node, bool]:
@@ -137,8 +137,11 @@ def _is_image(node: fx.Node) -> bool:
     value: Any = node.meta.get("val")
     if not isinstance(value, Tensor) or value.device.type != _DEVICE or value.dim() not in (4, 5):
         return False
-    known = all(isinstance(size, int) for size in value.shape)
-    return known and value.is_contiguous() and 0 not in value.shape
+    return _has_known_sizes(value) and value.is_contiguous() and 0 not in value.shape
+
+
+def _has_known_sizes(value: Tensor) -> bool:
+    return all(isinstance(size, int) for size in value.shape)
 
 
 def _is_short(node: fx.Node) -> bool:
