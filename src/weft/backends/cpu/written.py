@@ -23,10 +23,11 @@ from weft.backends.cpu.memory_order import LAZY
 from weft.backends.cpu.messages import emit_check, emit_print
 from weft.backends.cpu.position import Position
 from weft.backends.llvm.builder import mangle
-from weft.backends.llvm.cast import store_convert
-from weft.backends.llvm.values import V
+from weft.backends.llvm.cast import emit_cast, store_convert
+from weft.backends.llvm.values import V, i64, memory_type
 from weft.errors import LoweringError
 from weft.ir.types import DType
+from weft.ir.types import i64 as index_dtype
 from weft.tile import collective_ops, control_flow, pointer_ops
 from weft.tile import dialect as tile
 
@@ -44,6 +45,8 @@ def emit_written(codegen: KernelCodegen, op: Operation) -> None:
         codegen.fixed[op.results[0]] = codegen.at(op.results[0], scalar_position())
         return
     match op:
+        case tile.NumberOp():
+            codegen.scalars[op.out] = _number(codegen, op)
         case pointer_ops.IndexOp():
             codegen.scalars[op.out] = codegen.at(op.value, scalar_position())
         case pointer_ops.PointerOp():
@@ -77,6 +80,16 @@ def emit_written(codegen: KernelCodegen, op: Operation) -> None:
             emit_print(codegen, op)
         case _:
             raise LoweringError(f"the CPU backend has no code for {op.name}")
+
+
+def _number(codegen: KernelCodegen, op: tile.NumberOp) -> V:
+    b, pointer = codegen.b, op.pointer.type
+    assert isinstance(pointer, tile.PointerType)
+    dtype = pointer.dtype
+    address = b.gep(codegen.pointers[op.pointer], codegen.size(op.offset.data[0], op.indices), memory_type(dtype))
+    found = emit_cast(b, b.load(memory_type(dtype), address, dtype.bytes), dtype, index_dtype)
+    bounded = b.intrinsic("smin", b.intrinsic("smax", found, i64(-op.MOST)), i64(op.MOST))
+    return b.sub(bounded, i64(op.LEAST))
 
 
 def scalar_position() -> Position:

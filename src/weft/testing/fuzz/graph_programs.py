@@ -45,12 +45,12 @@ STEPS = frozenset(
 )
 # These give what they take, or its sign turned around.
 MOVING = frozenset(("max", "min", "maximum", "minimum", "relu", "neg", "abs"))
-# Their results are defined by more than their operands, or they are made for GPUs or by passes alone.
+# Their results are defined by more than their operands, or they are made by passes alone.
 LEFT_OUT = frozenset(
     (
         *("uniform", "dropout_rows", "tiled_dot", "scaled_dot", "dequantize", "as_strided"),
         *("attention", "attention_with_lse", "attention_with_tangent", "attention_gradients"),
-        *("attention_with_dropout", "sum_segments"),
+        "attention_with_dropout",
     )
 )
 
